@@ -63,7 +63,7 @@ same: $(STAMP)
 
 # The table of settings in the documentation, from their declarations.
 settings: $(STAMP)
-	$(BIN)/python -m fl_privacy.runs.config.table docs/settings.md
+	$(BIN)/python docs/settings_table.py docs/settings.md
 
 # The site, where a warning or a link that leads nowhere is an error; nothing is fetched.
 docs: $(STAMP)

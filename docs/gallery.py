@@ -17,7 +17,7 @@ from PIL import Image
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.config.compose import merge_overrides
-from fl_privacy.runs.folder import Attacker, Leakage, read_run
+from fl_privacy.runs.folder import Attacker, LeakageResult, read_run
 
 DOCS = Path(__file__).resolve().parent
 GALLERY = DOCS / "assets" / "gallery"
@@ -90,7 +90,7 @@ def make(name: str, settings: str) -> dict[str, object]:
     return {"command": f"fl-privacy attack {settings}", "by": {str(who): _figures(what) for who, what in by.items()}}
 
 
-def _figures(leakage: Leakage) -> dict[str, object]:
+def _figures(leakage: LeakageResult) -> dict[str, object]:
     psnr = leakage.metrics["psnr"]
     recognizable = next(bound.recognizable for bound in leakage.thresholds if bound.metric == "psnr")
     return {"mean": psnr.mean, "ci95": psnr.ci95, "n": psnr.n, "recognizable": recognizable}

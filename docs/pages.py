@@ -175,7 +175,9 @@ def settings_of(kind: str, option: str) -> str:
     if not isinstance(section, DictConfig) or "_target_" not in section:
         return "It takes no settings."
     target = locate_target(section, kind)
-    given, meanings = plain_settings(section), _meanings(inspect.getdoc(target) or "")
+    given, meanings = plain_settings(section), dict[str, str]()
+    for each in reversed(getattr(target, "__mro__", (target,))):  # a class describes what its bases do not
+        meanings |= _meanings(inspect.getdoc(each) or "")
     rows = [
         f"| `{kind}.{name}` | `{_value(given.get(name, parameter.default))}` | {meanings.get(name, '')} |"
         for name, parameter in inspect.signature(target).parameters.items()

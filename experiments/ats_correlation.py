@@ -21,6 +21,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str,
     attacked = Attacked(arguments) if missing else None
     until = time.monotonic() + 60 * arguments.minutes
     write_whole(arguments.out, "".join(f"{dump_json(line)}\n" for line in lines or [settings]))
-    with RecordWriter(arguments.out) as writer:
+    with closing(RecordWriter(arguments.out)) as writer:
         for start in range(0, len(missing), arguments.together):
             if attacked is None or time.monotonic() > until:
                 break

@@ -1,4 +1,4 @@
-"""Measures that only experiments take: of layers, of published distances, of a row between two fits."""
+"""Measures that only experiments take: of layers, of published distances, of a row between two fits, of trees."""
 
 import copy
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.fitted import LogisticOptimum
+from fl_privacy.attacks.trees import Tree, Trees
 from fl_privacy.errors import UserError
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.models.gradients.hooks import entering
@@ -208,3 +209,29 @@ def row_between_optima(
     if abs(gradient[-1]) < 1e-12:
         raise UserError("Two different optima are expected, but they are equal.")
     return np.asarray(gradient[:-1] / gradient[-1]), int(gradient[-1] > 0)
+
+
+def leaves_of(tree: Tree, rows: np.ndarray) -> np.ndarray:
+    """Return the leaf of each row (N, F), as a place in ``tree.leaves``; missing values are NaN."""
+    node = np.zeros(len(rows), dtype=int)
+    rows = rows.astype(np.float32)
+    for _ in range(len(tree.left)):
+        going = tree.left[node] >= 0
+        if not going.any():
+            break
+        found = rows[np.arange(len(rows)), tree.feature[node]]
+        goes_left = np.where(np.isnan(found), tree.default_left[node], found < tree.threshold[node])
+        node = np.where(going, np.where(goes_left, tree.left[node], tree.right[node]), node)
+    place = np.full(len(tree.left), -1)
+    place[tree.leaves] = np.arange(len(tree.leaves))
+    return place[node]
+
+
+def margins_of(model: Trees, rows: np.ndarray) -> np.ndarray:
+    """Return (N, K) margins of rows (N, F)."""
+    found = np.tile(model.base_margin, (len(rows), 1))
+    if found.shape[1] != model.classes:
+        found = np.tile(found[:, :1], (1, model.classes))
+    for tree in model.trees:
+        found[:, tree.group] += tree.value[tree.leaves][leaves_of(tree, rows)]
+    return found

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from flwr.serverapp.strategy.strategy_utils import aggregate_bagging
+from measures import margins_of
 
 from fl_privacy.attacks.trees import read_model
 
@@ -131,6 +132,6 @@ def noised(model: bytes, std: float, eta: float, rng: np.random.Generator) -> by
 
 def auc(model: bytes, rows: np.ndarray, labels: np.ndarray) -> float:
     """Compute the area under the curve of a model on held-out rows."""
-    margins = read_model(model).margins(rows)[:, 0]
+    margins = margins_of(read_model(model), rows)[:, 0]
     over = margins[labels == 1][:, None] - margins[labels == 0][None]
     return float(((over > 0) + 0.5 * (over == 0)).mean())

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measures import leaves_of
 from row_file import RowFile, takes_rows
 from tree_federation import Clients, auc, federate, heart, stroke
 
@@ -129,7 +130,7 @@ def one(
     shuffled = judged(np.stack([rng.permutation(column) for column in rows.T], 1), rng.permutation(labels))
     chosen = rng.permutation(len(table.rows[other]))[: len(rows)]
     others = judged(table.rows[other][chosen], table.labels[other][chosen])
-    leaf = rounds[0].reply.trees[0].apply(rows)
+    leaf = leaves_of(rounds[0].reply.trees[0], rows)
     counted = None
     if found.first is not None:
         true = [[int(((leaf == k) & (labels == y)).sum()) for y in (0, 1)] for k in range(len(found.first.leaves))]

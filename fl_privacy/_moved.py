@@ -12,11 +12,14 @@ from types import ModuleType
 _NAMES = """
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
-    attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.likeliest=attacks.auto.stages
-    attacks.auto.members=attacks.auto.sub_attacks attacks.exact.batch_statistics=attacks.exact.feature_descent
+    attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.judgment=attacks.auto.race
+    attacks.auto.likeliest=attacks.auto.attack attacks.auto.members=attacks.auto.sub_attacks
+    attacks.auto.stages=attacks.auto.attack attacks.auto.tables=attacks.auto.other_modalities
+    attacks.auto.texts=attacks.auto.other_modalities attacks.exact.batch_statistics=attacks.exact.feature_descent
     attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.fx_graph=attacks.exact.residual
-    attacks.exact.hidden_layer=attacks.exact.first_layer attacks.exact.traced=attacks.exact.residual
-    attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
+    attacks.exact.gated_inputs=attacks.exact.convolution attacks.exact.hidden_layer=attacks.exact.first_layer
+    attacks.exact.traced=attacks.exact.residual attacks.ggl_gifd=attacks.presets
+    attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
     attacks.gradient_inversion.captured=attacks.gradient_inversion.execution
     attacks.gradient_inversion.clients_loss=attacks.gradient_inversion.infer_client
@@ -33,7 +36,9 @@ _NAMES = """
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping
     attacks.inference.canaries=attacks.inference.inference attacks.inference.source=attacks.inference.attribute
-    attacks.lamp_tag=attacks.presets attacks.malicious.own_gradient=attacks.malicious.inconsistent
+    attacks.lamp_tag=attacks.presets attacks.likelihood.laws=attacks.likelihood.channel
+    attacks.malicious.imprint_block=attacks.malicious.imprint
+    attacks.malicious.own_gradient=attacks.malicious.inconsistent
     attacks.optimizers.base=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
     attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
     attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
@@ -70,10 +75,11 @@ _NAMES = """
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer interception=federation.interception
     losses=models.losses malicious.reading=attacks.malicious.from_layer malicious=attacks.malicious
-    measure.inferred=measure.roc measure.pinned_rows=measure.tables measure.spn=measure.distortion
-    measure.trade_off=measure.intervals metrics.controls=measure.distractors metrics.looks=measure.descriptors
-    metrics=measure modality=types.modality models.cut=models.layers
-    models.pretrained.generator_files=models.pretrained.generator models.resnet=models.alexnet_vgg
+    measure.comparison=measure.identification measure.inferred=measure.roc measure.pinned_rows=measure.tables
+    measure.spn=measure.distortion measure.trade_off=measure.intervals metrics.controls=measure.distractors
+    metrics.looks=measure.descriptors metrics=measure modality=types.modality models.alexnet_vgg=models.small_networks
+    models.cut=models.layers models.pretrained.find_words=models.pretrained.evaluator_files
+    models.pretrained.generator_files=models.pretrained.generator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
     plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
     processes=federation.processes regression=auditing.regression report.claims=report.mechanisms

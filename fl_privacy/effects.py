@@ -3,6 +3,7 @@
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from types import UnionType
 from typing import Any, Literal
 
@@ -11,6 +12,11 @@ from fl_privacy.errors import UserError
 
 Scope = Literal["layer", "global"]
 """``layer``: each parameter tensor by itself (as in Opacus' per-layer clipping); ``global``: all as one vector."""
+
+_POSITIVE = {"check": partial(checks.number, above=0, example=1.0)}
+_ABOVE_0 = {"check": partial(checks.number, above=0, example=1)}
+_MULTIPLIER = {"check": partial(checks.number, at_least=0, example=1.0)}
+"""Checks of fields, as their metadata: (name, value) raises ``UserError``."""
 
 KNOWN: dict[str, type["Effect"]] = {}
 """Effects by the names of their classes."""
@@ -32,6 +38,12 @@ class Effect:
                 f" the effect {cls.__name__} already; rename it."
             )
         KNOWN[cls.__name__] = cls
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if "check" in each.metadata and not (value is None and checks.fits(None, each.type)):
+                each.metadata["check"](f"{type(self).__name__}.{each.name}", value)
 
 
 class Undeclared(Effect):
@@ -57,12 +69,8 @@ class PerExample(Effect):
 class Clipped(PostProcessing):
     """Scaling of the update down to an l2 norm; ``norm`` in units of the update, above 0."""
 
-    norm: float | None
+    norm: float | None = field(metadata=_POSITIVE)
     scope: Scope = "global"
-
-    def __post_init__(self) -> None:
-        if self.norm is not None:
-            checks.number("Clipped.norm", self.norm, above=0, example=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +83,9 @@ class Noise(Effect):
         at: whole ``upload``, or the ``gradient`` of every local step.
     """
 
-    std: float | None
+    std: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.01)})
     clip: Clipped | None
     at: Literal["upload", "gradient"] = "upload"
-
-    def __post_init__(self) -> None:
-        if self.std is not None:
-            checks.number(f"{type(self).__name__}.std", self.std, at_least=0, example=0.01)
 
 
 class Gaussian(Noise):
@@ -107,40 +111,22 @@ def layer_numbers(names: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedExamples(Effect):
-    """Clipping of each example's gradient and Gaussian noise on their sum (DP-SGD).
+    """Clipping of each example's gradient to ``norm`` and Gaussian noise on their sum (DP-SGD).
 
-    Attributes:
-        norm: bound on one example's gradient, above 0.
-        noise_multiplier: standard deviation of the noise on the sum, in units of ``norm``; at least 0.
+    ``noise_multiplier`` is the standard deviation of the noise on the sum, in units of ``norm``.
     """
 
-    norm: float | None
-    noise_multiplier: float | None
-
-    def __post_init__(self) -> None:
-        if self.norm is not None:
-            checks.number("ClippedExamples.norm", self.norm, above=0, example=1.0)
-        if self.noise_multiplier is not None:
-            checks.number("ClippedExamples.noise_multiplier", self.noise_multiplier, at_least=0, example=1.0)
+    norm: float | None = field(metadata=_POSITIVE)
+    noise_multiplier: float | None = field(metadata=_MULTIPLIER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateRelease(Effect):
-    """Training on data derived from one noised release of the client's examples.
+    """Training on data derived from one noised release of the client's examples, (epsilon, delta) for each example."""
 
-    Attributes:
-        epsilon: budget of one example, above 0.
-        delta: probability in (0, 1).
-    """
-
-    epsilon: float
-    delta: float
-    noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        checks.number("PrivateRelease.epsilon", self.epsilon, above=0, example=1.0)
-        checks.number("PrivateRelease.delta", self.delta, above=0, below=1, example=1e-5)
-        checks.number("PrivateRelease.noise_multiplier", self.noise_multiplier, at_least=0, example=1.0)
+    epsilon: float = field(metadata=_POSITIVE)
+    delta: float = field(metadata={"check": partial(checks.number, above=0, below=1, example=1e-5)})
+    noise_multiplier: float = field(metadata=_MULTIPLIER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,33 +144,22 @@ class Sparse(PostProcessing):
     scope: Scope = "global"
     error_feedback: bool = False
     noise_std: float = 0.0
-    dropped: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.dropped is not None:
-            checks.number("Sparse.dropped", self.dropped, at_least=0, at_most=1, example=0.9)
+    dropped: float | None = field(
+        default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.9)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
     """Rounding of each tensor to an even grid of at most 2^bits values up to its largest magnitude."""
 
-    bits: int | None
+    bits: int | None = field(metadata={"check": partial(checks.whole, at_least=1, at_most=28, example=8)})
     rounding: Literal["nearest", "stochastic"] = "stochastic"
-
-    def __post_init__(self) -> None:
-        if self.bits is not None:
-            checks.whole("Quantized.bits", self.bits, at_least=1, at_most=28, example=8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transformed(PerExample):
-    """Transformation of each image by a random policy.
-
-    Attributes:
-        policies: names, such as ``3-43-15``.
-        by_probability: ``True`` if operations are left out at random.
-    """
+    """Transformation of each image by a random policy (``3-43-15``); ``by_probability`` leaves operations out."""
 
     policies: tuple[str, ...] | None
     table: Literal["paper", "code"] = "paper"
@@ -193,18 +168,10 @@ class Transformed(PerExample):
 
 @dataclass(frozen=True, kw_only=True)
 class Summed(PostProcessing):
-    """Mean of the updates of several clients, each defended by itself.
+    """Mean of several clients' updates; ``rounding`` is the standard deviation of the protocol's rounding of it."""
 
-    Attributes:
-        rounding: standard deviation of the protocol's rounding of the mean, at least 0.
-    """
-
-    clients: int
-    rounding: float = 0.0
-
-    def __post_init__(self) -> None:
-        checks.whole("Summed.clients", self.clients, at_least=1, example=8)
-        checks.number("Summed.rounding", self.rounding, at_least=0, example=1e-6)
+    clients: int = field(metadata={"check": partial(checks.whole, at_least=1, example=8)})
+    rounding: float = field(default=0.0, metadata={"check": partial(checks.number, at_least=0, example=1e-6)})
 
 
 class OtherImages(Heuristic):
@@ -213,19 +180,10 @@ class OtherImages(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed(OtherImages):
-    """Weighted sum of each image and others, with random pixels inverted, anew each time.
+    """Weighted sum of images, anew each time, with random pixels inverted; ``labeled`` of them enter the label."""
 
-    Attributes:
-        labeled: number of them that enter the label; the others are public.
-    """
-
-    images: int | None
-    labeled: int | None
-
-    def __post_init__(self) -> None:
-        for name in ("images", "labeled"):
-            if getattr(self, name) is not None:
-                checks.whole(f"Mixed.{name}", getattr(self, name), at_least=1, example=4)
+    images: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
+    labeled: int | None = field(metadata={"check": partial(checks.whole, at_least=1, example=4)})
 
 
 class RobustGradient(Heuristic):
@@ -234,17 +192,11 @@ class RobustGradient(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class MutedFeatures(Heuristic):
-    """Zeroed columns of the last linear layer's weight gradient, those of the most revealing features.
+    """Zeroed columns, a share in [0, 1], of the last linear layer's weight gradient: the most revealing features."""
 
-    Attributes:
-        dropped: share of the columns, in [0, 1].
-    """
-
-    dropped: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.dropped is not None:
-            checks.number("MutedFeatures.dropped", self.dropped, at_least=0, at_most=1, example=0.8)
+    dropped: float | None = field(
+        default=None, metadata={"check": partial(checks.number, at_least=0, at_most=1, example=0.8)}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +208,7 @@ class SlicedNoise(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedLayers(Heuristic):
-    """Noise on some layers; the others are uploaded in the clear, so that nothing is guaranteed.
-
-    Attributes:
-        added: noise on each element of these layers, and clipping before.
-        layers: names, or numbers in the update from 1.
-    """
+    """Noise on some layers, by name or number from 1; the others are uploaded in the clear: nothing is guaranteed."""
 
     added: Noise | None
     layers: tuple[int | str, ...] | None
@@ -276,11 +223,7 @@ class NoisedLayers(Heuristic):
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialPerturbation(Heuristic):
-    """Perturbation of the gradient that misleads classifiers of an attribute.
-
-    Attributes:
-        budget: largest norm, in units of the gradient's.
-    """
+    """Perturbation that misleads classifiers of an attribute; ``budget`` bounds its norm relative to the gradient's."""
 
     budget: float | None
 
@@ -295,21 +238,17 @@ class PrivateLoss(Heuristic):
         widths: widths of the private layers between the features and the last one.
     """
 
-    alpha1: float | None
-    alpha2: float | None
-    bits: int | None
+    alpha1: float | None = field(metadata=_ABOVE_0)
+    alpha2: float | None = field(metadata={"check": partial(checks.number, at_least=0, example=0.1)})
+    bits: int | None = field(metadata=_ABOVE_0)
     layer: str | None = None
-    bound: float | None = None
+    bound: float | None = field(default=None, metadata=_ABOVE_0)
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for width in self.widths:
             checks.whole("PrivateLoss.widths", width, at_least=1, example=64)
-        for name in ("alpha1", "bits", "bound"):
-            if (value := getattr(self, name)) is not None:
-                checks.number(f"PrivateLoss.{name}", value, above=0, example=1)
-        if self.alpha2 is not None:
-            checks.number("PrivateLoss.alpha2", self.alpha2, at_least=0, example=0.1)
+        super().__post_init__()
 
 
 class PrivateLayers(Heuristic):
@@ -355,22 +294,13 @@ def settings_in_words(parts: Iterable[Part]) -> str:
 def to_plain(parts: Iterable[Part]) -> list[dict[str, Any]]:
     """Turn ``parts`` into lists, mappings, numbers and text."""
     return [
-        {
-            "name": part.name,
-            "settings": dict(part.settings),
-            "strength": part.strength,
-            "effect": _effect_to_plain(part.effect),
-        }
-        for part in parts
+        {"name": p.name, "settings": dict(p.settings), "strength": p.strength, "effect": _effect_to_plain(p.effect)}
+        for p in parts
     ]
 
 
 def from_plain(plain: object) -> Description:
-    """Invert ``to_plain``.
-
-    Raises:
-        UserError: ``plain`` is malformed, or names an effect that no imported module declares.
-    """
+    """Invert ``to_plain``; ``UserError`` if ``plain`` is malformed or names an effect that no module declares."""
     if not isinstance(plain, list):
         raise UserError(f"The description of a defense is expected to be a list of its parts, but got {plain!r}.")
     return tuple(_part_from_plain(part) for part in plain)
@@ -390,10 +320,9 @@ def _part_from_plain(plain: object) -> Part:
 
 
 def _effect_to_plain(effect: Effect) -> dict[str, Any]:
-    def told(value: Any) -> Any:
-        return _effect_to_plain(value) if isinstance(value, Effect) else value
-
-    return {"effect": type(effect).__name__, **{f.name: told(getattr(effect, f.name)) for f in fields(effect)}}
+    values = {each.name: getattr(effect, each.name) for each in fields(effect)}
+    plain = {name: _effect_to_plain(value) if isinstance(value, Effect) else value for name, value in values.items()}
+    return {"effect": type(effect).__name__, **plain}
 
 
 def _effect_from_plain(plain: Mapping[str, Any], base: type[Effect] = Effect) -> Effect:

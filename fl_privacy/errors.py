@@ -78,6 +78,11 @@ def what_was_asked(error: BaseException) -> str:
     return f"{size:.4g} {unit} at once"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's message, without its period; its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
 def in_one_line(error: BaseException) -> str:
     """Format an error with its place, ``KeyError: 'fc' (model.py, line 12)``."""
     text = (str(error).strip() or "without a word").splitlines()[0]

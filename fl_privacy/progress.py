@@ -108,12 +108,7 @@ LONGEST_SILENCE = 60
 
 
 class ShareLines:
-    """Progress in lines: soon after the start, at each tenth, and at least once a minute.
-
-    Args:
-        beside: function that returns details for each line.
-        pause: least seconds between lines.
-    """
+    """Progress in lines: after ``pause`` seconds, at each tenth, and at least every minute, with details ``beside``."""
 
     def __init__(
         self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str, *, pause: float = 10

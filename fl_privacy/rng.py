@@ -20,11 +20,7 @@ _WORDS, _HEADER = 624, 24
 
 
 class Secret:
-    """Secret source of one client's random streams; never printed, pickled or sent.
-
-    Args:
-        key: 32 bytes, such as ``secrets.token_bytes(32)``.
-    """
+    """Secret source of one client's random streams, 32 bytes; never printed, pickled or sent."""
 
     __slots__ = ("_key",)
 

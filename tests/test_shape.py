@@ -16,8 +16,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 OPTIONS = {
     "fl_privacy/cli/audit.py:audit": "the options of a command, which a user sets one by one",
     "fl_privacy/defenses/_refiner.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
-    "fl_privacy/models/alexnet_vgg.py:__init__": "facts of the data, the layers' sizes and kinds, normalization",
-    "fl_privacy/models/torchvision_models.py:__init__": "likewise, of a transformer",
     "fl_privacy/types/nouns.py:of_update": "what an attacker knows of a client; a caller names the few that matter",
 }
 """Whose parameters are the options of ``conf/`` or of a call, which a user sets one by one -> why there are so many."""
@@ -37,8 +35,7 @@ OWN = (
     "fl_privacy/attacks/trees/",
     "fl_privacy/data/transformations/",
     "fl_privacy/attacks/text/",
-    "fl_privacy/attacks/auto/texts.py",
-    "fl_privacy/attacks/auto/tables.py",
+    "fl_privacy/attacks/auto/other_modalities.py",
     "fl_privacy/attacks/gradient_inversion/other_modalities.py",
     "fl_privacy/attacks/gradient_inversion/embeddings.py",
     "fl_privacy/attacks/gradient_inversion/word_order.py",

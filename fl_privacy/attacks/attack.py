@@ -5,13 +5,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from fl_privacy.models.pretrained.generator import Provenance
+from fl_privacy.progress import counted
 from fl_privacy.types import Observation, Reconstruction
 
 Progress = Callable[[int, int], None]
@@ -103,6 +104,22 @@ def within(seconds: float) -> Iterator[Limit]:
 def even_share(among: int) -> AbstractContextManager[Limit]:
     """Limit the first of ``among`` pieces of work to an even share of the time."""
     return within(seconds_left() / among)
+
+
+def in_parts(
+    victims: Mapping[int, Observation],
+    size: int,
+    name: str,
+    report: Report,
+    attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
+) -> dict[int, Reconstruction]:
+    """Attack ``size`` victims at a time, by position, each part with an even share of the time."""
+    items, results = list(victims.items()), dict[int, Reconstruction]()
+    for begin in counted(name, range(0, len(items), size)):
+        part = dict(items[begin : begin + size])
+        with even_share(math.ceil((len(items) - begin) / size)):
+            results |= attack(part, part_of(report, begin / len(items), (begin + len(part)) / len(items)))
+    return results
 
 
 def seconds_left() -> float:

@@ -1,5 +1,6 @@
 """Presets of model inversion."""
 
+from dataclasses import replace
 from typing import Literal, Unpack
 
 from fl_privacy.attacks.feature_inversion import ModelInversion, Recovery
@@ -38,17 +39,10 @@ def model_inversion(
     ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
     private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
     """
-    found = (
-        GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
-        if matching == "l2"
-        else GradientInversion(
-            objective=Cosine(),
-            optimizer=Adam(lr=matching_lr, sign="hard", schedule=StepDecay()),
-            projection="clamp",
-            start=Uniform(),
-            iterations=matching_iterations,
-        )
-    )
+    found = GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
+    if matching != "l2":
+        adam = Adam(lr=matching_lr, sign="hard", schedule=StepDecay())
+        found = replace(found, objective=Cosine(), optimizer=adam, projection="clamp")
     one_of("attack.form", form, ("relative", "published"))
     weight = total_variation if total_variation is not None else 0.1 if form == "published" else 1e-3
     prior = TotalVariation(weight=weight, isotropic=isotropic, summed=form == "published")

@@ -62,9 +62,8 @@ def _settings(file: Path) -> Mapping[str, Any]:
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
     content = yaml.load("\n".join(lines), Loader)
-    extended = [entry.partition("@")[0] for entry in content.pop("defaults", []) if entry != "_self_"]
-    settings: dict[str, Any] = {}
-    for base in extended:
+    settings = dict[str, Any]()
+    for base in (entry.partition("@")[0] for entry in content.pop("defaults", []) if entry != "_self_"):
         settings |= _settings(file.with_name(f"{base}.yaml"))
     settings |= content
     return settings
@@ -149,15 +148,14 @@ def reconstruct(
         attack = make(**options)
     elif options:
         raise UserError(f"Options are expected with an attack's name, but got {', '.join(options)} with an attack.")
-    if device is None:
-        found = attack(asked, seed=seed, progress=progress)
-    else:
-        found = _on(resolve_device(device), attack, asked, seed, progress)
+    run: Callable[..., list[Reconstruction]]
+    run = attack if device is None else partial(_on, resolve_device(device), attack)
+    found = run(asked, seed=seed, progress=progress)
     return found[0] if isinstance(observed, Observation) else found
 
 
 def _on(
-    device: torch.device, attack: ReconstructionAttack, asked: Sequence[Observation], seed: int, progress: Progress
+    device: torch.device, attack: ReconstructionAttack, asked: Sequence[Observation], *, seed: int, progress: Progress
 ) -> list[Reconstruction]:
     models = {id(one.model): detached_copy(one.model).to(device) for one in asked}  # one for all: they are batched
     sent = {id(one.sent): one.sent.to(device) for one in asked}

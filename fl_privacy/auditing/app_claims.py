@@ -1,7 +1,7 @@
 """The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,12 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
-from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App as Project, read_app
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
-from fl_privacy.auditing.strategy_claims import COUNTS, KEYS, SETTINGS
+from fl_privacy.auditing.strategy_claims import uncovered
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.mechanism import shown_epsilon
@@ -32,10 +31,9 @@ from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
 from fl_privacy.types import Tensors
 
-MOST_VALUES = 20_000
-"""Largest number of values of a drawn update; a larger model is represented by the first values of each array."""
-
-NODES = 2
+MOST_VALUES, NODES = 20_000, 2
+"""Largest number of values of a drawn update (a larger model is represented by the first values of each array), and
+number of nodes."""
 
 
 class _Started(BaseException):
@@ -44,12 +42,7 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClaimedApp:
-    """The parts of an app.
-
-    Attributes:
-        strategy: strategy; ``None`` for a legacy one, or if none was started.
-        arrays: initial model of the training; ``None`` as for ``strategy``.
-    """
+    """The parts of an app; without strategy and initial model if that is a legacy one, or none was started."""
 
     folder: Path
     client: ClientApp
@@ -70,10 +63,8 @@ class ClaimedApp:
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:
     """Find, recompute and test the claims of the app in ``folder``.
 
-    The app's code is executed: its server until the training starts and, with ``train``, one client's training.
-
-    Raises:
-        UserError: ``folder`` is no Flower app, or its server app can't be run up to its training.
+    The app's code is executed: its server until the training starts and, with ``train``, one client's training;
+    ``UserError`` if ``folder`` is no Flower app, or its server fails.
     """
     app = begun_app(folder)
     known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
@@ -87,26 +78,20 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
         problems = (*problems, f"A step of Opacus could not be drawn here: {seen.reason}.")
     else:
         found += seen
-    notes = (*app.problems, *problems, *_metrics_in_words(reply))
+    records = reply.content.metric_records.values() if reply is not None and reply.has_content() else ()
+    notes = (*app.problems, *problems, *uncovered(name for record in records for name in record))
     if not found:
         return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
     return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
 
 
 def begun_app(path: Path) -> ClaimedApp:
-    """Import the app in the folder or bundle ``path`` and run its server app until the training starts.
-
-    Raises:
-        UserError: there is no app, or it can't be imported.
-    """
+    """Import an app and run its server app until the training starts; ``UserError`` if it can't be imported."""
     project = read_app(path)
     begun = project.load()
     identify_process()
-    claimed = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
-    return _begun(claimed, begun.server)
-
-
-def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
+    app = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
+    server = begun.server
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:
@@ -117,14 +102,13 @@ def _begun(app: ClaimedApp, server: ServerApp) -> ClaimedApp:
         taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
         raise _Started
 
-    kinds: tuple[Any, ...] = (Strategy, AuditedStrategy)  # an audit's own start would open its folder
-    with ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(replaced(kind, "start", lambda original: start))
-        try:
-            ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
-        except _Started:
-            ended = None
+    ended = None  # an audit's own start would open its folder
+    with (
+        replaced(Strategy, "start", lambda _: start),
+        replaced(AuditedStrategy, "start", lambda _: start),
+        suppress(_Started),
+    ):
+        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
     if isinstance(ended, Failure):
         raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
     if not taken:
@@ -165,23 +149,15 @@ def _on_mods(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
         stated = stated_by(mod, rounds=app.rounds)
         if stated is None:
             continue
-        name = f"the clients' {type(mod).__name__}"
-        once = stated.claim is not None and stated.claim.rounds < app.rounds
-        verdict = tested(
-            name, mechanism_of_mod(together(app.mods), config=numbers_of(app.config)), stated_by(mod) or stated, asked
-        )
-        notes = verdict.notes
-        if once and stated.facts.noise_multiplier:
-            total = tested_rounds(stated.facts.noise_multiplier, app.rounds, asked.delta)
-            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends {total}."
-            notes = (*notes, said)
-        found.append(replace(verdict, notes=notes))
+        name, mechanism = type(mod).__name__, mechanism_of_mod(together(app.mods), config=numbers_of(app.config))
+        verdict = tested(f"the clients' {name}", mechanism, stated_by(mod) or stated, asked)
+        once, multiplier = stated.claim is not None and stated.claim.rounds < app.rounds, stated.facts.noise_multiplier
+        if once and multiplier:
+            total = shown_epsilon(gaussian_epsilon(app.rounds**0.5 / multiplier, asked.delta))
+            said = f"The claim is about one round; the noise of the app's {app.rounds} rounds spends epsilon {total}."
+            verdict = replace(verdict, notes=(*verdict.notes, said))
+        found.append(verdict)
     return found
-
-
-def tested_rounds(multiplier: float, rounds: int, delta: float) -> str:
-    """Return the epsilon of ``rounds`` releases of Gaussian noise, in words."""
-    return f"epsilon {shown_epsilon(gaussian_epsilon(rounds**0.5 / multiplier, delta))}"
 
 
 def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, ...]]:
@@ -200,20 +176,3 @@ def _trained(app: ClaimedApp) -> tuple[Message | None, OpacusWatch, tuple[str, .
     if reply.has_error():
         return None, watch, (f"A client's training ended with an error: {reply.error.reason}.",)
     return reply, watch, ()
-
-
-def _metrics_in_words(reply: Message | None) -> tuple[str, ...]:
-    if reply is None or not reply.has_content():
-        return ()
-    names = [
-        name
-        for record in reply.content.metric_records.values()
-        for name in record
-        if name not in COUNTS | SETTINGS | KEYS.keys()
-    ]
-    if not names:
-        return ()
-    return (
-        f"Next to its arrays a client sends {', '.join(names[:6])}: figures about its data that this test does not"
-        " cover; withhold them, or add noise and count them in.",
-    )

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
 from fl_privacy.attacks.trees import (
     Exchange,
-    FirstTree,
     TreeReconstruction,
     count_first_tree,
     infer_training,
@@ -19,7 +19,7 @@ from fl_privacy.attacks.trees import (
     reconstruct_rows,
     thresholds,
 )
-from fl_privacy.auditing.clear_text.findings import Leak
+from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
 from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN
@@ -29,21 +29,18 @@ from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.chance import chance_of_upload, combined
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
-from fl_privacy.measure.tables import TOLERANCE, pinned_rows
+from fl_privacy.measure.tables import pinned_rows
+from fl_privacy.types.schema import TOLERANCE
 
-MOST_CELLS = 3_000_000
-"""Largest product of rows, features and trees of a search within an audit."""
-
-SWEEPS, VICTIMS = 8, 20
+MOST_CELLS, SWEEPS, VICTIMS = 3_000_000, 8, 20
+"""Largest product of rows, features and trees of a search, its sweeps, and number of attacked rows of a client."""
 
 DRAWN, MANY_ROWS = (9, 2), 500
 """Number of random guesses without trees, whose best is the chance level; fewer for a client with many rows."""
 
 SCENARIOS = {
     "trees": Scenario(
-        name="trees",
-        title="Rows behind the client's trees, all rounds together",
-        source="trees that clients upload",
+        name="trees", title="Rows behind the client's trees, all rounds together", source="trees that clients upload"
     ),
     "logistic": Scenario(
         name="logistic",
@@ -67,12 +64,7 @@ def _not_attacked(name: str, reason: str) -> Answer:
 
 @dataclass(eq=False)
 class FittedUploads:
-    """The uploads of clients that fit a model, in the order of arrival.
-
-    Attributes:
-        exchanges: (sent, reply) of clients that send trees.
-        parameters: arrays sent and replied, for other models.
-    """
+    """Pairs (sent, reply) of clients that fit trees (``exchanges``) or another model, in the order of arrival."""
 
     exchanges: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
     parameters: dict[int, list[tuple[list[np.ndarray], list[np.ndarray]]]] = field(default_factory=dict)
@@ -101,59 +93,40 @@ class FittedUploads:
 
     def attack_all(self, *, clients: int, seed: int, seconds: float) -> Iterator[Answer]:
         """Attack each kind of uploads; a failure is the reason of that answer."""
+        attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
-            yield _tried("trees", lambda: _trees(self, clients, seed, seconds))
+            attacks["trees"] = lambda: _trees(self, clients, seed, seconds)
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
         for name, kind, attacked in (("logistic", "LogisticRegression", _logistic), ("sums", "GaussianNB", _sums)):
-            chosen = [client for client, one in kinds.items() if one == kind][:clients]
-            if chosen:
-                yield _tried(name, lambda: attacked(self, chosen, seed))  # noqa: B023 (called at once)
-
-
-def _tried(name: str, attacked: Callable[[], Answer]) -> Answer:
-    found = attempt(attacked)
-    return _not_attacked(name, f"the attack failed ({found.reason[:200]})") if isinstance(found, Failure) else found
+            if chosen := [client for client, one in kinds.items() if one == kind][:clients]:
+                attacks[name] = partial(attacked, self, chosen, seed)
+        for name, attack in attacks.items():
+            found = attempt(attack)
+            if isinstance(found, Failure):
+                found = _not_attacked(name, f"the attack failed ({found.reason[:200]})")
+            yield found
 
 
 def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
     one = read_exchange(sent, reply)
     own = own_trees([one])
     given = sum(map(len, thresholds(own, one.reply.features)))
-    found = [
-        Leak(
-            severity="facts",
-            what=f"values of features of the client's rows, as thresholds of its trees ({given} in one reply)",
-            where=where,
-            why="Histograms cut features at values that rows have, so a threshold is somebody's value.",
-        )
-    ]
+    found = [leak_of("thresholds", where, given)]
     if own and not own[0].before:
-        first = count_first_tree(
-            own, one.reply.objective, infer_training(own), positive_weight=one.reply.positive_weight
-        )
+        weight = one.reply.positive_weight
+        first = count_first_tree(own, one.reply.objective, infer_training(own), positive_weight=weight)
         if first.whole:
-            found.append(_counts_leak(first, where))
+            labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
+            single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
+            said = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
+            said += f", {single} of them where there is one label alone, which is theirs" if single else ""
+            found.append(leak_of("regions", where, len(first.leaves), first.rows, said))
     return found
-
-
-def _counts_leak(first: FirstTree, where: str) -> Leak:
-    labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
-    of = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
-    single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
-    more = f", {single} of them where there is one label alone, which is theirs" if single else ""
-    return Leak(
-        severity="facts",
-        what=f"numbers of rows and labels in each of {len(first.leaves)} regions: {first.rows} rows{of}{more}",
-        where=where,
-        why="Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
-        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
-    )
 
 
 def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
     began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
-    chances: list[float] = []
-    cells: list[tuple[int, float, float, float]] = []
+    chances, cells = list[float](), list[tuple[int, float, float]]()
     reason, rounds = "", 0
     for client in list(kept.exchanges)[:clients]:
         if time.perf_counter() - began > seconds:
@@ -181,15 +154,14 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         chances.append(binomial_tail(pinned, len(truth), most))
         counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
         control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
-        cells.append((len(truth), scored.cells, unseen.cells, found.misfit))
+        cells.append((len(truth), scored.cells, unseen.cells))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
         return _not_attacked("trees", reason or "no tree was parsed")
-    judged = Counts(
-        exact=counts[0], recognizable=counts[1], nothing=counts[2], groups=len(cells), chance=combined(chances)
-    )
-    weights = [one[0] for one in cells]
-    ours, theirs = (100 * float(np.average([one[k] for one in cells], weights=weights)) for k in (1, 2))
+    exact, close, nothing = counts
+    judged = Counts(exact=exact, recognizable=close, nothing=nothing, groups=len(cells), chance=combined(chances))
+    weights, *shares = zip(*cells, strict=True)
+    ours, theirs = (100 * float(np.average(share, weights=weights)) for share in shares)
     notes.insert(
         0,
         f"A row counts as reconstructed if every feature is within {TOLERANCE} deviations (categories: equal) and its"
@@ -246,22 +218,18 @@ def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> in
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
-    chosen = [int(row) for row in order if match[row] >= 0]
+    truth, guesses = (truth - low) / spread, (guesses - low) / spread
     return [
-        Shown(
-            original=((truth[row] - low) / spread).tolist(),
-            guess=((guesses[match[row]] - low) / spread).tolist(),
-            reconstructed=bool(right[row].all()),
-        )
-        for row in chosen
+        Shown(original=truth[row].tolist(), guess=guesses[match[row]].tolist(), reconstructed=bool(right[row].all()))
+        for row in order
+        if match[row] >= 0
     ]
 
 
 def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
     """Reconstruct single rows given all others, from the upload and, as control, the model sent."""
     began, read, unseen, judged, residuals = time.perf_counter(), 0, 0, 0, []
-    shown: list[Shown] = []
-    chances: list[float] = []
+    shown, chances = list[Shown](), list[float]()
     rng = np.random.default_rng(seed)
     for client in clients:
         fit = kept.fits[client][-1]
@@ -275,23 +243,16 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         for row in map(int, rng.permutation(len(fit.rows))[:VICTIMS]):
             rest = np.arange(len(fit.rows)) != row
             guess, other = (_guess(each, fit.rows, labels, rest) for each in optima)
-            hits = [
-                each is not None and bool((np.abs(each - fit.rows[row]) <= EXACT_ROW * spread).all())
-                for each in (guess, other)
-            ]
+            made = [each is not None and np.abs(each - fit.rows[row]) <= EXACT_ROW * spread for each in (guess, other)]
+            hits = [bool(np.all(each)) for each in made]
             read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
             chance = 1.0
             if guess is not None:  # the share of the client's rows that fit the guess as well
                 apart = np.abs((fit.rows - guess) / spread).max(1)
                 chance = chance_of_upload(-np.concatenate([apart[row : row + 1], np.delete(apart, row)])[None], 1)
             chances.append(chance)
-            shown.append(
-                Shown(
-                    original=((fit.rows[row] - low) / spread).tolist(),
-                    guess=None if guess is None else ((guess - low) / spread).tolist(),
-                    reconstructed=hits[0],
-                )
-            )
+            original, guessed = (None if v is None else ((v - low) / spread).tolist() for v in (fit.rows[row], guess))
+            shown.append(Shown(original=original, guess=guessed, reconstructed=hits[0]))
     if not judged:
         reason = "the arrays of the reply are not the weights and intercepts of the model that was fitted"
         return _not_attacked("logistic", reason)
@@ -342,27 +303,23 @@ def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) ->
 def _guess(
     optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray
 ) -> np.ndarray | None:
-    if optimum is None:
-        return None
-    found = attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
-    return None if isinstance(found, Failure) else found[0]
+    found = None if optimum is None else attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
+    return None if found is None or isinstance(found, Failure) else found[0]
 
 
 def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
-    began, exact, part, changed = time.perf_counter(), 0, 0, 0
-    chances: list[float] = []
+    began, exact, part, chances = time.perf_counter(), 0, 0, list[float]()
     for client in clients:
         fits = kept.fits[client]
         rounds = [_moments(reply, fit) for (_, reply), fit in zip(kept.parameters[client], fits, strict=False)]
         asked = _rows_between(rounds, fits)
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
-        changed += len(asked)
         chances += [1.0 if row is None else _chance_there(row, table) for row, table in asked]
         there = [row for row, table in asked if row is not None and _is_there(row, table)]
         whole = sum(not np.isnan(row).any() for row in there)
         exact, part = exact + whole, part + len(there) - whole
-    if not changed:
+    if not chances:
         single = all(len(kept.parameters[client]) < 2 for client in clients)
         reason = (
             "there was one round alone, and --rounds gives more; means and variances of two rounds give each row that"
@@ -372,16 +329,11 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
             " such rows exactly (fl_privacy.attacks.fitted.rows_between)"
         )
         return _not_attacked("sums", reason)
+    nothing = len(chances) - exact - part
     return Answer(
         scenario=SCENARIOS["sums"],
         kind="row",
-        counts=Counts(
-            exact=exact,
-            recognizable=part,
-            nothing=changed - exact - part,
-            groups=changed,
-            chance=combined(chances),
-        ),
+        counts=Counts(exact=exact, recognizable=part, nothing=nothing, groups=len(chances), chance=combined(chances)),
         seconds=time.perf_counter() - began,
     )
 
@@ -391,8 +343,7 @@ def _rows_between(
 ) -> list[tuple[np.ndarray | None, np.ndarray]]:
     """List the changed rows, ``None`` if too many, with the tables that hold them."""
     found: list[tuple[np.ndarray | None, np.ndarray]] = []
-    pairs = zip(rounds, rounds[1:], fits, fits[1:], strict=False)
-    for before, after, old, new in pairs:
+    for before, after, old, new in zip(rounds, rounds[1:], fits, fits[1:], strict=False):
         for one in rows_between(before, after) if before is not None and after is not None else ():
             if not one.change:
                 found += [(one.rows[0], old.rows), (one.rows[1], new.rows)]
@@ -409,17 +360,19 @@ _TOLD = 0.5
 
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
     """Return ``True`` if a table has a row (F,), in which NaN is unknown."""
-    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
-    return told.mean() >= _TOLD and bool((np.abs(table - row) <= EXACT_ROW * spread)[:, told].all(1).any())
+    return (~np.isnan(row)).mean() >= _TOLD and bool(_near(row, table).all(1).any())
 
 
 def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
     """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown."""
-    if not _is_there(row, table):
-        return 1.0
-    spread, told = np.maximum(np.ptp(table, axis=0), 1e-12), ~np.isnan(row)
-    near = (np.abs(table - row) <= EXACT_ROW * spread)[:, told]
-    return min(1.0, len(table) * float(near.mean(0).prod()))
+    there = _is_there(row, table)
+    return min(1.0, len(table) * float(_near(row, table).mean(0).prod())) if there else 1.0
+
+
+def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Mark the values of a table (N, K) that equal the K known ones of a row."""
+    spread = np.maximum(np.ptp(table, axis=0), 1e-12)
+    return np.asarray((np.abs(table - row) <= EXACT_ROW * spread)[:, ~np.isnan(row)])
 
 
 def _moments(arrays: Sequence[np.ndarray], fit: Fitted) -> Moments | None:

@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import islice
 
 import numpy as np
 import torch
@@ -21,26 +21,19 @@ MOST, LEAST = 40, 8
 """Largest and smallest number of tested examples of a client."""
 
 
-class _Parts(nn.Module):
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-
-
 @dataclass(eq=False)
 class _Losses:
     program: Program
     places: Mapping[int, int]
-    model: _Parts
+    model: nn.Module
     names: Mapping[str, str]
 
     @torch.no_grad()
     def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
         """Compute the losses (N,) of examples at the parameter ``values``, by observed names."""
         model = copy.deepcopy(self.model).eval()
-        for module in model.modules():
-            if isinstance(module, nn.RNNBase):
-                module.flatten_parameters()
+        for module in (module for module in model.modules() if isinstance(module, nn.RNNBase)):
+            module.flatten_parameters()
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, value in values.items():
             if name in self.names and own[self.names[name]].shape == value.shape:
@@ -50,7 +43,7 @@ class _Losses:
             given = {number: example[place] for number, place in self.places.items()}
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                found.append(float(self.program.run(given, list(model.parts), parameters)))
+                found.append(float(self.program.run(given, list(model.get_submodule("parts").children()), parameters)))
         return np.asarray(found)
 
 
@@ -72,10 +65,13 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     clients = [client for client in clients if all(value.isfinite().all() for value in _after(client).values())]
     if len(clients) < 2:
         raise NotAttackedError("fewer than two clients' uploads are finite")
-    hidden = [n for c in clients for n in c.matched.withheld if n in c.watched.gradients]
-    if hidden:
+    if any(name in client.watched.gradients for client in clients for name in client.matched.withheld):
         raise NotAttackedError("parts of the network that are trained do not leave the client")
-    pools = [_examples(client.watched) for client in clients]
+    pools = []
+    for client in clients:
+        batches = ([t for t in tensors_in(batch) if t.dim()] for batch in client.watched.batches)
+        singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
+        pools.append(list(islice(singles, MOST)))
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
@@ -109,9 +105,7 @@ def _alike(
 ) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
     """Choose examples of a client and of others with the same classes, which identify nobody."""
     following = [(place + k) % len(pools) for k in range(1, len(pools))]
-    known = [one if one is not None else [0] * len(pool) for one, pool in zip(classes, pools, strict=True)]
-    if any(one is None for one in classes):
-        known = [[0] * len(pool) for pool in pools]
+    known = [[0] * len(pool) for pool in pools] if None in classes else [one or [] for one in classes]
     theirs: dict[int, list[list[Tensor]]] = {}
     for k in range(max(len(pool) for pool in pools)):  # of all the others in turn
         for other in following:
@@ -150,16 +144,5 @@ def _losses(seen: Watched) -> _Losses:
     if not places:
         raise NotAttackedError("the loader's batches are not what enters the network")
     parts = tuple(cleaned(part) for part in program.parts)
-    model = _Parts(parts)
+    model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
     return _Losses(replace(program, parts=parts), places, model, names_in(seen, program, model))
-
-
-def _examples(seen: Watched) -> list[list[Tensor]]:
-    found: list[list[Tensor]] = []
-    for batch in seen.batches:
-        tensors: list[Any] = [t for t in tensors_in(batch) if t.dim()]
-        size = min((len(t) for t in tensors), default=0)
-        found += [[t[k : k + 1] for t in tensors] for k in range(size)]
-        if len(found) >= MOST:
-            break
-    return found[:MOST]

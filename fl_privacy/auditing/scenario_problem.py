@@ -2,9 +2,9 @@
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
 from fl_privacy.auditing.instrument.matching import Matched
-from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, refs_in, tensors_in
+from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
@@ -25,11 +25,8 @@ from fl_privacy.models.unwrap_model import detached_copy, unwrapped
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
-LEAST_SIDE = 4
-"""Smallest side of an image in pixels."""
-
-FEW_ROWS = 10
-"""Number of rows below which all features share one range."""
+LEAST_SIDE, FEW_ROWS = 4, 10
+"""Smallest side of an image in pixels, and number of rows below which all features share one range."""
 
 NEARLY_AS_ONE = 1e-2
 """Largest relative error of a gradient of all examples as one batch."""
@@ -60,11 +57,7 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply, with what was watched while the client made it, and the meaning of its arrays.
-
-    Attributes:
-        reply: arrays by record/name.
-    """
+    """A client's reply, arrays by record/name, with what was watched while it was made, and the arrays' meaning."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
@@ -130,19 +123,15 @@ class StepProblem:
 
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
-    """Describe the inverse problem of the first observed step.
+    """Describe the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
 
     Args:
         range_of: loaded inputs, (N, ...) each, which give the range of values.
-
-    Raises:
-        NotAttackedError: no attack here applies.
     """
     program = seen.program
-    if program is None and seen.added > 1:
-        raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, too many to follow")
     if program is None:
-        raise NotAttackedError("no loss that is differentiated was seen")
+        many = f"the gradients of {seen.added} losses are added up before a step, too many to follow"
+        raise NotAttackedError(many if seen.added > 1 else "no loss that is differentiated was seen")
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
@@ -150,10 +139,8 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     parts = tuple(cleaned(part) for part in program.parts)
     plain = replace(program, parts=parts)
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
-    if len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4) and min(shapes[0][1:]) >= LEAST_SIDE:
-        kind: Kind = "image"
-    else:
-        kind = "row"
+    is_image = len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4)
+    kind: Kind = "image" if is_image and min(shapes[0][1:]) >= LEAST_SIDE else "row"
     truths = [program.constants[n].float() for n in variables]
     low, scale, notes = _ranges(kind, truths, range_of)
     if beside(program, variables, batch):
@@ -166,11 +153,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names = names_in(seen, program, model)
     own = dict((*model.named_parameters(), *model.named_buffers()))
-    before = {
-        names[name]: value
-        for name, value in seen.before.items()
-        if name in names and value.shape == own[names[name]].shape
-    }
+    before = {names[n]: v for n, v in seen.before.items() if n in names and v.shape == own[names[n]].shape}
     sent = ModelState(
         {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
         {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
@@ -197,7 +180,7 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     still.load_state_dict({**sent.parameters, **sent.buffers}, strict=False)
     # values that modules take and the attack does not search for would be given
     program, known = problem.model.program, set(problem.model.variables)
-    taken = {ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))}
+    taken = {number for call in program.calls if call.part >= 0 for number in call.taken}
     values = [program.constants[number] for number in taken - known if number in program.constants]
     if any(value.is_floating_point() and value.dim() > 0 for value in values):
         raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
@@ -222,14 +205,14 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     there, made = torch.cat([g for _, g in asked]).double(), torch.cat([g.flatten() for g in parts]).double()
     factor = float(there @ made / made.square().sum().clamp_min(1e-30))
     if float((there - factor * made).norm()) > NEARLY_AS_ONE * float(there.norm()) or factor <= 0:
-        apart = _normalizes(seen)
-        why = "of batches that batch norm normalizes one by one" if apart else "in a way that was not understood"
+        why = "of batches that batch norm normalizes one by one"
+        why = why if _normalizes(seen) else "in a way that was not understood"
         raise NotAttackedError(f"the gradients of {seen.added} losses are added up before a step, {why}")
     note = f"The gradients of {seen.added} losses are added up before the step; they are attacked as one."
-    scaled = loss
+    plain = loss.function
     if abs(factor - 1) > NEARLY_AS_ONE:
-        scaled = replace(loss, function=lambda outputs, labels: factor * loss.function(outputs, labels))
-    return replace(problem, loss=scaled, notes=(*problem.notes, note))
+        loss = replace(loss, function=lambda outputs, labels: factor * plain(outputs, labels))
+    return replace(problem, loss=loss, notes=(*problem.notes, note))
 
 
 def _normalizes(seen: Watched) -> bool:
@@ -252,11 +235,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
-    """Infer the plan of the one observed step.
-
-    Raises:
-        NotAttackedError: no attack here inverts the optimizer.
-    """
+    """Infer the plan of the one observed step; ``NotAttackedError`` if no attack here inverts the optimizer."""
     if not seen.optimizers:
         raise NotAttackedError(
             "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
@@ -271,18 +250,20 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
         raise NotAttackedError(f"steps of {name} are not undone")
     mode: Literal["train", "eval"] = "train" if seen.training else "eval"
     return LocalPlan(
-        shares=found.shares,  # type: ignore[arg-type]
-        lr=float(settings["lr"]),
         steps=steps if found.shares != "gradient" else None,
         batch_size=batch,
-        optimizer=OPTIMIZERS[kind],  # type: ignore[arg-type]
-        momentum=float(settings.get("momentum", 0.0) or 0.0),
         nesterov=bool(settings.get("nesterov", False)),
-        weight_decay=float(settings.get("weight_decay", 0.0) or 0.0),
         batch_norm=mode,
         probe_batch_norm=mode,
         mode=mode,
+        **optimizer_in_plan(found.shares, kind, settings),
     )
+
+
+def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan's fields on what is shared and on PyTorch's optimizer ``kind``."""
+    given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
+    return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
 
 def gradient_plan(seen: Watched) -> LocalPlan:
@@ -294,13 +275,13 @@ def gradient_plan(seen: Watched) -> LocalPlan:
 def _leaves(program: Program, call: Call) -> list[int]:
     makers = {number: each for each in program.calls for number in each.outputs}
     found = []
-    for ref in refs_in((call.args, call.kwargs)):
-        number = ref.number
+    for taken in call.taken:
+        number = taken
         while number not in program.constants and number in makers:
-            behind = list(refs_in((makers[number].args, makers[number].kwargs)))
-            if len(behind) != 1 or makers[number].part >= 0 or behind[0].number == number:
+            behind = makers[number].taken
+            if len(behind) != 1 or makers[number].part >= 0 or behind == [number]:
                 break
-            number = behind[0].number
+            (number,) = behind
         if number in program.constants and number not in found:
             found.append(number)
     return found
@@ -325,9 +306,8 @@ def _ranges(
         every = torch.cat([*alike, truth]).float()
         if len(every) < FEW_ROWS:  # too few for a range of each feature
             every = every.reshape(-1, *[1] * (truth.dim() - 1)).expand(-1, *truth.shape[1:])
-        least, most = every.amin(0), every.amax(0)
-        low.append(least)
-        width = most - least
+        width = every.amax(0) - every.amin(0)
+        low.append(every.amin(0))
         scale.append(torch.where(width > 1e-6, width, torch.ones_like(width)))
     return low, scale, ("The attacker knows the range of each feature, as from a public schema.",)
 
@@ -339,9 +319,9 @@ def _loss(
     modules = [place for place, call in enumerate(program.calls) if call.part >= 0]
     made = {number for place in modules for number in program.calls[place].outputs}
     later = program.calls[modules[-1] + 1 :]
-    taken = [ref.number for call in later for ref in refs_in((call.args, call.kwargs))]
+    taken = [number for call in later for number in call.taken]
     outputs = [number for number in dict.fromkeys(taken) if number in made]
-    targets = [n for n in dict.fromkeys(taken) if n in program.constants and _is_of(program.constants[n], batch)]
+    targets = [n for n in dict.fromkeys(taken) if n in program.constants and program.constants[n].shape[:1] == (batch,)]
     if len(targets) > 1:  # class weights, or copies of parameters, may have the batch's length
         loaded = [tensor for each in seen.batches for tensor in tensors_in(each)]
         alike = {n: [t for t in loaded if t.dtype == program.constants[n].dtype] for n in targets}
@@ -354,9 +334,8 @@ def _loss(
     try:
         width = _width(program, output)
         told, asked = program.depends_on({output}), program.depends_on({target})
-        refs = [{ref.number for ref in refs_in((call.args, call.kwargs))} for call in later]
-        used = [call for call, numbers in zip(later, refs, strict=True) if numbers & told and numbers & asked]
-        if len(later) == 1 and _is_plain(used[0], output):
+        used = [call for call in later if told.intersection(call.taken) and asked.intersection(call.taken)]
+        if len(later) == 1 and _is_plain(used[0]):
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], output, target)
 
@@ -380,11 +359,11 @@ def _loss(
 def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
     """Return the numeric targets as a loss function gets them."""
     told, asked = program.depends_on({output}), program.depends_on({target})
-    taken = {ref.number for ref in refs_in((call.args, call.kwargs))} & (asked - told)
+    taken = (asked - told).intersection(call.taken)
     labels = program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
-        if made.is_floating_point() and _is_of(made, len(labels)):
+        if made.is_floating_point() and made.shape[:1] == (len(labels),):
             return number, made
     return target, labels
 
@@ -404,15 +383,10 @@ def _without_pull(program: Program, seen: Watched, after: int) -> dict[str, Tens
     return {name: value.detach() for name, value in own.items()}
 
 
-def _is_of(value: Tensor, batch: int) -> bool:
-    return value.dim() > 0 and len(value) == batch
-
-
-def _is_plain(call: Call, output: int) -> bool:
+def _is_plain(call: Call) -> bool:
     if call.function not in (F.cross_entropy, F.nll_loss):
         return False
-    args = list(call.args)
-    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), args, strict=False))}
+    options = {**call.kwargs, **dict(zip(("input", "target", "weight", "size_average"), call.args, strict=False))}
     plain = options.get("weight") is None and options.get("reduction", "mean") == "mean"
     return plain and not options.get("label_smoothing", 0.0) and options.get("ignore_index", -100) == -100
 
@@ -438,9 +412,8 @@ def cleaned(part: nn.Module) -> nn.Module:
     copied = detached_copy(inner)
     _dequantize(copied)
     for module in copied.modules():
-        module._forward_hooks.clear()
-        module._backward_hooks.clear()
-        module._backward_pre_hooks.clear()
+        for hooks in (module._forward_hooks, module._backward_hooks, module._backward_pre_hooks):
+            hooks.clear()
         for key, hook in list(module._forward_pre_hooks.items()):
             if not isinstance(getattr(hook, "name", None), str):
                 del module._forward_pre_hooks[key]
@@ -468,15 +441,12 @@ def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str
     own = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for place, part in enumerate(program.parts):
-        number = next((k for k, module in enumerate(seen.modules) if module is part), None)
-        if number is None:
-            continue
-        for name in seen.before:
-            if name.startswith(f"parts.{number}."):
-                rest = name.removeprefix(f"parts.{number}.")
-                for prefix in ("_module.", "module.", "_orig_mod."):
-                    if f"parts.{place}.{rest}" not in own:
-                        rest = rest.removeprefix(prefix)
-                if f"parts.{place}.{rest}" in own:
-                    found[name] = f"parts.{place}.{rest}"
+        inside = next((f"parts.{k}." for k, module in enumerate(seen.modules) if module is part), None)
+        for name in () if inside is None else [name for name in seen.before if name.startswith(inside)]:
+            rest = name.removeprefix(str(inside))
+            for prefix in ("_module.", "module.", "_orig_mod."):
+                if f"parts.{place}.{rest}" not in own:
+                    rest = rest.removeprefix(prefix)
+            if f"parts.{place}.{rest}" in own:
+                found[name] = f"parts.{place}.{rest}"
     return found

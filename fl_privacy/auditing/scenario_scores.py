@@ -24,17 +24,12 @@ from fl_privacy.measure.rule import LEVEL
 from fl_privacy.runs.distractors_of_app import others_among
 from fl_privacy.types import Batch, Certainty, Reconstruction
 
-EXACT_ROW = 0.01
-"""Largest error of a feature, as a share of its range, in an exactly reconstructed row."""
+EXACT_ROW, SAME = 0.01, 1e-5
+"""Largest error of a feature, as a share of its range, in an exactly reconstructed row, and distance of equal rows."""
 
-SAME = 1e-5
-"""Largest distance of equal rows."""
-
-NEARER = 0.5
-"""Largest distance of a reconstructed row in a large batch, relative to that of the nearest other row."""
-
-MANY = 100
-"""Smallest number of other rows per row of the batch for which being nearer than all of them is enough."""
+NEARER, MANY = 0.5, 100
+"""Largest distance of a reconstructed row in a large batch, relative to that of the nearest other row, and smallest
+number of other rows per row of the batch for which being nearer than all of them is enough."""
 
 MOST_SHOWN = 8
 
@@ -42,12 +37,9 @@ MOST_SHOWN = 8
 def score(
     problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
 ) -> Answer:
-    """Compare reconstructions with the truth; the answer lacks its scenario.
-
-    Args:
-        loaded: inputs (N, ...) of the same clients, used as distractors.
-    """
-    truths = [_batch(problem) for problem in problems]
+    """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario."""
+    found_labels = ((problem, _classes(problem)) for problem in problems)
+    truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
     if problems[0].kind == "image":
         model, shape = problems[0].model, problems[0].input_shape
@@ -67,11 +59,7 @@ def score(
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
     return Answer(
-        kind=problems[0].kind,
-        counts=counts,
-        control=control,
-        labels=_labels(problems, found),
-        shown=shown[:MOST_SHOWN],
+        kind=problems[0].kind, counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN]
     )
 
 
@@ -104,17 +92,15 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
 _UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
-def _batch(problem: StepProblem) -> Batch:
+def _classes(problem: StepProblem) -> Tensor | None:
     labels = problem.labels
-    usable = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
-    return Batch(problem.truth, labels if usable and labels is not None else torch.zeros(len(problem.truth)).long())
+    return None if labels is None or labels.dim() != 1 or labels.is_floating_point() else labels
 
 
 def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) -> tuple[int, int] | None:
     right = known = 0
     for problem, guess in zip(problems, found, strict=True):
-        labels = problem.labels
-        if problem.whole or labels is None or labels.dim() != 1 or labels.is_floating_point():
+        if problem.whole or (labels := _classes(problem)) is None:
             continue
         known += len(labels)
         if guess.batch is not None:
@@ -128,13 +114,10 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
 def _images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
-    shaped = [
-        guess
-        if guess.batch is None or guess.batch.inputs.shape == truth.inputs.shape
-        else replace(guess, batch=None, failure="a guess of another size")
-        for guess, truth in zip(found, truths, strict=True)
-    ]
-    scored, pictures = [], []
+    shaped, scored, pictures = list(found), [], []
+    for place, truth in enumerate(truths):
+        if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
+            shaped[place] = replace(found[place], batch=None, failure="a guess of another size")
     for result in evaluate_all(shaped, list(truths), others=others):
         for place, image in enumerate(result.images):
             scored.append((str(result.id), image))
@@ -151,8 +134,7 @@ def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor
     model, width = problem.model, problem.truth[0].numel()
     if len(model.shapes) != 1:
         return torch.empty(0, width)
-    alike = [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]
-    if not alike:
+    if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):
         return torch.empty(0, width)
     rows = model.looked_for(torch.cat(alike)).flatten(1)[:2000]
     return without_once(rows, torch.cat([truth.inputs for truth in truths]).flatten(1))
@@ -161,8 +143,7 @@ def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor
 def without_once(rows: Tensor, own: Tensor) -> Tensor:
     """Remove each of ``own`` (M, F) from ``rows`` (N, F) once; further equal rows stay."""
     left = torch.ones(len(rows), dtype=torch.bool)
-    same = torch.cdist(rows, own) <= SAME
-    for one in same.T:
+    for one in (torch.cdist(rows, own) <= SAME).T:
         left[(one & left).nonzero()[:1]] = False
     return rows[left]
 
@@ -203,23 +184,13 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
     shown.sort(key=lambda one: not one.reconstructed)
-    counts = Counts(
-        exact=exact,
-        identified=identified,
-        nothing=nothing,
-        failures=failures,
-        groups=len(found),
-        candidates=len(others),
-        chance=combined(chances),
-    )
-    return counts, shown
+    counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
+    return replace(counts, candidates=len(others), chance=combined(chances)), shown
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
     """Mark rows (B, F) nearer to their guess than all others."""
-    if len(others) < LEAST_CANDIDATES:
-        return torch.zeros(len(given), dtype=torch.bool)
-    apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
+    apart = others[(torch.cdist(others, wanted) > SAME).all(1)] if len(others) >= LEAST_CANDIDATES else others[:0]
     if not len(apart):
         return torch.zeros(len(given), dtype=torch.bool)
     nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)

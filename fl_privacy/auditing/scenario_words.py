@@ -1,17 +1,16 @@
 """Unordered words of a text, from the changed rows of an uploaded embedding, or from layers that see single tokens."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.text.bag_of_words import Placed, tokens_of_first_block
+from fl_privacy.attacks.text.bag_of_words import Bag, tokens_of_first_block
 from fl_privacy.auditing.instrument.program import tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned
+from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned, optimizer_in_plan
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.measure.answer import Answer, Shown
 from fl_privacy.measure.chance import BAND, chance_of_words, combined, words_f1
@@ -20,23 +19,16 @@ from fl_privacy.measure.outcome import MARGIN_F1
 from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 
-LEAST_WORDS = 100
-"""Smallest number of rows of a vocabulary's embedding."""
+LEAST_WORDS, MOST_TEXTS, _LONGEST = 100, 2000, 512
+"""Smallest number of rows of a vocabulary's embedding, largest number of the clients' other texts used as distractors,
+and largest number of tokens of a text."""
 
-CHANGED = 1e-3
-"""Smallest change of a changed row, relative to the largest."""
-
-STANDS_OUT = 3.0
-"""Smallest ratio of lengths between the last word's row and the next one, if a head shares the embedding."""
+CHANGED, STANDS_OUT = 1e-3, 3.0
+"""Smallest change of a changed row relative to the largest, and smallest ratio of lengths between the last word's row
+and the next one if a head shares the embedding."""
 
 READ_F1 = 0.8
 """Smallest F1 of the different words of a reconstructed text."""
-
-MOST_TEXTS = 2000
-"""Largest number of the clients' other texts used as distractors."""
-
-_LONGEST = 512
-"""Largest number of tokens of a text."""
 
 NOTE = (
     "Words are inferred from layers that see a token and nothing else, such as the first block's adapters; words that"
@@ -63,14 +55,10 @@ def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bo
         if rows is not None:
             texts.append(each_words(tokens, table[1]))
             read.append((set().union(*texts[-1]), set(rows)))
-        others += [
-            text
-            for batch in client.watched.batches
-            if (
-                fitting := [t for t in _texts_in(batch) if int(t.min()) >= 0 and int(t.max()) < table[1].num_embeddings]
-            )
-            for text in each_words(max(fitting, key=lambda t: int(t.max())), table[1])
-        ]
+        for batch in client.watched.batches:
+            texts_here = [t for t in _texts_in(batch) if int(t.min()) >= 0 and int(t.max()) < table[1].num_embeddings]
+            if texts_here:
+                others += each_words(max(texts_here, key=lambda t: int(t.max())), table[1])
     return scored_words(read, len(found), others[:MOST_TEXTS], texts) if read else None
 
 
@@ -87,14 +75,15 @@ def each_words(tokens: Tensor, table: nn.Embedding) -> list[set[int]]:
 def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
     """Return a client's loaded words and those reconstructed from its upload, or ``None``."""
     seen = client.watched
-    if not seen.batches:
-        return None
-    for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings):
+    for name, table in sorted(_tables(seen), key=lambda pair: -pair[1].num_embeddings) if seen.batches else ():
         rows = _rows(client, name, uploaded=True) if name in seen.before else None
         words = None if rows is None else _loaded(seen, table)
         if rows is not None and words:
             return words, set(rows) - {table.padding_idx or 0}
-    return None
+    if texts_seen(seen) is None or {name for name, _ in seen.optimizers} - set(OPTIMIZERS):
+        return None
+    found = read_first_block(client, client.tensors(), client.matched.shares, examples=max(1, seen.loaded))
+    return None if found is None else (found.truth, found.guess)
 
 
 def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
@@ -105,20 +94,13 @@ def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
             if tensor.dtype in (torch.int64, torch.int32) and tensor.dim() in (1, 2):
                 columns.setdefault((tensor.dim(), place), []).append(tensor.flatten())
     whole = {key: torch.cat(parts) for key, parts in columns.items()}
+    size, found = table.num_embeddings, {key: (int(t.min()), int(t.max())) for key, t in whole.items()}
     # numbers must cover the table, as labels do not
-    fits = {
-        key: tokens
-        for key, tokens in whole.items()
-        if int(tokens.min()) >= 0
-        and int(tokens.max()) < table.num_embeddings
-        and (key[0] == 2 or 2 * int(tokens.max()) >= table.num_embeddings)
-    }
+    fits = [key for key, (low, high) in found.items() if 0 <= low <= high < size and (key[0] == 2 or 2 * high >= size)]
     if not fits:
         return None
-    tokens = fits[max(fits, key=lambda key: (key[0], int(fits[key].max())))]
-    words = set(tokens.unique().tolist())
-    words.discard(table.padding_idx if table.padding_idx is not None else 0)
-    return words
+    tokens = whole[max(fits, key=lambda key: (key[0], found[key][1]))]
+    return set(tokens.unique().tolist()) - {table.padding_idx or 0}
 
 
 def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
@@ -132,11 +114,7 @@ def _tables(seen: Watched) -> list[tuple[str, nn.Embedding]]:
 
 def _words(seen: Watched) -> tuple[tuple[str, nn.Embedding], Tensor] | None:
     """Return the vocabulary's embedding with its name, and the tokens (N, L)."""
-    program = seen.program
-    if program is None:
-        return None
-    tables = _tables(seen)
-    whole = _texts_in(program.constants)
+    tables, whole = _tables(seen), _texts_in({} if seen.program is None else seen.program.constants)
     if not tables or not whole:
         return None
     name, table = max(tables, key=lambda pair: pair[1].num_embeddings)
@@ -167,9 +145,8 @@ def _is_head(seen: Watched, name: str) -> bool:
     """Return ``True`` if another layer shares the embedding, as a language model's head does."""
     part = seen.modules[int(name.split(".")[1])]
     table = next(module.weight for own, module in _tables(seen) if own == name)
-    return any(
-        getattr(module, "weight", None) is table and not isinstance(module, nn.Embedding) for module in part.modules()
-    )
+    others = (module for module in part.modules() if not isinstance(module, nn.Embedding))
+    return any(getattr(module, "weight", None) is table for module in others)
 
 
 def _standing_out(change: Tensor) -> list[int]:
@@ -183,9 +160,9 @@ def _standing_out(change: Tensor) -> list[int]:
 
 
 def _moved(value: Tensor, before: Tensor, seen: Watched) -> Tensor:
-    settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
     if float((value - before).norm(dim=1).median()) == 0.0:
         return value - before
+    settings = dict(next(iter(seen.optimizers))[1]) if seen.optimizers else {}
     decay = float(settings.get("lr", 0.0)) * float(settings.get("weight_decay", 0.0) or 0.0)
     usual = ((value * before).sum(1) / before.square().sum(1).clamp_min(1e-30)).median()
     left = [value - factor * before for factor in ((1 - decay) ** seen.steps, float(usual))]
@@ -270,19 +247,14 @@ class SeenNetwork(TextModel):
         return ()
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        made: Tensor = self.network(inputs_embeds=embeddings.to(self.words.weight.dtype), attention_mask=there.long())[
-            0
-        ]
+        inputs = embeddings.to(self.words.weight.dtype)
+        made: Tensor = self.network(inputs_embeds=inputs, attention_mask=there.long())[0]
         return made
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SeenTexts:
-    """The texts that a client trained on, with its network.
-
-    Attributes:
-        words: token ids (N, L) of each batch, -1 for none.
-    """
+    """Token ids (N, L) of each batch that a client trained on, -1 for none, and number of the transformer's module."""
 
     number: int
     words: Sequence[Tensor]
@@ -307,10 +279,9 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
 
 def _network(part: nn.Module) -> Any:
     for module in (part, *part.children()):
-        embeddings_of: Any = getattr(module, "get_input_embeddings", None)
-        if embeddings_of is not None and hasattr(module, "config"):
-            embeddings = embeddings_of()
-            return module if isinstance(embeddings, nn.Embedding) else None
+        if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
+            network: Any = module
+            return network if isinstance(network.get_input_embeddings(), nn.Embedding) else None
     return None
 
 
@@ -340,11 +311,7 @@ def template_of(clients: Sequence[Watched]) -> set[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstBlock:
-    """Tokens reconstructed from one upload's first block.
-
-    Attributes:
-        said: method, or reason for failure.
-    """
+    """Tokens reconstructed from one upload's first block; ``said`` is the method, or the reason for failure."""
 
     truth: set[int]
     guess: set[int]
@@ -389,9 +356,8 @@ def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, exam
         num_classes=1,
     )
     (found,) = tokens_of_first_block(model, [observation], seed=0)
-    if isinstance(found, Placed):
-        return FirstBlock(truth=texts.kinds(), guess=set(found.tokens.tolist()), said=found.note)
-    return FirstBlock(truth=texts.kinds(), guess=set(), said=found)
+    guess, said = (set(found.tokens.tolist()), found.note) if isinstance(found, Bag) else (set[int](), found)
+    return FirstBlock(truth=texts.kinds(), guess=guess, said=said)
 
 
 def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
@@ -401,37 +367,12 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
     kinds = {name for name, _ in seen.optimizers}
     if len(kinds) != 1 or (kind := next(iter(kinds))) not in OPTIMIZERS:
         raise NotAttackedError(f"steps of {', '.join(sorted(kinds)) or 'no optimizer'} are not undone")
-    settings: Counter[tuple[tuple[str, Any], ...]] = Counter()
-    for (_, own), times in seen.optimizers.items():
-        settings[own] += times
-    told = dict(settings.most_common(1)[0][0])
-    return LocalPlan(
-        shares=shares,  # type: ignore[arg-type]
-        lr=float(told["lr"]),
-        steps=max(1, seen.steps),
-        batch_size=max(1, examples // max(1, seen.steps)),
-        optimizer=OPTIMIZERS[kind],  # type: ignore[arg-type]
-        momentum=float(told.get("momentum", 0.0) or 0.0),
-        weight_decay=float(told.get("weight_decay", 0.0) or 0.0),
-    )
-
-
-def words_of_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
-    """Return the words that a client loaded, and those reconstructed from its upload, or ``None``."""
-    if texts_seen(client.watched) is None or {name for name, _ in client.watched.optimizers} - set(OPTIMIZERS):
-        return None
-    examples = max(1, client.watched.loaded)
-    found = read_first_block(client, client.tensors(), client.matched.shares, examples=examples)
-    return None if found is None else (found.truth, found.guess)
+    ((_, told), _), steps = seen.optimizers.most_common(1)[0], max(1, seen.steps)
+    return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(told)))
 
 
 def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> list[FirstBlock] | None:
-    """Reconstruct the words of each client's answer on one text; ``None`` without a transformer on texts.
-
-    Args:
-        found: the client's reply to its training, and its reply on one text.
-        uploaded: ``True`` to attack the upload, else the gradient.
-    """
+    """Reconstruct the words of each client's answer on one text, as ``words_of``; ``None`` without a transformer."""
     read: list[FirstBlock] = []
     template = template_of([client.watched for client, _ in found])
     for _, again in found:
@@ -441,8 +382,7 @@ def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uplo
         if one is None:
             return None
         texts = [text - template for text in _each_text(again.watched)]
-        own = FirstBlock(truth=one.truth - template, guess=one.guess - template, said=one.said, texts=texts)
-        read.append(own)
+        read.append(replace(one, truth=one.truth - template, guess=one.guess - template, texts=texts))
     return read
 
 

@@ -36,7 +36,6 @@ from fl_privacy.auditing.scenario_words import (
     scored_words,
     words_in_training,
     words_of,
-    words_of_training,
     words_of_uploads,
 )
 from fl_privacy.federation.replies import Failure, attempt
@@ -49,25 +48,18 @@ from fl_privacy.types import Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
 
-SOLVED = 1e-3
-"""Largest residual of solved equations, relative to their right side."""
+SOLVED, KNOWN = 1e-3, 0.01
+"""Largest residual of solved equations relative to their right side, and relative distance of an input from a known
+one."""
 
-LEAST_SECONDS = 3.0
-"""Smallest attack time for an upload, in seconds of a standard processor."""
+LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
+"""Smallest attack time for an upload, in seconds of a standard processor, and smallest number of evaluations."""
 
-LEAST_EVALUATIONS = 25
-
-MEMBER_SECONDS = 30.0
-"""Seconds for the losses of single examples."""
-
-LEAST_ASKED = 20.0
-"""Smallest time for asking clients for uploads of single examples, in seconds."""
+MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
+"""Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
 MOST_IN_A_BATCH = 64
 """Largest number of examples in an attacked step."""
-
-KNOWN = 0.01
-"""Largest relative distance of an input from a known one."""
 
 CALL, PRODUCT = 1e-5, 5e-11
 """Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
@@ -89,12 +81,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client that can be asked again.
-
-    Attributes:
-        ask: request for another answer to its first training message.
-        ask_later: request for its last training message; ``None`` if that is the first.
-    """
+    """A client that can be asked again for its answer to its first training message, and to its last, if another."""
 
     number: int
     ask: Ask
@@ -143,8 +130,7 @@ class Scenarios:
         ``traces`` are of clients whose labels were observed.
         """
         yield classes_told(traces)
-        read = [words for client in self.clients if (words := words_in_training(client) or words_of_training(client))]
-        if read:
+        if read := [words for client in self.clients if (words := words_in_training(client))]:
             yield words_told(read)
         self.tell("Comparing losses of clients' examples")
         if self._single is not None:
@@ -163,9 +149,7 @@ class Scenarios:
             found, reason = still if not isinstance(still, Failure) else ([], reason_of(still))
             yield self._singly("evaluation", found, reason)
         singles = attempt(lambda: self._singles(later=False))
-        if isinstance(singles, Failure):
-            singles = [], reason_of(singles)
-        found, reason = singles
+        found, reason = singles if not isinstance(singles, Failure) else ([], reason_of(singles))
         seen = [again.watched for _, again in found if again.watched.program and again.watched.batches]
         self._single = next((w for w in seen if all(len(t) == 1 for t in tensors_in(w.batches[0]) if t.dim())), None)
         late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
@@ -203,11 +187,9 @@ class Scenarios:
                 if not found:
                     break
                 continue
-            if not again.watched.cut:
-                reason = "its examples do not come from a DataLoader, so one can't be singled out"
-                break
-            if not again.watched.steps:
-                reason = "its code makes no step on a single example"
+            if not again.watched.cut or not again.watched.steps:
+                apart = "its examples do not come from a DataLoader, so one can't be singled out"
+                reason = "its code makes no step on a single example" if again.watched.cut else apart
                 break
             found.append((client, again))
         return found, reason
@@ -216,17 +198,18 @@ class Scenarios:
         if not found:
             return _not_attacked(name, reason or "no client answered")
         started = time.perf_counter()
-        what = "upload" if scenario_of(name).leaves else "gradient"
-        self.tell(f"Attacking {len(found)} {what}{'s' * (len(found) != 1)} of one example{' each' * (len(found) != 1)}")
-        answer = attempt(lambda: self._attacked(found, uploaded=scenario_of(name).leaves))
+        leaves, several = scenario_of(name).leaves, "s" * (len(found) != 1)
+        many = f"{len(found)} {'upload' if leaves else 'gradient'}{several}"
+        self.tell(f"Attacking {many} of one example{several and ' each'}")
+        answer = attempt(lambda: self._attacked(found, uploaded=leaves))
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
         sizes = {max(1, again.watched.loaded) for _, again in found}
         of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
         clients = len({client.number for client, _ in found})
-        said = f"{len(found)} {what}{'s' * (len(found) != 1)} of {clients} client{'s' * (clients != 1)}"
-        uploads = scenario_of(name, uploads=f"{said}, each of {of} in one step", examples=max(sizes))
-        return replace(answer, scenario=uploads, seconds=time.perf_counter() - started)
+        said = f"{many} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
+        scenario = scenario_of(name, uploads=said, examples=max(sizes))
+        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
 
     def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
         words = words_of(found, uploaded=uploaded)
@@ -239,13 +222,10 @@ class Scenarios:
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
+            tensors, plan = again.watched.gradients, gradient_plan(again.watched)
             if uploaded:
-                tensors = again.tensors()
-                plan = plan_of(again.watched, again.matched, len(problem.truth))
-            else:
-                tensors, plan = dict(again.watched.gradients), gradient_plan(again.watched)
-            observed = problem.observed(number, tensors, plan)
-            shared = problems[0]
+                tensors, plan = again.tensors(), plan_of(again.watched, again.matched, len(problem.truth))
+            observed, shared = problem.observed(number, tensors, plan), problems[0]
             own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
@@ -303,18 +283,13 @@ class Scenarios:
             return _not_attacked("batch", f"its code makes {steps} steps on a single batch")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
-        answer = self._attacked([(client, again)], uploaded=True)
-        uploads = f"1 upload of 1 client, of {size} examples in one step"
-        return replace(
-            answer,
-            scenario=scenario_of("batch", uploads=uploads, examples=max(1, size)),
-            seconds=time.perf_counter() - started,
-        )
+        answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
+        scenario = scenario_of("batch", uploads=f"1 upload of 1 client, {uploads}", examples=max(1, size))
+        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
 
     def _whole_training(self) -> Answer:
         watched = self.clients[0].watched
-        examples, steps = watched.loaded or 0, watched.steps
-        said = f"{examples or 'all its'} examples in {steps} step{'s' * (steps != 1)}"
+        said = f"{watched.loaded or 'all its'} examples in {watched.steps} step{'s' * (watched.steps != 1)}"
         reason = (
             f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
             f" {MOST_IMAGES} examples in all. This is a limit of this attacker, not a protection of the app's"
@@ -324,47 +299,37 @@ class Scenarios:
                 f"this is what the training itself sends, of {said}: no parameter of the network is in it."
                 " Leakage by a sum over clients was not attacked"
             )
-        elif steps == 1:
+        elif watched.steps == 1:
             reason = f"this is what the training itself uploads, of {said}: see the scenario below"
         return Answer(scenario=scenario_of("all", uploads=f"the training's own uploads, of {said}"), reason=reason)
 
 
 def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, WatchedReply]]) -> Answer:
-    others = other_texts([client.watched for client, _ in found])
-    answer = scored_words([(one.truth, one.guess) for one in read], len(read), others, [one.texts for one in read])
-    words = sum(len(one.truth) for one in read)
-    right = sum(len(one.guess & one.truth) for one in read)
-    false = sum(len(one.guess - one.truth) for one in read)
+    others, pairs = other_texts([client.watched for client, _ in found]), [(one.truth, one.guess) for one in read]
+    answer = scored_words(pairs, len(read), others, [one.texts for one in read])
+    words, right = sum(len(truth) for truth, _ in pairs), sum(len(guess & truth) for truth, guess in pairs)
+    false = sum(len(guess - truth) for truth, guess in pairs)
     named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
     return replace(answer, notes=(NOTE, named, *dict.fromkeys(one.said for one in read[:1])))
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
     """Ask for an answer on one example, else on two, which batch norm needs."""
-    tried: WatchedReply | Failure = Failure("nothing was tried")
-    for only in (
-        OnlyExamples(first=number),
-        OnlyExamples(first=number, repeats=True),
-        OnlyExamples(first=2 * number, number=2),
-    ):
-        again = ask(replace(only, evaluation=evaluation))
-        if not isinstance(again, Failure):
-            return again
-        tried = again if isinstance(tried, Failure) and tried.reason == "nothing was tried" else tried
-    return tried
+    once = OnlyExamples(first=number, evaluation=evaluation)
+    first = again = ask(once)
+    for more in ({"repeats": True}, {"first": 2 * number, "number": 2}):
+        if isinstance(again, Failure):
+            again = ask(replace(once, **more))
+    return first if isinstance(again, Failure) else again
 
 
 def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Reconstruction]) -> tuple[str, ...]:
-    said = list(problem.notes)
-    if problem.whole:
-        said.append("The attacker is given the loss's other inputs, such as labels.")
-    else:
-        said.append(f"The loss is {problem.loss.name}; the attacker is given no labels.")
-    missing = len(observation.sent.parameters) - len(observation.upload.tensors)
-    if missing:
-        said.append(
-            f"{missing} of {len(observation.sent.parameters)} parameters do not leave the client, or do not train."
-        )
+    loss = f"The loss is {problem.loss.name}; the attacker is given no labels."
+    loss = "The attacker is given the loss's other inputs, such as labels." if problem.whole else loss
+    said = [*problem.notes, loss]
+    if missing := len(observation.sent.parameters) - len(observation.upload.tensors):
+        of = len(observation.sent.parameters)
+        said.append(f"{missing} of {of} parameters do not leave the client, or do not train.")
     by = sorted({guess.member for guess in guesses if guess.member})
     said += [f"The strongest attacks: {', '.join(by)}."] if by else []
     return tuple(said)

@@ -10,19 +10,18 @@ from fl_privacy.report.audit_file import PAGE, write_audit
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.rng import streams_put_back
 
+Show = Callable[[AuditRecord], None]
+"""Receiver of the records of an audit."""
+
 
 class AuditSession:
     """An audit from its training to its page, of a strategy (``AuditReport``) or of an app that is run (``AppAudit``).
 
-    Attributes:
-        show: receiver of records instead of files, in a sandbox.
-        content: content of ``audit.json``.
-        line: summary for a terminal; empty before the end.
+    In a sandbox, ``show`` receives records instead of files. ``line`` is the summary for a terminal, at the end.
     """
 
-    def __init__(self, folder: Path, show: Callable[[AuditRecord], None] | None = None) -> None:
-        self.folder, self.show = folder, show
-        self.notes: list[str] = []
+    def __init__(self, folder: Path, show: Show | None = None) -> None:
+        self.folder, self.show, self.notes = folder, show, list[str]()
         self.content: Mapping[str, Any] = {}
         self.line, self.started = "", time.perf_counter()
 

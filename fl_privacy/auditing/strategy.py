@@ -17,7 +17,13 @@ from torch import nn
 
 from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
 from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
-from fl_privacy.auditing.strategy_report import ATTACK, AuditReport, NamingServer, expect_rounds, expect_strategy
+from fl_privacy.auditing.strategy_report import (
+    AuditReport,
+    NamingServer,
+    expect_rounds,
+    expect_strategy,
+    told_partition,
+)
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Audit, Failure, audited_rounds
@@ -27,6 +33,7 @@ from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told
 from fl_privacy.flower.grids import pair
 from fl_privacy.flower.wrappers import StrategyAround
 from fl_privacy.rng import streams_put_back
+from fl_privacy.runs.folder.claims import write_claims
 from fl_privacy.types import LocalPlan, VictimId
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -80,12 +87,10 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, keys in KEYS.items():
         value = next((spelled[key] for key in keys if key in spelled), None)
-        if name == "optimizer":
-            value = str(value).lower() if str(value).lower() in ("sgd", "adam", "adamw") else None
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            value = None
-        if value is not None:
-            with suppress(UserError):
+        value = str(value).lower() if name == "optimizer" else value
+        usual = value in ("sgd", "adam", "adamw") if name == "optimizer" else type(value) in (int, float)
+        with suppress(UserError):
+            if usual:
                 LocalPlan(**{"shares": "delta", name: value})  # type: ignore[arg-type]
                 found[name] = value
     if "steps" in found:
@@ -104,10 +109,8 @@ def _named(told: Mapping[str, object]) -> dict[str, Any]:
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 600.0
-"""Seconds to wait for the first client."""
-
-_POLL = 0.5
+PATIENCE, _POLL = 600.0, 0.5
+"""Seconds to wait for the first client, and between two looks."""
 
 
 @streams_put_back()
@@ -122,7 +125,7 @@ def audit(
     out: str | Path = "audit",
     rounds: str | int | Sequence[int] = "ends",
     victims: int = 8,
-    attack: Any = ATTACK,
+    attack: Any = "auto",
 ) -> "AuditedStrategy":
     """Wrap ``strategy`` so that its clients' uploads are captured, attacked and shown on a page at the end.
 
@@ -155,23 +158,14 @@ def audit(
     expect_rounds(rounds)
     found = read_model(model, data, input_shape, transform)
     read_plan(plan, {})
-    report = AuditReport(
-        out=Path(out),
-        attack=attack,
-        strategy=type(strategy).__name__,
-        model=found,
-        victims=whole("victims", victims, at_least=1, at_most=10_000, example=8),
-    )
+    victims = whole("victims", victims, at_least=1, at_most=10_000, example=8)
+    report = AuditReport(Path(out), attack, type(strategy).__name__, found, victims)
     return AuditedStrategy(strategy, found, report, plan, rounds)
 
 
 @dataclass(eq=False)
 class AuditedStrategy(StrategyAround):
-    """A strategy under audit; made by ``audit``.
-
-    Attributes:
-        failure: reason for a missing page, in a line; ``None`` with a page, or before the end of the training.
-    """
+    """A strategy under audit, made by ``audit``; after the training, ``failure`` is the reason for a missing page."""
 
     model: AuditedModel
     report: AuditReport
@@ -196,12 +190,9 @@ class AuditedStrategy(StrategyAround):
             UserError: before the training: no client is there, the arrays are not the model's, a round does not exist,
                 or ``out`` can't be written.
         """
-        signature = inspect.signature(type(self.strategy).start)
-        given = signature.bind(self.strategy, *args, **kwargs)
+        given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()
-        told = dict(given.arguments)
-        for name, parameter in signature.parameters.items():
-            told |= told[name] if parameter.kind is parameter.VAR_KEYWORD else {}
+        told = {**given.arguments, **given.kwargs}
         grid, arrays = told["grid"], told["initial_arrays"]
         rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
         self._timeout = float(told.get("timeout", 3600))
@@ -230,15 +221,20 @@ class AuditedStrategy(StrategyAround):
 
     def _finish(self, result: Result) -> None:
         assert self._curious is not None
-        self.report.partitions = self._curious.partitions
-        seen = self._seen + self._curious.problems
+        report = self.report
+        report.result, report.seen = result, self._seen + self._curious.problems
+        report.partitions = self._curious.partitions
+
+        def claim() -> None:
+            if claims := audited_claims(self.strategy, self._replies, self._rounds):
+                write_claims(report.folder, claims)
+
         with streams_put_back():
-            claimed = attempt(lambda: self.report.claimed(audited_claims(self.strategy, self._replies, self._rounds)))
-        if isinstance(claimed, Failure):
-            logger.warning("The claim of differential privacy was not tested: %s", claimed.reason)
-        failed = self.report.finish(result, seen)
+            if isinstance(untested := attempt(claim), Failure):
+                logger.warning("The claim of differential privacy was not tested: %s", untested.reason)
+        failed = report.end()
         self.failure = None if failed is None else failed.reason.removeprefix(f"{UserError.__name__}: ")
-        say(self.report.line if failed is None else f"audit: no page. {self.failure}", aside=failed is not None)
+        say(report.line if failed is None else f"audit: no page. {self.failure}", aside=failed is not None)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -270,30 +266,25 @@ class AuditedStrategy(StrategyAround):
 
     def _identify(self, round: int, received: Sequence[Message]) -> None:
         assert self._curious is not None
-        replied = [(message, r) for message, r in pair(self._sent, received) if not isinstance(r, Failure)]
-        self._curious.name_all(replied)
+        replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
+        # nodes that claim a partition get their number first
+        for message, reply in sorted(replied, key=lambda p: (told_partition(p[1]) is None, p[0].metadata.dst_node_id)):
+            self._curious.client_of(message, reply)
         self.report.identified.update(self._curious.partitions)
         self._note(self._sent, received)
 
     def _probe(self, round: int, received: Sequence[Message]) -> None:
         assert self._curious is not None and self._grid is not None
         replied = [(m, r) for m, r in pair(self._sent, received) if not isinstance(r, Failure)]
-        answering = sorted(
-            (m for m, r in replied if ANSWERS in r.content.config_records), key=lambda m: m.metadata.dst_node_id
-        )[: self.report.victims]
+        answering = [message for message, reply in replied if ANSWERS in reply.content.config_records]
+        answering = sorted(answering, key=lambda message: message.metadata.dst_node_id)[: self.report.victims]
         if not answering:
             return
         share, more = divmod(self.report.victims, len(answering))
-        asked = [
-            Message(
-                probing(message, number, 1),
-                dst_node_id=message.metadata.dst_node_id,
-                message_type=message.metadata.message_type,
-                group_id=message.metadata.group_id,
-            )
-            for rank, message in enumerate(answering)
-            for number in range(share + (rank < more))
-        ]
+        asked = []
+        for rank, message in enumerate(answering):
+            to = {name: getattr(message.metadata, name) for name in ("dst_node_id", "message_type", "group_id")}
+            asked += [Message(probing(message, number, 1), **to) for number in range(share + (rank < more))]
         replies = list(self._grid.send_and_receive(asked, timeout=self._timeout))
         self._note(asked, replies)
         for message, reply in pair(asked, replies):
@@ -337,15 +328,8 @@ class AuditedStrategy(StrategyAround):
 
 def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
     """Run ``strategy.start`` with redirected hooks, on an object that shares the strategy's attributes."""
-    kind = type(strategy)
-
-    def configure_train(self: Strategy, *args: Any, **kwargs: Any) -> Iterable[Message]:
-        return audited.configure_train(*args, **kwargs)
-
-    def aggregate_train(self: Strategy, *args: Any, **kwargs: Any) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return audited.aggregate_train(*args, **kwargs)
-
-    hooks = {"configure_train": configure_train, "aggregate_train": aggregate_train}
+    kind, names = type(strategy), ("configure_train", "aggregate_train")
+    hooks = {name: staticmethod(getattr(audited, name)) for name in names}
     driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
     driver.__dict__ = strategy.__dict__
     result: Result = driver.start(*args, **kwargs)

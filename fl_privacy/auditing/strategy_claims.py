@@ -1,6 +1,6 @@
 """Differential privacy claims in an audit, of the strategy and in clients' replies, and uncovered figures."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import Message
@@ -12,18 +12,13 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.flower.dp_mechanisms import stated_by, verdicts_on
 from fl_privacy.runs.folder.claims import ClaimRecord, records_of
 
-KEYS = {
-    "epsilon": "epsilon",
-    "delta": "delta",
-    "noise_multiplier": "noise_multiplier",
-    "noise-multiplier": "noise_multiplier",
-    "sample_rate": "sample_rate",
-    "sample-rate": "sample_rate",
-}
+KEYS = {name: name for name in ("epsilon", "delta", "noise_multiplier", "sample_rate")}
+KEYS |= {name.replace("_", "-"): name for name in KEYS}
 """Metric of clients that train by Opacus -> its meaning."""
 
-MOST_STATED = 1e12
-"""Limit on a client's stated figures; larger ones, or ones that are not finite, are ignored."""
+MOST_STATED, DRAWS = 1e12, 500
+"""Limit on a client's stated figures (larger ones, or ones that are not finite, are ignored), and number of draws on
+either neighbor, so that the page is not delayed."""
 
 COUNTS = frozenset({"num-examples", "num_examples"})
 
@@ -33,52 +28,45 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Differential privacy and other figures in clients' metrics.
-
-    Attributes:
-        stated: last round's largest epsilon and least noise of any client, by name.
-    """
+    """Names of clients' metrics, and the last round's largest epsilon and least noise that any client ``stated``."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
 
     def see(self, replies: Sequence[Message]) -> None:
         found: dict[str, list[float]] = {}
-        for reply in replies:
-            if reply.has_error() or not reply.has_content():
-                continue
-            for record in reply.content.metric_records.values():
-                for name, value in list(record.items())[:64]:
-                    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MOST_STATED:
-                        continue
+        usable = (reply for reply in replies if not reply.has_error() and reply.has_content())
+        for record in (record for reply in usable for record in reply.content.metric_records.values()):
+            for name, value in list(record.items())[:64]:
+                if type(value) in (int, float) and abs(value) < MOST_STATED:  # type: ignore[arg-type]
                     self.metrics.add(str(name)[:64])
                     if name in KEYS:
-                        found.setdefault(KEYS[name], []).append(float(value))
+                        found.setdefault(KEYS[name], []).append(float(value))  # type: ignore[arg-type]
         for name, values in found.items():
             self.stated[name] = min(values) if name == "noise_multiplier" else max(values)
-
-
-DRAWS = 500
-"""Number of draws on either neighbor, so that the page is not delayed."""
 
 
 def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) -> tuple[ClaimRecord, ...]:
     """Check the claims of strategy and clients against stated facts, and the strategy's against many draws."""
     found: list[ClaimVerdict] = []
     if stated_by(strategy) is not None:
-        found += verdicts_on(
-            strategy, DpCheckRequest(rounds=rounds, draws=DRAWS), name=f"the server's {type(strategy).__name__}"
-        )
+        name, request = f"the server's {type(strategy).__name__}", DpCheckRequest(rounds=rounds, draws=DRAWS)
+        found += verdicts_on(strategy, request, name=name)
     if "epsilon" in replies.stated:
         found.append(_of_clients(replies.stated, rounds))
-    beside = sorted(replies.metrics - COUNTS - SETTINGS - KEYS.keys())
-    if found and beside:
-        note = (
-            f"Next to their arrays clients send {', '.join(beside[:6])}: figures about their data that no noise covers;"
-            " withhold them, or add noise and count them in."
-        )
-        found[0] = replace(found[0], notes=(*found[0].notes, note))
+    if found:
+        found[0] = replace(found[0], notes=(*found[0].notes, *uncovered(sorted(replies.metrics))))
     return records_of(found)
+
+
+def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
+    """Name the figures about clients' data among their ``metrics`` in a sentence, if there are any."""
+    names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
+    said = (
+        f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"
+        " withhold them, or add noise and count them in."
+    )
+    return (said,) if names else ()
 
 
 def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:

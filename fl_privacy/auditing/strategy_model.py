@@ -45,11 +45,7 @@ class AuditedModel:
 def read_model(
     model: nn.Module | Callable[[], nn.Module], data: object, input_shape: Sequence[int] | None, transform: object
 ) -> AuditedModel:
-    """Check the model and images given to ``audit``.
-
-    Raises:
-        UserError: they do not fit each other.
-    """
+    """Check the model and images given to ``audit``; ``UserError`` if they do not fit each other."""
     made = copy.deepcopy(made_of(model)).cpu()
     if not any(True for _ in made.parameters()):
         raise UserError(f"Model {type(made).__name__} is expected to have parameters, but has none.")
@@ -67,9 +63,9 @@ def read_model(
             f" {source.name}, but has {classes}."
         )
     told = _normalization(transform)
-    if told is not None and source.normalization is not None:
-        source = replace(source, normalization=told)
     normalization = source.normalization if told is None else told
+    if source.normalization is not None:
+        source = replace(source, normalization=normalization)
     kind: Any = type(made) if isinstance(model, nn.Module) else model
     return AuditedModel(
         name=getattr(kind, "__name__", type(made).__name__),
@@ -128,9 +124,8 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
     fitting = [shape for shape in USUAL if _outputs(model, shape) is not None]
     if len(fitting) == 1:
         return fitting[0]
-    which = (
-        "none of the usual ones" if not fitting else f"images of {' and '.join('x'.join(map(str, s)) for s in fitting)}"
-    )
+    shapes = " and ".join("x".join(map(str, shape)) for shape in fitting)
+    which = f"images of {shapes}" if fitting else "none of the usual ones"
     raise UserError(
         f"The shape of images is expected, but neither data nor input_shape is given, and {type(model).__name__} takes"
         f" {which}; give input_shape=(channels, height, width)."

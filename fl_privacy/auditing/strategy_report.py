@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from fl_privacy.auditing.strategy_model import AuditedModel
 from fl_privacy.checks import whole
 from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, audited_rounds
+from fl_privacy.federation import audited_rounds
 from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, ids_of, recognize_training
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
@@ -23,7 +23,6 @@ from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
 from fl_privacy.report.audit_page import AuditRecord, Captured
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.folder.claims import ClaimRecord, write_claims
 from fl_privacy.runs.folder.ongoing import CAPTURES
 from fl_privacy.types import LocalPlan, ModelState, Observation, VictimId
 from fl_privacy.types.plan import Normalization
@@ -39,15 +38,12 @@ def expect_strategy(strategy: object) -> None:
 
 def expect_rounds(rounds: object) -> None:
     """Check ``rounds`` as far as possible before their number is known."""
-    if isinstance(rounds, str):
-        audited_rounds(rounds, 1, name="rounds", most="num_rounds")
-    elif isinstance(rounds, list | tuple | set | frozenset | range) and rounds:
-        for one in rounds:
-            whole("rounds", one, at_least=1, example=1)
-    elif not rounds or not isinstance(rounds, int):
-        audited_rounds([], 1, name="rounds", most="num_rounds")
-    else:
-        whole("rounds", rounds, at_least=1, example=1)
+    several = isinstance(rounds, list | tuple | set | frozenset | range)
+    if isinstance(rounds, str) or not rounds or not (several or isinstance(rounds, int)):
+        audited_rounds(rounds if isinstance(rounds, str) else [], 1, name="rounds", most="num_rounds")
+        return
+    for one in rounds if several else [rounds]:  # type: ignore[attr-defined]
+        whole("rounds", one, at_least=1, example=1)
 
 
 def _no_strategy(strategy: object) -> str:
@@ -64,19 +60,15 @@ def _no_strategy(strategy: object) -> str:
     return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
 
 
-MOST_PARTITION = 999_999_999
-"""Largest number of a client."""
-
-AGREED = 0.5
-"""Share of clients above which their stated defense counts as the training's."""
+MOST_PARTITION, AGREED = 999_999_999, 0.5
+"""Largest number of a client, and share of clients above which their stated defense counts as the training's."""
 
 
 def told_partition(reply: Message) -> int | None:
     """Return the partition that the client behind ``reply`` claims, or ``None``."""
     record = reply.content.config_records.get(CLIENT)
-    told = record.get(PARTITION) if record is not None else None
-    usable = isinstance(told, int) and not isinstance(told, bool) and 0 <= told <= MOST_PARTITION
-    return told if usable else None  # type: ignore[return-value]
+    told = None if record is None else record.get(PARTITION)
+    return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
 
 
 @dataclass(eq=False)
@@ -84,19 +76,10 @@ class NamingServer(HonestButCurious):
     """An honest-but-curious server that gives each node a lasting number.
 
     The number is the partition that the node claims, else the rank of its id, or the next one that is free.
-
-    Attributes:
-        partitions: claimed partition by client.
     """
 
     partitions: dict[int, int] = field(default_factory=dict, init=False)
     _numbers: dict[int, int] = field(default_factory=dict, init=False, repr=False)
-
-    def name_all(self, exchanged: Iterable[tuple[Message, Message]]) -> None:
-        """Assign numbers to the nodes of messages and replies, first to those that claim a partition."""
-        turns = sorted(exchanged, key=lambda pair: (told_partition(pair[1]) is None, pair[0].metadata.dst_node_id))
-        for message, reply in turns:
-            self.client_of(message, reply)
 
     def client_of(self, message: Message, reply: Message) -> int:
         node = message.metadata.dst_node_id
@@ -115,10 +98,6 @@ class NamingServer(HonestButCurious):
             if told is not None:
                 self.partitions[number] = told
         return self._numbers[node]
-
-
-ATTACK = "auto"
-"""Default attack of audits."""
 
 
 @dataclass(eq=False)
@@ -143,38 +122,24 @@ class AuditReport(AuditSession):
 
     def _reset(self) -> None:
         super().__init__(self.out)
-        self._observations: WaitingUpdates | None = None
-        self._found: Counter[str] = Counter()
-        self._seen: Counter[str] = Counter()
-        self._images: dict[VictimId, ProbedImages] = {}
-        self._defenses: dict[int, Description] = {}
+        self._found, self.seen = Counter[str](), Counter[str]()
+        self._images, self._defenses = dict[VictimId, ProbedImages](), dict[int, Description]()
         self.partitions: Mapping[int, int] = {}
         self.nodes: int | None = None
         self._run: RunFolder | None = None
-        self._result: Result | None = None
-        self._writer: CaptureWriter | None = None
-        self._told: frozenset[str] = frozenset()
-        self.identified: set[int] = set()
+        self.result: Result | None = None
+        self._told, self.identified = frozenset[str](), set[int]()
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Start recording into a new folder; an earlier audit with the same settings is moved aside.
-
-        Args:
-            told: names of the plan's fields given by the user.
-        """
+        """Record into a new folder, with the plan's fields that were given; an earlier equal audit is moved aside."""
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
         self._told = told
-        config = self._config(plan, audited, rounds)
+        config, label = self._config(plan, audited, rounds), f"audit-{self.strategy}-{self.model.name}"
+        text = dump_json(config, indent=1)
         try:
-            run = RunFolder.open_or_create(
-                self.out,
-                label=f"audit-{self.strategy}-{self.model.name}",
-                config=config,
-                config_text=dump_json(config, indent=1),
-                overwrite=True,
-            )
+            run = RunFolder.open_or_create(self.out, label=label, config=config, config_text=text, overwrite=True)
         except OSError as error:
             raise UserError(
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
@@ -188,18 +153,13 @@ class AuditReport(AuditSession):
             self._run.close()
 
     def captured(self, observation: Observation) -> None:
-        assert self._writer is not None and self._observations is not None
         known, said = recognize_training(observation, self._told)
         self._found.update(said)
         self._writer.write(known)
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of the images behind its answer to a probe.
-
-        Raises:
-            UserError: its normalization has another number of channels.
-        """
+        """Record a client's description of the images behind its answer to a probe; ``UserError`` if it can't be."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:
@@ -216,20 +176,6 @@ class AuditReport(AuditSession):
             self._defenses[client] = parts
             self.write()
 
-    def claimed(self, claims: Sequence[ClaimRecord]) -> None:
-        """Record the verdicts on differential privacy claims, which the page shows first."""
-        if claims:
-            write_claims(self.folder, claims)
-
-    def finish(self, result: Result, seen: Counter[str]) -> Failure | None:
-        """Attack the captures and write the page; return why there is none, if so.
-
-        Args:
-            seen: errors in replies, with counts.
-        """
-        self._result, self._seen = result, seen
-        return self.end()
-
     def attack_all(self) -> None:
         from fl_privacy.runs.app import CapturedApp, as_clients_normalize, report_app  # noqa: PLC0415
         from fl_privacy.runs.destination import LineMonitor  # noqa: PLC0415
@@ -237,26 +183,22 @@ class AuditReport(AuditSession):
         assert self._run is not None
         if not self._observations:
             raise self._nothing()
-        record = self.record()
-        stated = self._normalizations()
+        own, stated, source = self.model.normalization, self._normalizations(), self.model.source
+        seen = as_clients_normalize(self._observations, stated, own)
         captured = CapturedApp(
-            observations=as_clients_normalize(self._observations, stated, self.model.normalization),
-            source=self.model.source,
-            record=record,
-            found=self._found,
-            victims=self.victims,
+            observations=seen, source=source, record=self.record(), found=self._found, victims=self.victims
         )
         self.line = report_app(captured, self._attack, self._attack_name, self._run, monitor=LineMonitor())
 
     def record(self, going_on: str = "") -> AuditRecord:
-        observed = {observation.client for observation in ids_of(self._observations or ())}
+        observed = {observation.client for observation in ids_of(self._observations)}
         defenses = {client: parts for client, parts in self._defenses.items() if client in observed}
         spelled = {client: json.dumps(to_plain(parts), sort_keys=True) for client, parts in defenses.items()}
         usual, number = Counter(spelled.values()).most_common(1)[0] if spelled else ("", 0)
         most = next((defenses[client] for client, text in spelled.items() if text == usual), ())
         return AuditRecord(
             app=self.strategy,
-            problems=[f"{why} ({n} times)" if n > 1 else why for why, n in self._seen.items() if why],
+            problems=[f"{why} ({n} times)" if n > 1 else why for why, n in self.seen.items() if why],
             notes=self._sources(),
             going_on=going_on,
             nodes=self.nodes,
@@ -297,13 +239,11 @@ class AuditReport(AuditSession):
     def _nothing(self) -> UserError:
         from fl_privacy.runs.weights import MODEL, write_weights  # noqa: PLC0415
 
-        kept = ""
-        if self._result is not None and self._result.arrays is not None:
-            path = self.folder / MODEL
-            arrays = {name: to_tensor(array.numpy()) for name, array in self._result.arrays.items()}
-            write_weights(path, ModelState(arrays))
+        kept, path = "", self.folder / MODEL
+        if self.result is not None and self.result.arrays is not None:
+            write_weights(path, ModelState({k: to_tensor(v.numpy()) for k, v in self.result.arrays.items()}))
             kept = f" The trained weights are in {path}."
-        why = max(self._seen, key=lambda reason: self._seen[reason], default="").rstrip(".")
+        why = max(self.seen, key=lambda reason: self.seen[reason], default="").rstrip(".")
         why = why or "no client replied in the audited rounds"
         return UserError(
             f"The audit is expected to capture updates, but captured none, which says nothing about privacy: {why};"
@@ -311,16 +251,11 @@ class AuditReport(AuditSession):
         )
 
     def _config(self, plan: LocalPlan, audited: Sequence[int], rounds: int) -> dict[str, Any]:
-        normalization = self.model.normalization
+        normalization, data, attack = self.model.normalization, self.model.source.name, self._attack_name
         return {
             "command": "audit",
-            "choices": {
-                "data": self.model.source.name,
-                "model": "custom",
-                "federation": self.strategy,
-                "attack": self._attack_name,
-            },
-            "data": {"name": self.model.source.name},
+            "choices": {"data": data, "model": "custom", "federation": self.strategy, "attack": attack},
+            "data": {"name": data},
             "model": {
                 "_target_": self.model.path,
                 "input_shape": list(self.model.input_shape),
@@ -328,7 +263,7 @@ class AuditReport(AuditSession):
                 **({} if normalization is None else asdict(normalization)),
             },
             "federation": {"strategy": self.strategy, "rounds": rounds, "plan": asdict(plan)},
-            "attack": {"name": self._attack_name},
+            "attack": {"name": attack},
             "intercept": {"uploads": "both", "rounds": list(audited)},
             "victims": self.victims,
             "batch_size": 1,

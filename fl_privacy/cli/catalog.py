@@ -12,7 +12,7 @@ from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.building import locate_target
 from fl_privacy.runs.config.keys import groups
 from fl_privacy.runs.config.plugins import register_plugin_metrics
-from fl_privacy.runs.config.study import GRIDS, TRACKS, grid_names, track_names
+from fl_privacy.runs.config.study import GRIDS, TRACKS, names_in
 from fl_privacy.site.gate.plain_yaml import loaded
 
 GROUPS = (*groups(), "experiment")
@@ -45,8 +45,8 @@ def _metrics() -> dict[str, str]:
 
 
 _OTHERS: Mapping[str, Callable[[], dict[str, str]]] = {
-    "trade-off": lambda: {name: comment_of(GRIDS / f"{name}.yaml") for name in grid_names()},
-    "benchmark": lambda: {name: comment_of(TRACKS / f"{name}.yaml") for name in track_names()},
+    "trade-off": lambda: {name: comment_of(GRIDS / f"{name}.yaml") for name in names_in(GRIDS)},
+    "benchmark": lambda: {name: comment_of(TRACKS / f"{name}.yaml") for name in names_in(TRACKS)},
     "metrics": _metrics,
 }
 """Kinds that are no configuration group -> descriptions of their parts."""

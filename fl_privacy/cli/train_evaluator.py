@@ -28,8 +28,13 @@ from fl_privacy.models.pretrained.evaluator import (
     student_plan,
     train_evaluator,
 )
-from fl_privacy.models.pretrained.evaluator_files import Evaluator, load_evaluator, read_about, save_evaluator
-from fl_privacy.models.pretrained.find_words import name_of_words
+from fl_privacy.models.pretrained.evaluator_files import (
+    Evaluator,
+    load_evaluator,
+    name_of_words,
+    read_about,
+    save_evaluator,
+)
 from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file

@@ -30,12 +30,7 @@ if TYPE_CHECKING:
         Pathological as Pathological,
         partition_table as partition_table,
     )
-    from fl_privacy.data.tables import (
-        load_table as load_table,
-        table_of as table_of,
-    )
-    from fl_privacy.data.texts import (
-        load_text as load_text,
-    )
+    from fl_privacy.data.tables import load_table as load_table, table_of as table_of
+    from fl_privacy.data.texts import load_text as load_text
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -138,9 +138,8 @@ def probe_seed(probe: int, size: int) -> int:
 
 def told_normalization(source: object) -> Normalization | None:
     """Return the ``transforms.Normalize`` within ``source``: a transform, or a data set or loader with one."""
-    seen: set[int] = set()
-    waiting = [source]
-    while waiting and len(seen) < 1000:
+    seen, waiting = set[int](), [source]
+    while waiting and len(seen) < MOST_LOOKED_AT:
         each = waiting.pop(0)
         if id(each) in seen:
             continue

@@ -38,18 +38,14 @@ from fl_privacy.files.foreign import expanded
 E = TypeVar("E", bound=LabelledExamples)
 
 _FORMAT = 1
-_FIELDS = ("images", "labels", "groups")
 
 
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the examples of ``make``, from ``folder`` if they were made before.
+    """Return the examples of ``make``, from ``folder`` or the user's cache if they were made before with this ``key``.
 
-    Args:
-        key: values on which the result depends.
-        folder: cache folder, created readable by its owner only; ``None`` takes the user's. A warning is given if it
-            cannot be written.
+    The folder is created readable by its owner only. A warning is given if it cannot be written.
     """
     digest = hashlib.sha256(json.dumps([_FORMAT, *key]).encode()).hexdigest()[:16]
     file = (folder or user_cache_folder()) / f"{name.replace('/', '--')}-{digest}.safetensors"
@@ -82,7 +78,7 @@ def _write(file: Path, train: Examples, test: Examples) -> None:
     tensors = {
         f"{split}.{field}": tensor.contiguous()
         for split, examples in (("train", train), ("test", test))
-        for field in _FIELDS
+        for field in ("images", "labels", "groups")
         if (tensor := getattr(examples, field)) is not None
     }
     make_missing_private(file.parent)
@@ -158,8 +154,7 @@ def load_data(
         image_size: height and width to scale images to; ``None`` keeps theirs.
         channels: 1 or 3; ``None`` keeps theirs.
         fit: way to reach ``image_size``: ``resize`` or ``pad``, see ``images.fit_images``.
-        image_column: column of the images; ``None`` finds it.
-        label_column: column of the labels; ``None`` finds it.
+        image_column, label_column: columns of images and labels; ``None`` finds them.
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
         classes: all classes in label order; ``None`` takes the folders, in alphabetical order.
         keep: ``True`` caches decoded images.
@@ -232,14 +227,8 @@ def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> 
     hf, progress, console = require("datasets"), require("rich.progress"), require("rich.console")
     encoded = (part.select_columns([column]).cast_column(column, hf.Image(decode=False)) for part in parts)
     cells, number = (row[column] for part in encoded for row in part), sum(map(len, parts))
-    shown = progress.track(
-        cells,
-        description=f"Decoding {name}",
-        total=number,
-        transient=True,
-        console=console.Console(stderr=True),
-        disable=number < 20_000,
-    )
+    aside, few = console.Console(stderr=True), number < 20_000
+    shown = progress.track(cells, f"Decoding {name}", number, transient=True, console=aside, disable=few)
     size, channels, fit = reading.image_size, reading.channels, reading.fit
     return decode_images(shown, number, image_size=size, channels=channels, fit=fit, name=name)
 
@@ -287,20 +276,18 @@ def load_with_attribute(
         name, root=root, image_size=image_size, channels=channels, label_column=label_column,
         group_column=attribute_column,
     )  # fmt: skip
-    train, test = (expect_images(split, "An attribute") for split in (data.train, data.test))
+    parts = [expect_images(split, "An attribute") for split in (data.train, data.test)]
     if task is not None:
-        return replace(data, train=coarse(train, task), test=coarse(test, task))
-    number = 1 + max(int(part.groups.max()) for part in (train, test) if part.groups is not None)
-    names = tuple(map(str, range(number)))
-    return replace(data, train=_by_group(train, names), test=_by_group(test, names))
+        parts = [coarse(part, task) for part in parts]
+    else:
+        number = 1 + max(int(part.groups.max()) for part in parts if part.groups is not None)
+        names = tuple(map(str, range(number)))
+        parts = [replace(part, attributes=part.groups, attribute_names=names) for part in parts]
+    return replace(data, train=parts[0], test=parts[1])
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Return ``examples`` with the classes of ``task``, and their original class as attribute.
-
-    Raises:
-        UserError: ``task`` does not contain each class once.
-    """
+    """Return ``examples`` by the classes of ``task``, their own as attribute; ``UserError`` unless each is in one."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [n for n in examples.class_names if listed.count(n) != 1]
     wrong += [n for n in listed if n not in examples.class_names]
@@ -311,14 +298,5 @@ def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
         )
     place = {str(own): number for number, group in enumerate(task.values()) for own in group}
     labels = torch.tensor([place[name] for name in examples.class_names])[examples.labels]
-    return replace(
-        examples,
-        labels=labels,
-        class_names=tuple(map(str, task)),
-        attributes=examples.labels,
-        attribute_names=examples.class_names,
-    )
-
-
-def _by_group(examples: Examples, names: tuple[str, ...]) -> Examples:
-    return replace(examples, attributes=examples.groups, attribute_names=names)
+    own = replace(examples, attributes=examples.labels, attribute_names=examples.class_names)
+    return replace(own, labels=labels, class_names=tuple(map(str, task)))

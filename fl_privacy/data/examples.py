@@ -18,11 +18,7 @@ from fl_privacy.types.schema import Schema
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens of a vocabulary by number.
-
-    Attributes:
-        special: numbers of tokens without text, such as [CLS].
-    """
+    """Tokens of a vocabulary by number; ``special`` are the numbers of tokens without text, such as [CLS]."""
 
     tokens: tuple[str, ...]
     special: frozenset[int] = frozenset()
@@ -101,11 +97,7 @@ class LabelledExamples(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Examples(LabelledExamples):
-    """Images kept as bytes; batches are floats.
-
-    Attributes:
-        images: (N, C, H, W) uint8.
-    """
+    """Images (N, C, H, W), kept as bytes; batches are floats."""
 
     modality: ClassVar[Modality] = IMAGES
 
@@ -132,11 +124,9 @@ class Examples(LabelledExamples):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TextExamples(LabelledExamples):
-    """Texts as numbers of tokens, padded with -1.
+    """Texts as ``tokens`` (N, L) int32, left-aligned and padded with -1.
 
-    Attributes:
-        tokens: (N, L) int32, texts left-aligned.
-        next_token: ``True`` for models that predict each next token rather than the class of the text.
+    ``next_token`` is ``True`` for models that predict each next token rather than the class of the text.
     """
 
     modality: ClassVar[Modality] = TEXTS
@@ -161,12 +151,8 @@ class TextExamples(LabelledExamples):
 
     @property
     def architecture(self) -> Mapping[str, int]:
-        return {
-            "vocabulary_size": len(self.vocabulary),
-            "max_length": self.tokens.shape[1],
-            "num_classes": self.num_classes,
-            "next_token": self.next_token,
-        }
+        sizes = {"vocabulary_size": len(self.vocabulary), "max_length": self.tokens.shape[1]}
+        return {**sizes, "num_classes": self.num_classes, "next_token": self.next_token}
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -188,11 +174,7 @@ class TextExamples(LabelledExamples):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TableExamples(LabelledExamples):
-    """Rows of a table, encoded by ``schema``.
-
-    Attributes:
-        inputs: (N, F) float32.
-    """
+    """Rows (N, F) float32 of a table, encoded by ``schema``."""
 
     modality: ClassVar[Modality] = ROWS
 

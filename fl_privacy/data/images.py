@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_privacy.data.deep import Deep, gray_values
 from fl_privacy.data.sources import require
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 
 Cell = Mapping[str, Any]
 """An encoded image: its ``bytes``, or the ``path`` of its file."""
@@ -130,9 +130,8 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
         upright = ImageOps.exif_transpose(picture)
         pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))
     except _UNREADABLE as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise UserError(
-            f"{which} is expected to be readable by PIL, but is not: {reason}; repair or remove it."
+            f"{which} is expected to be readable by PIL, but is not: {reason_of(error)}; repair or remove it."
         ) from error
     return (pixels.unsqueeze(0) if channels == 1 else pixels.permute(2, 0, 1)).contiguous(), channels
 

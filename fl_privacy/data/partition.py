@@ -55,9 +55,7 @@ class ClassShares:
     """Each client draws the class shares of its own data from a Dirichlet distribution (Hsu et al., 2019).
 
     All clients have equally many examples (Refiner, Appendix D). Later clients get nothing of a class that has run out.
-
-    Attributes:
-        alpha: concentration of a symmetric distribution, above 0; small is skewed, large is nearly IID.
+    The concentration ``alpha`` is above 0; small is skewed, large is nearly IID.
     """
 
     alpha: float = 1.0
@@ -113,14 +111,9 @@ class Dirichlet:
     def __call__(self, examples: LabelledExamples, *, num_clients: int, seed: int) -> list[Tensor]:
         _check_clients(examples, num_clients, self.min_examples)
         order = _shuffled(len(examples), seed)
-        partitioner = _partitioners().DirichletPartitioner(
-            num_clients,
-            partition_by="label",
-            alpha=float(self.alpha),
-            min_partition_size=self.min_examples,
-            self_balancing=self.self_balancing,
-            seed=derive_seed(seed, "dirichlet"),
-        )
+        sizes = {"min_partition_size": self.min_examples, "self_balancing": self.self_balancing}
+        drawn = {"alpha": float(self.alpha), "seed": derive_seed(seed, "dirichlet")}
+        partitioner = _partitioners().DirichletPartitioner(num_clients, partition_by="label", **sizes, **drawn)
         try:
             return _indices(partitioner, {"index": order, "label": examples.labels[order]})
         except ValueError as error:
@@ -132,12 +125,9 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class Pathological:
-    """Every client has examples of exactly k classes (after McMahan et al., 2017).
+    """Every client has examples of exactly ``classes_per_client`` classes (after McMahan et al., 2017).
 
     Classes are dealt in turn in a random order: all are used, equally often up to one.
-
-    Attributes:
-        classes_per_client: k.
     """
 
     classes_per_client: int = 2
@@ -158,13 +148,9 @@ class Pathological:
         order = _shuffled(len(examples), seed)
         deal = torch.empty(examples.num_classes, dtype=torch.long)
         deal[present] = torch.randperm(len(present), generator=derive_generator(seed, "classes"))
-        partitioner = _partitioners().PathologicalPartitioner(
-            slots,
-            partition_by="label",
-            num_classes_per_partition=1,
-            class_assignment_mode="deterministic",
-            seed=derive_seed(seed, "pathological"),
-        )
+        how = {"num_classes_per_partition": 1, "class_assignment_mode": "deterministic"}
+        drawn = derive_seed(seed, "pathological")
+        partitioner = _partitioners().PathologicalPartitioner(slots, partition_by="label", seed=drawn, **how)
         try:
             decks = _indices(partitioner, {"index": order, "label": deal[examples.labels[order]]})
         except ValueError as error:

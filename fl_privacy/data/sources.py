@@ -45,11 +45,8 @@ class Source(Protocol):
 
 def file_stamps(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return path, modification time and size of each file."""
-    stamps = []
-    for file in map(Path, files):
-        stat = file.stat()
-        stamps.append(f"{file.resolve()}:{stat.st_mtime_ns}:{stat.st_size}")
-    return stamps
+    found = [(Path(file).resolve(), Path(file).stat()) for file in files]
+    return [f"{path}:{stat.st_mtime_ns}:{stat.st_size}" for path, stat in found]
 
 
 def require(module: str, *, package: str | None = None) -> Any:
@@ -228,8 +225,7 @@ class ParquetFolder:
 class ImageFolder:
     """``<folder>/<class>/*.jpg``, or ``<folder>/<split>/<class>/*.jpg`` if there is a folder ``train``.
 
-    Attributes:
-        classes: all classes in label order; ``None`` takes the folders.
+    ``classes`` are all classes in label order; ``None`` takes the folders.
     """
 
     folder: Path
@@ -248,9 +244,8 @@ class ImageFolder:
                 f"Folders of {self.folder} are expected to be called like the classes {', '.join(names)}, but one is"
                 f" {unknown[0]}; rename it or add it to data.classes."
             )
-        hf = require("datasets")
+        hf, rows = require("datasets"), {}
         features = hf.Features(image=hf.Image(decode=False), label=hf.ClassLabel(names=names))
-        rows = {}
         for split, classes in splits.items():
             cells = [{"bytes": None, "path": str(file)} for files in classes.values() for file in files]
             labels = [names.index(label) for label, files in classes.items() for _ in files]
@@ -296,11 +291,7 @@ def environment_folder(name: str) -> Path | None:
 
 
 def read_parquet(file: Path) -> Any:
-    """Read a PyArrow table.
-
-    Raises:
-        UserError: the file is damaged, or unpacks to more than ``MOST_UNPACKED`` times its size plus 1 GiB.
-    """
+    """Read a PyArrow table; ``UserError`` if the file is damaged or unpacks to more than ``MOST_UNPACKED`` allows."""
     arrow, parquet = require("pyarrow"), require("pyarrow.parquet")
     try:
         about = parquet.read_metadata(file)

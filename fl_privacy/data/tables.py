@@ -17,7 +17,7 @@ from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import TableExamples
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 from fl_privacy.types.schema import MOST_CATEGORIES, Column, Schema
 
@@ -170,7 +170,7 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
         else:
             frame = read_parquet(path).to_pandas()
     except (ValueError, OSError, UnicodeDecodeError, MemoryError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise UserError(
             f"{path} is expected to be a table, but can't be read: {reason}; write it as CSV in UTF-8, or as parquet."
         ) from error

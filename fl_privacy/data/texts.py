@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import TextExamples, Vocabulary
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 
 TRAINED = ("wordpiece", "words", "bpe")
@@ -52,10 +52,9 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     try:
         found = library.Tokenizer.from_file(str(file)) if file.is_file() else library.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises plain Exception
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
             f"data.tokenizer is expected to be {', '.join(TRAINED)}, minilm, a tokenizer.json or a name of the Hugging"
-            f" Face hub, but {name!r} can't be had: {reason}."
+            f" Face hub, but {name!r} can't be had: {reason_of(error)}."
         ) from error
     found.no_padding()
     found.no_truncation()
@@ -65,12 +64,10 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """Return the vocabulary of a tokenizer."""
     by_token = tokenizer.get_vocab(with_added_tokens=True)
-    tokens = ["" for _ in range(max(by_token.values()) + 1)]
-    for token, number in by_token.items():
-        tokens[number] = token
+    by_number = {number: token for token, number in by_token.items()}
     added = json.loads(tokenizer.to_str())["added_tokens"]
     special = {entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN}
-    return Vocabulary(tuple(tokens), frozenset(special))
+    return Vocabulary(tuple(by_number.get(n, "") for n in range(max(by_number) + 1)), frozenset(special))
 
 
 def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
@@ -101,9 +98,9 @@ def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
         words.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
     if name == "words":
         kept = sorted(words, key=lambda word: (-words[word], word))[: size - 1]
-        tokenizer.model = library.models.WordLevel(_numbered([_UNKNOWN, *kept]), unk_token=_UNKNOWN)
+        tokenizer.model = library.models.WordLevel(dict(zip([_UNKNOWN, *kept], count())), unk_token=_UNKNOWN)
         return tokenizer
-    vocabulary = _numbered([_UNKNOWN, _FIRST, _LAST, *_word_pieces(words, size - 3)])
+    vocabulary = dict(zip([_UNKNOWN, _FIRST, _LAST, *_word_pieces(words, size - 3)], count()))
     tokenizer.model = library.models.WordPiece(vocabulary, unk_token=_UNKNOWN)
     tokenizer.add_special_tokens([_UNKNOWN, _FIRST, _LAST])
     ends = [(token, vocabulary[token]) for token in (_FIRST, _LAST)]
@@ -132,10 +129,6 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
 
     base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
     return [*base, *sorted(parts, key=spared)[: size - len(base)]]
-
-
-def _numbered(tokens: Sequence[str]) -> dict[str, int]:
-    return {token: number for number, token in enumerate(tokens)}
 
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
@@ -230,8 +223,7 @@ def load_text(
         vocabulary_size: most tokens of a trained tokenizer.
         max_length: most tokens of a text, at least 2; longer texts are truncated.
         target: model's output: the ``class`` of a text, or each ``next_token``.
-        text_column: column of the texts; ``None`` finds it.
-        label_column: column of the labels; ``None`` finds it.
+        text_column, label_column: columns of texts and labels; ``None`` finds them.
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
 
     Raises:

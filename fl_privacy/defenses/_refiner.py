@@ -30,8 +30,7 @@ from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel, has_batch_norm
 from fl_privacy.models.gradients import loss_gradients
-from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator
-from fl_privacy.models.pretrained.find_words import find_word_evaluator, name_of_words
+from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, find_word_evaluator, name_of_words
 from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Tensors

@@ -22,11 +22,7 @@ LARGEST_TEXT = 1 << 26
 
 
 def expanded(path: str | Path) -> Path:
-    """Return ``path`` with ``~`` or ``~name`` replaced by the home folder.
-
-    Raises:
-        UserError: there is no such user, or the name is invalid.
-    """
+    """Return ``path`` with ``~`` or ``~name`` replaced by the home folder; ``UserError`` if there is no such place."""
     if "\0" in str(path):
         raise UserError(f"A place is expected, but {str(path)!r} has a zero character, which no name has; correct it.")
     try:
@@ -52,11 +48,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
-    """Return the text of an untrusted file.
-
-    Raises:
-        UserError: it is a pipe, a device or a folder, has more than ``most`` bytes, is no UTF-8, or can't be read.
-    """
+    """Return the text of an untrusted file; ``UserError`` if it is no regular file of UTF-8 within ``most`` bytes."""
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as file:
             if (size := os.fstat(file.fileno()).st_size) > most:
@@ -88,13 +80,9 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Refuse an untrusted folder with anything but regular files and folders of limited size.
+    """Refuse an untrusted folder, ``without`` some of its folders, with anything but regular files of limited size.
 
     A link would let reading and writing leave the folder; a pipe blocks its reader.
-
-    Args:
-        folder: folder with all folders within.
-        without: names of folders right within it that are skipped.
 
     Raises:
         UserError: there is a link, a pipe, a device, or a file of more than ``LARGEST_FILE`` bytes.
@@ -138,11 +126,7 @@ class ArrayUnpickler(pickle.Unpickler):
     """Unpickler of NumPy arrays and plain values only; nothing else that the bytes name is run."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a constructor of arrays.
-
-        Raises:
-            pickle.UnpicklingError: the name is none.
-        """
+        """Return a constructor of arrays; ``UnpicklingError`` if the name is none."""
         if module in _HOMES.get(name, ()):
             home = next(one for one in _HOMES[name] if find_spec(one))
             return getattr(importlib.import_module(home), name)

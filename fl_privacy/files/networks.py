@@ -1,6 +1,7 @@
 """Trained networks in safetensors files: cached until the file changes, checked before allocation."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -9,16 +10,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from fl_privacy.errors import UserError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the header of ``file`` and, if wanted, its values by name.
-
-    Raises:
-        OSError: there is no such file, or it holds something else.
-    """
+    """Return the header of ``file`` and, if wanted, its values by name; ``OSError`` if it holds something else."""
     if not file.is_file():
         raise FileNotFoundError(file)
     try:
@@ -27,6 +26,15 @@ def read_network(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str
             return header, {name: stored.get_tensor(name) for name in stored.keys()} if tensors else {}  # noqa: SIM118
     except SafetensorError as error:
         raise OSError(str(error)) from error
+
+
+@contextmanager
+def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
+    """Turn an ``OSError`` within the context into the ``UserError`` that ``what`` is expected in ``file``."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what} is expected in {file}, but it can't be read; {remedy}.") from error
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_privacy.measure.answer import Answer, Scenario
+from fl_privacy.measure.chance import words_f1
 from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
 
-LEAST_FREE = 5
-"""Least number of independent values for a correlation."""
-
-LEAST_CLIENTS = 3
-"""Least number of clients for a correlation: two are always opposites."""
-
-MOST_OUTPUTS = 4
-"""Largest ratio of outputs to classes for an array to count as the outputs' bias."""
+LEAST_FREE = 5  # least number of independent values for a correlation
+LEAST_CLIENTS = 3  # least number of clients for a correlation: two are always opposites
+MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as the outputs' bias
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,10 +66,8 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     """
     widths = {len(trace.change) for trace in traces}
     if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
-        reason = (
-            f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
-        )
-        return Answer(question="classes", reason=reason)
+        said = f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
+        return Answer(question="classes", reason=said)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
     there = counts.sum(0) > 0
     changes = np.stack([trace.change / max(np.linalg.norm(trace.change), 1e-30) for trace in traces])[:, there]
@@ -83,15 +77,13 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
         return Answer(question="classes", reason=said)
     truth = _apart(counts[:, there])
     if not np.abs(truth).max() > 1e-9:
-        return Answer(
-            question="classes", reason="all clients have the same share of each class: nothing can be inferred"
-        )
+        said = "all clients have the same share of each class: nothing can be inferred"
+        return Answer(question="classes", reason=said)
     changes = _apart(changes)
-    found = _correlation(changes, truth, free)
     return Answer(
         question="classes",
         scenario=Scenario(uploads=f"{len(traces)} uploads of the whole training, {int(there.sum())} classes"),
-        estimate=found,
+        estimate=_correlation(changes, truth, free),
         control=_correlation(np.roll(changes, 1, 0), truth, free),
         notes=(
             "From the last layer's bias alone, minus what all clients have in common. The control uses another"
@@ -104,9 +96,8 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
 def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     """Measure how well changed rows of an embedding reveal a client's words; ``read`` has true and inferred words."""
     if len(read) < LEAST_CLIENTS:
-        return Answer(
-            question="words", reason=f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
-        )
+        said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
+        return Answer(question="words", reason=said)
     common = set.intersection(*[truth for truth, _ in read])
     own = [(truth - common, guess - common) for truth, guess in read]
     turned = [(truth, own[(k + 1) % len(own)][1]) for k, (truth, _) in enumerate(own)]
@@ -114,8 +105,8 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
     return Answer(
         question="words",
         scenario=Scenario(uploads=f"{len(read)} uploads of the whole training, {words} words in all"),
-        estimate=_mean([_f1(*pair) for pair in own]),
-        control=_mean([_f1(*pair) for pair in turned]),
+        estimate=_mean([words_f1(*pair) for pair in own]),
+        control=_mean([words_f1(*pair) for pair in turned]),
         notes=("Words that all clients have are left out.",),
     )
 
@@ -156,8 +147,3 @@ def _mean(values: Sequence[float]) -> Estimate:
     half = float(t.ppf(0.975, len(numbers) - 1)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
     value = float(numbers.mean())
     return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half), chance=0.0)
-
-
-def _f1(truth: set[int], guess: set[int]) -> float:
-    common = len(truth & guess)
-    return 2 * common / (len(truth) + len(guess)) if truth or guess else 0.0

@@ -90,6 +90,7 @@ class Answer:
         estimate: figure with its 95 % interval; ``None`` if not measured.
         control: same result from uploads without these examples, if any.
         labels: number of examples with a right class, and of those with a known class.
+        among: answers of which any makes a page red; 0 takes the scenarios of the question.
     """
 
     question: QuestionName = "examples"
@@ -103,6 +104,7 @@ class Answer:
     seconds: float = 0.0
     notes: Sequence[str] = ()
     shown: Sequence[Shown] = ()
+    among: int = 0
 
     def __post_init__(self) -> None:
         if self.question not in get_args(QuestionName) or self.kind not in get_args(Kind):
@@ -113,7 +115,7 @@ class Answer:
         found = self.counts if self.counts is not None else self.estimate
         if found is None or (self.counts is None and self.control is None):
             return False
-        return above_chance(found, among=QUESTIONS[self.question].scenarios, control=self.control)
+        return above_chance(found, among=self.among or QUESTIONS[self.question].scenarios, control=self.control)
 
     @property
     def leaks(self) -> bool:

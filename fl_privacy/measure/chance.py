@@ -8,17 +8,10 @@ import numpy as np
 
 from fl_privacy.measure.intervals import binomial_tail, poisson_tail
 
-BAND = 0.95
-"""Least share of guesses without the update that a reconstruction must exceed."""
-
-LARGE = 16
-"""Examples of an upload above which fewer draws are made."""
-
-DRAWS = {False: 4999, True: 1999}
-"""More than ``LARGE`` examples in an upload -> draws of replacements."""
-
-OVERLAP = 0.01
-"""Share of the error probability spent on counting own examples among the best; draws get the rest."""
+BAND = 0.95  # least share of guesses without the update that a reconstruction must exceed
+LARGE = 16  # examples of an upload above which fewer draws are made
+DRAWS = {False: 4999, True: 1999}  # more than ``LARGE`` examples in an upload -> draws of replacements
+OVERLAP = 0.01  # share of the error probability spent on counting own examples among the best; draws get the rest
 
 _ENOUGH = 10
 """Draws as good as the guess after which sampling stops (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
@@ -44,8 +37,7 @@ class Coincidences:
         if number < 2:
             return cls()
         pairs = number * (number - 1) / 2
-        most = float(equal.max()) / (number - 1)
-        return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=most)
+        return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
         """Return the probability that at least ``exact`` of ``number`` guesses equal one of as many examples.
@@ -55,8 +47,7 @@ class Coincidences:
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
-LEAST_OF_CLASS = 20
-"""Least number of other examples of each class for replacement within classes."""
+LEAST_OF_CLASS = 20  # least number of other examples of each class for replacement within classes
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:

@@ -187,9 +187,7 @@ def _luck_of(judged: Sequence[tuple[str, ImageScore]]) -> float:
         every.add(key)
         if score.outcome is Outcome.RECOGNIZABLE:
             lucky[key] = min(score.chance, lucky.get(key, 1.0))
-    if not lucky or not all(lucky.values()):
-        return 0.0
-    return binomial_tail(len(lucky), len(every), max(lucky.values()))
+    return 0.0 if not lucky or not all(lucky.values()) else binomial_tail(len(lucky), len(every), max(lucky.values()))
 
 
 def _words_of(scores: Sequence[tuple[str, ImageScore]]) -> Words:

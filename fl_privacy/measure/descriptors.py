@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-BLURS = (0.0, 1.0, 2.0)
-"""Standard deviations of the blurs in pixels."""
+BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
 
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
 """Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
@@ -20,14 +19,11 @@ begin on the right; their indices follow those of blurs."""
 
 _MOSAIC = len(BLURS)
 
-WINDOWS = 5
-"""Windows of an image: the whole and its four halves."""
+WINDOWS = 5  # windows of an image: the whole and its four halves
 
-_DETAIL = 1.5
-"""Standard deviation in pixels of the coarse brightness."""
+_DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
 
-LEAST_CONTRAST = 0.1 / 255
-"""Standard deviation of pixels below which an image counts as blank."""
+LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
 
 
 @dataclass(frozen=True)
@@ -105,7 +101,10 @@ class Moved:
         """Return cached rows (V, D) of unit length."""
         if (blur, window) not in self._made:
             if blur not in self._places:
-                self._places[blur] = _shifted(with_detail(blurred(self._shown, BLURS[blur])))
+                images = with_detail(blurred(self._shown, BLURS[blur]))
+                height, width = (side - 2 * shift_reach(side) for side in images.shape[-2:])
+                both = torch.stack([images, images.flip(-1)], dim=1).unfold(-2, height, 1).unfold(-2, width, 1)
+                self._places[blur] = both.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)  # (N, V, 2, height, width)
             places = self._places[blur]
             used = places if window == 0 else places[: len(self._grays)]
             cut = _windows(*places.shape[-2:], self.sight.gap)[window]
@@ -118,8 +117,7 @@ class Moved:
 
     @cached_property
     def _shown(self) -> Tensor:
-        between = _between(self.image, self.sight.side) if self.sight.between else ()
-        return torch.cat([self._grays, *between])
+        return torch.cat([self._grays, *(_between(self.image, self.sight.side) if self.sight.between else ())])
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
@@ -194,15 +192,6 @@ def _windows(height: int, width: int, gap: int) -> tuple[tuple[slice, slice], ..
     )
 
 
-def _shifted(images: Tensor) -> Tensor:
-    """Return the inner window at each shift, mirrored or not, (N, 2, H, W) -> (N, V, 2, H', W')."""
-    height, width = images.shape[-2:]
-    size = height - 2 * shift_reach(height), width - 2 * shift_reach(width)
-    both = torch.stack([images, images.flip(-1)], dim=1)
-    places = both.unfold(-2, size[0], 1).unfold(-2, size[1], 1)
-    return places.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
-
-
 def _unit(looks: Tensor) -> Tensor:
     """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each version."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
@@ -212,8 +201,7 @@ def _unit(looks: Tensor) -> Tensor:
     return rows.flatten(-3) / 2**0.5
 
 
-_AGREE = 0.95
-"""Least correlation of the channels' common part with their mean to use the mean alone."""
+_AGREE = 0.95  # least correlation of the channels' common part with their mean to use the mean alone
 
 
 def grays(image: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def linear_system(
         rows: number of rows with the largest uploaded bias gradient; ``None`` takes all whose bias gradient is not
             zero.
     """
-    (weight, bias), (seen_weight, seen_bias) = (_double(*clean), _double(*seen))
+    weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
     w, b = weight[chosen], bias[chosen].abs()
     if not len(chosen) or not b.all():
@@ -98,10 +98,6 @@ def linear_system(
     relative = float(e_b.max() / b.max()) + float(e_w.norm() / w.norm())
     bound = condition / (1 - contraction) * relative if contraction < 1 else math.inf
     return LinearSystem(condition=condition, contraction=contraction, error_bound=bound)
-
-
-def _double(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return weight.detach().to(torch.float64), bias.detach().to(torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +116,7 @@ class Tracing:
     queries: int
 
 
-CHUNK = 1024
-"""Queries compared at a time."""
+CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:

@@ -26,24 +26,17 @@ from fl_privacy.measure.texts import (
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
 
-_DIGITS = 4
-"""Recorded decimals; further ones depend on the number of images compared at once."""
+_DIGITS = 4  # recorded decimals; further ones depend on the number of images compared at once
 
 
-Controls = Mapping[VictimId, Tensor]
-"""(K, C, H, W) guesses that never saw the update, for some victims."""
-
-NEARLY = 0.03
-"""Root mean squared difference up to which two images are nearly the same, 30 dB."""
+Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
+NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
 
 CLOSER = 10 ** (-MARGIN_PSNR / 10)
 """Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
 
-TWIN = 6.0
-"""Least lead of the nearest public image at an original that shows the same scene."""
-
-OTHER_UPDATES, MOST_CONTROLS = 3, 8
-"""Number of other clients' updates whose guesses are controls, and the most guesses."""
+TWIN = 6.0  # least lead of the nearest public image at an original that shows the same scene
+OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose guesses are controls, and the most guesses
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,9 +119,9 @@ def compare_images(
                 own = replace(own, foreign=_round(seen.foreign[number]) if seen.foreign is not None else None)
             figures[place] = own
     if bool(exact.any()):
-        different = None if others.candidates is None else int((~others.candidates.equal(originals)).sum())
-        rank = None if different is None else 1
-        same = GuessComparison(exact=True, likeness=1.0, candidates=different or 0, best_rank=rank)
+        same = GuessComparison(exact=True, likeness=1.0, candidates=0)
+        if others.candidates is not None:
+            same = replace(same, candidates=int((~others.candidates.equal(originals)).sum()), best_rank=1)
         figures = [same if own.exact else own for own in figures]
     for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
         top_psnr, top_ssim = control(truth, label, others.candidates, extra)
@@ -153,8 +146,7 @@ def correlation(one: Tensor, other: Tensor) -> float:
     return found if math.isfinite(found) else 0.0
 
 
-MOST_OTHERS = 10_000, 2000
-"""Most public examples that stand in for a single attacked one, and for a batch."""
+MOST_OTHERS = 10_000, 2000  # most public examples that stand in for a single attacked one, and for a batch
 
 
 def _stand_ins(others: Tensor, number: int) -> Tensor:
@@ -176,25 +168,23 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     public = without(others.texts.long(), special)
     usual = most_frequent(public, (truths >= 0).sum(1))
     pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
-    chance = chance_of_upload(shared_tokens(guesses, pool).numpy(), len(truths))
     exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
-    chance = either(chance, _coincidences(public).chance(exact, len(truths)) if exact else 1.0)
-    return [
-        GuessComparison(control_f1=_round(value), chance=round(chance, _DIGITS_OF_CHANCE))
-        for value in token_f1(*widened([usual, truths])).tolist()
-    ]
+    chance = _chance(shared_tokens(guesses, pool), len(truths), exact, public)
+    shares = token_f1(*widened([usual, truths])).tolist()
+    return [GuessComparison(control_f1=_round(value), chance=chance) for value in shares]
 
 
-def _coincidences(public: Tensor) -> Coincidences:
-    _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
-    return Coincidences.counted((times[of] - 1).numpy())
+def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequence[int] | None = None) -> float:
+    """Return the probability that guesses fit as many other examples as well, or equal ``exact`` of ``public`` ones."""
+    chance, equal = chance_of_upload(fits.numpy(), number, classes=classes), 1.0
+    if exact:
+        _, of, times = torch.unique(public, dim=0, return_inverse=True, return_counts=True)
+        equal = Coincidences.counted((times[of] - 1).numpy()).chance(exact, number)
+    return round(either(chance, equal), _DIGITS_OF_CHANCE)
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare each row of a victim that has a guess.
-
-    ``chance`` is the probability that the guesses fit as many public rows equally well.
-    """
+    """Compare each guessed row of a victim; ``chance`` is that of guesses to fit as many public rows equally well."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()
@@ -204,12 +194,9 @@ def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[Gues
     pool, classes = torch.cat([truths[found], _stand_ins(others.rows, len(found))]), None
     if others.labels is not None:
         classes = torch.cat([match.labels[found].long(), _stand_ins(others.labels, len(found)).long()]).tolist()
-    chance = chance_of_upload(-misfit(schema, guesses[found], pool).T.numpy(), len(found), classes=classes)
-    chance = either(chance, _coincidences(others.rows).chance(sum(exact), len(found)) if any(exact) else 1.0)
-    return [
-        GuessComparison(exact=each, control_cells=_round(own), chance=round(chance, _DIGITS_OF_CHANCE))
-        for each, own in zip(exact, control, strict=True)
-    ]
+    chance = _chance(-misfit(schema, guesses[found], pool).T, len(found), sum(exact), others.rows, classes)
+    pairs = zip(exact, control, strict=True)
+    return [GuessComparison(exact=each, control_cells=_round(own), chance=chance) for each, own in pairs]
 
 
 def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
@@ -277,5 +264,4 @@ def compare_words(
     )
 
 
-Others = Distractors
-"""Its earlier name."""
+Others = Distractors  # its earlier name

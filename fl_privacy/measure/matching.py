@@ -1,15 +1,16 @@
 """Match a reconstruction to its originals."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.types import Batch, Reconstruction
 
-_SAME = 0.5 / 255
-"""Root mean square error below which a guess equals an original, which other errors can't outweigh."""
+_SAME = 0.5 / 255  # root mean square error below which a guess equals an original, which other errors can't outweigh
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,57 +48,82 @@ def no_guess(reconstruction: Reconstruction) -> str | None:
 def match(reconstruction: Reconstruction, truth: Batch) -> Match:
     """Assign the guesses of ``reconstruction``, clamped to [0, 1], to the images of ``truth``."""
     originals, labels = truth.inputs.detach().cpu(), hard_labels(truth.labels.detach().cpu())
-    order = torch.full((len(originals),), -1)
-    guesses, guessed_labels = torch.zeros_like(originals), torch.full_like(labels, -1)
-    failure, expected = no_guess(reconstruction), tuple(originals.shape[1:])
+    failure, guess, expected = no_guess(reconstruction), None, tuple(originals.shape[1:])
     if reconstruction.batch is not None and (got := tuple(reconstruction.batch.inputs.shape[1:])) != expected:
         failure = failure or f"The guess is expected to have the shape {expected}, but has {got}."
     if failure is None and reconstruction.batch is not None:
-        batch = reconstruction.batch
-        inputs = batch.inputs.detach().cpu().to(originals.dtype)
+        inputs = reconstruction.batch.inputs.detach().cpu().to(originals.dtype)
         inputs = inputs.where(~inputs.isfinite(), inputs.clamp(0, 1))
-        order = assign(inputs, originals)
+        guess = inputs, assign(inputs, originals), reconstruction.batch.labels
+    return matched(originals, labels, guess, failure, missing="There is no guess with finite pixels for this image.")
+
+
+Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index of the guess of each original (B,), and labels, if any
+
+
+def matched(
+    originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
+) -> Match:
+    """Put a guess into the originals' order.
+
+    Args:
+        missing: failure if an original has no guess.
+        empty: value of its elements.
+    """
+    order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
+    guessed_labels = torch.full_like(labels, -1)
+    if guess is not None:
+        inputs, order, known = guess
         found = order >= 0
         guesses[found] = inputs[order[found]]
-        in_order = hard_labels(batch.labels.detach().cpu())[order[found]].to(labels.dtype)
-        guessed_labels[found] = pair_labels(in_order, labels[found])
-        if not bool(found.all()):
-            failure = "There is no guess with finite pixels for this image."
+        if known is not None:
+            in_order = hard_labels(known.detach().cpu())[order[found]].to(labels.dtype)
+            guessed_labels[found] = pair_labels(in_order, labels[found])
+        failure = None if bool(found.all()) else missing
     return Match(
         originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
     )
 
 
+def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
+    """Return the index of each original's guess (B,), -1 without one, by the least ``cost()`` of ``shape`` (B, G)."""
+    if shape == (1, 1):
+        return torch.zeros(1, dtype=torch.long)
+    order = torch.full((shape[0],), -1)
+    if shape[1]:
+        rows, columns = least_cost(cost().cpu().numpy(), of)
+        order[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return order
+
+
+def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows and columns of an assignment with the least total ``cost`` (N, M); see :func:`order_of`."""
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError(f"Matching {of} needs scipy, which is not installed; run `pip install scipy`.") from error
+    rows, columns = linear_sum_assignment(cost)
+    return rows, columns
+
+
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign guesses to originals with the least total squared error, exact ones first.
+    """Return the index of each original's guess (B,), -1 without one, by least squared error, exact ones first.
 
     Args:
         guesses: (G, C, H, W); those that are not finite are left out.
         truths: (B, C, H, W).
-
-    Returns:
-        (B,) index of each original's guess, -1 without one.
-
-    Raises:
-        UserError: scipy is not installed.
     """
-    order = torch.full((len(truths),), -1)
     candidates = torch.isfinite(guesses).flatten(1).all(1).nonzero().flatten()
-    if len(candidates) == 1 == len(truths):
-        return candidates
-    if not len(candidates):
-        return order
-    try:
-        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
-    distance = torch.cdist(
-        truths.flatten(1).double(), guesses[candidates].flatten(1).double(), compute_mode="donot_use_mm_for_euclid_dist"
-    )
-    cost = distance.square()
-    cost[distance < _SAME * truths[0].numel() ** 0.5] -= len(truths) * cost.max()
-    rows, columns = linear_sum_assignment(cost.cpu().numpy())
-    order[torch.as_tensor(rows)] = candidates.cpu()[torch.as_tensor(columns)]
+
+    def cost() -> Tensor:
+        flat = truths.flatten(1).double(), guesses[candidates].flatten(1).double()
+        distance = torch.cdist(*flat, compute_mode="donot_use_mm_for_euclid_dist")
+        squared = distance.square()
+        squared[distance < _SAME * truths[0].numel() ** 0.5] -= len(truths) * squared.max()
+        return squared
+
+    order = order_of((len(truths), len(candidates)), cost)
+    order[order >= 0] = candidates.cpu()[order[order >= 0]]
     return order
 
 

@@ -15,11 +15,8 @@ from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
-LIKENESS = 0.5
-"""Least likeness of a guess to its nearest original, so that being nearest by chance is not identified."""
-
-LEAD = 0.6
-"""Least lead of the original over the nearest candidate, in standard deviations of the candidates."""
+LIKENESS = 0.5  # least likeness of a guess to its nearest original, so that being nearest by chance is not identified
+LEAD = 0.6  # least lead of the original over the nearest candidate, in standard deviations of the candidates
 
 CHANCE, CHANCE_FALLS = 0.02, 0.6
 """Probability that an image of the original's class, without the update, is identified, and the lead
@@ -29,54 +26,31 @@ Both bound what ``experiments/rows/verdict_chance`` counts on six data sets, of 
 icons and noise. Other pictures of the same person, taken in the same minute, exceed them: they are nearly the original.
 """
 
-LEAST_CANDIDATES = 100
-"""Least number of candidates: with fewer, chance alone identifies too many."""
-
-SURE = 3.0
-"""Lead above which no finer comparison, likeness or foreign share matters."""
+LEAST_CANDIDATES = 100  # least number of candidates: with fewer, chance alone identifies too many
+SURE = 3.0  # lead above which no finer comparison, likeness or foreign share matters
 
 FOREIGN = 0.25
 """Largest correlation with others of a guess's part beyond the original: a guess made from the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
 
-SAME = 0.97
-"""Likeness above which a guess shows hardly anything else."""
-
-MARGIN_PSNR = 3.5
-"""Least PSNR in dB above that of a control without the update."""
-
-FAR_PSNR = 5.0
-"""PSNR in dB above the control's from which the foreign share does not matter."""
+SAME = 0.97  # likeness above which a guess shows hardly anything else
+MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update
+FAR_PSNR = 5.0  # PSNR in dB above the control's from which the foreign share does not matter
 
 MUCH_PSNR = 10.0
 """The same, from which the lead of guesses without the update does not matter, since they are not as close."""
 
-MARGIN_SSIM = 0.25
-"""Least structural similarity above the control's."""
+MARGIN_SSIM = 0.25  # least structural similarity above the control's
 
 WORDS_METRIC = "word_f1"
 
-MARGIN_F1 = 0.2
-"""Least token F1 above that of word frequency alone."""
-
-FEW_WORDS = 3
-"""Least number of right words that can count, for a text of any length."""
-
-BY_FREQUENCY = 0.02
-"""Largest probability that as many guessed words are right by their frequency."""
-
-ROUNDED = 1e-4
-"""Least excess of shares of cells over a control recorded with four decimals."""
-
-ROUNDING = 0.5 / 255
-"""Largest error of a pixel that vanishes when pixels are stored in 8 bits."""
-
-ROUNDING_PSNR = -20 * math.log10(ROUNDING)
-"""PSNR in dB of an image whose pixels are all that far off, 54.2."""
-
-
-PROVEN_PSNR = 40.0
-"""PSNR in dB below which a claimed proof is wrong: single precision has far smaller errors."""
+MARGIN_F1 = 0.2  # least token F1 above that of word frequency alone
+FEW_WORDS = 3  # least number of right words that can count, for a text of any length
+BY_FREQUENCY = 0.02  # largest probability that as many guessed words are right by their frequency
+ROUNDED = 1e-4  # least excess of shares of cells over a control recorded with four decimals
+ROUNDING = 0.5 / 255  # largest error of a pixel that vanishes when pixels are stored in 8 bits
+ROUNDING_PSNR = -20 * math.log10(ROUNDING)  # PSNR in dB of an image whose pixels are all that far off, 54.2
+PROVEN_PSNR = 40.0  # PSNR in dB below which a claimed proof is wrong: single precision has far smaller errors
 
 
 class Outcome(StrEnum):
@@ -97,8 +71,7 @@ class Outcome(StrEnum):
     """None of these, or no guess."""
 
 
-READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})
-"""Outcomes that count as a leak."""
+READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # outcomes that count as a leak
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +230,11 @@ class ImageScore:
     @property
     def words_are_read(self) -> bool:
         """Return ``True`` if the words found in an upload's texts exceed their frequency control."""
-        found, control = _number(self.values.get(WORDS_METRIC)), self.compared.word_control_f1
-        if found is None or control is None or _is_chance(self.compared.word_chance):
+        control, chance = self.compared.word_control_f1, self.compared.word_chance
+        if _number(self.values.get(WORDS_METRIC)) is None or control is None or _is_chance(chance):
             return False
         few_are_sure = int(self.compared.words_read or 0) >= FEW_WORDS and self._chance_of_words(control) < BY_FREQUENCY
-        return (METRICS[WORDS_METRIC].is_leak(found) and found >= control + MARGIN_F1) or few_are_sure
+        return few_are_sure or self._exceeds(WORDS_METRIC, control, chance)
 
     @property
     def _contradicted(self) -> bool:
@@ -273,18 +246,14 @@ class ImageScore:
     @property
     def _above_frequency(self) -> bool:
         compared = self.compared
-        pairs = (
-            (TEXT_METRIC, compared.control_f1, compared.chance),
-            (WORDS_METRIC, compared.word_control_f1, compared.word_chance),
-        )
-        return any(
-            (found := _number(self.values.get(name))) is not None
-            and control is not None
-            and not _is_chance(chance)
-            and METRICS[name].is_leak(found)
-            and found >= control + MARGIN_F1
-            for name, control, chance in pairs
-        )
+        in_order = self._exceeds(TEXT_METRIC, compared.control_f1, compared.chance)
+        return in_order or self._exceeds(WORDS_METRIC, compared.word_control_f1, compared.word_chance)
+
+    def _exceeds(self, name: str, control: float | None, chance: float | None) -> bool:
+        found = _number(self.values.get(name))
+        if found is None or control is None or _is_chance(chance):
+            return False
+        return METRICS[name].is_leak(found) and found >= control + MARGIN_F1
 
     @property
     def _is_recognizable(self) -> bool:

@@ -10,8 +10,7 @@ from fl_privacy.measure.descriptors import COARSE, Moved, Sight, Standing, large
 from fl_privacy.measure.outcome import SAME
 from fl_privacy.measure.turning import Gallery
 
-ALIKE = 3
-"""Most images of the same scene as an original; more would be usual."""
+ALIKE = 3  # most images of the same scene as an original; more would be usual
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,12 +38,9 @@ class PublicImages:
         """Return the mean (C, H, W) of all images."""
         return self.images.mean(0)
 
-    def class_mean(self, label: int) -> Tensor | None:
-        """Return the mean (C, H, W) of a class, if known."""
-        return self._class_means.get(label)
-
     @cached_property
-    def _class_means(self) -> dict[int, Tensor]:
+    def class_means(self) -> dict[int, Tensor]:
+        """Return the mean (C, H, W) of each class, if known."""
         if self.labels is None:
             return {}
         return {label: self.images[self.labels == label].mean(0) for label in sorted(set(self.labels.tolist()))}
@@ -52,7 +48,7 @@ class PublicImages:
     @cached_property
     def rivals(self) -> Tensor:
         """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
-        return torch.cat([self.images, torch.stack([self.mean, *self._class_means.values()])])
+        return torch.cat([self.images, torch.stack([self.mean, *self.class_means.values()])])
 
     def standing(self, sight: Sight) -> Standing:
         return self._looks.setdefault(sight, Standing(self.rivals, sight))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from fl_privacy.measure.images import MetricFunction
 
+Of = Literal["images", "labels", "transformed", "texts", "words", "cells"]
+
 LARGEST_PSNR = 100.0
 """PSNR in dB above which images differ by less than float precision."""
 
@@ -44,11 +46,7 @@ def decibel(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Value from which the literature calls a reconstruction recognizable.
-
-    Attributes:
-        value: threshold, itself included if high values leak.
-    """
+    """Value from which the literature calls a reconstruction recognizable, itself included if high values leak."""
 
     value: float
     source: str
@@ -71,7 +69,7 @@ class Metric:
     """
 
     function: MetricFunction | None
-    of: Literal["images", "labels", "transformed", "texts", "words", "cells"] = "images"
+    of: Of = "images"
     leaks: Literal["high", "low"]
     range: tuple[float, float] = (0.0, math.inf)
     threshold: Threshold | None = None
@@ -123,21 +121,9 @@ def _in(module: str, name: str) -> MetricFunction:
 IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
 """Main metrics of images, texts and table rows."""
 
-_OF_ROWS: tuple[tuple[str, str, str], ...] = (
-    (
-        "cells_right",
-        "Cells right",
-        "Share of a row's cells reconstructed: categories equal, numbers within 0.319 deviations.",
-    ),
-    ("categories_right", "Categories right", "Share of a row's categories reconstructed."),
-    ("numbers_right", "Numbers right", "Share of a row's numbers reconstructed within 0.319 standard deviations."),
-    ("row_right", "Row right", "Share of rows with all cells reconstructed."),
-)
-"""Name, title, description."""
-
 _RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
 
-_OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
+_SHARES: tuple[tuple[str, Of, str, str], ...] = (
     ("token_f1", "texts", "Token F1", "Harmonic mean of precision and recall of the tokens, wherever they are."),
     ("token_precision", "texts", "Token precision", "Share of the guessed tokens that are in the text."),
     ("token_recall", "texts", "Token recall", "Share of the text's tokens that were guessed."),
@@ -145,16 +131,37 @@ _OF_TEXTS: tuple[tuple[str, Literal["texts", "words"], str, str], ...] = (
     ("rouge_2", "words", "ROUGE-2", "F1 of pairs of neighboring words."),
     ("rouge_l", "words", "ROUGE-L", "F1 of the longest common subsequence of words."),
     ("exact_match", "texts", "Exact", "Share of texts reconstructed word for word."),
+    ("word_f1", "words", "Words F1", "F1 of the different words inferred from an upload, in any order."),
+    ("word_precision", "words", "Words precision", "Share of the different inferred words that are in the texts."),
+    ("word_recall", "words", "Words recall", "Share of the texts' different words that were inferred."),
+    ("count_f1", "words", "Word counts F1", "F1 of the inferred words, each as often as it occurs."),
+    (
+        "cells_right",
+        "cells",
+        "Cells right",
+        "Share of a row's cells reconstructed: categories equal, numbers within 0.319 deviations.",
+    ),
+    ("categories_right", "cells", "Categories right", "Share of a row's categories reconstructed."),
+    (
+        "numbers_right",
+        "cells",
+        "Numbers right",
+        "Share of a row's numbers reconstructed within 0.319 standard deviations.",
+    ),
+    ("row_right", "cells", "Row right", "Share of rows with all cells reconstructed."),
+    (
+        "label_correct",
+        "labels",
+        "Label accuracy",
+        "Share of the labels recovered; in a batch, each guessed label counts once.",
+    ),
 )
-"""Name, compared data, title, description."""
+"""Name, compared data, title and description of the metrics that are shares."""
 
-_OF_BAGS: tuple[tuple[str, str, str], ...] = (
-    ("word_f1", "Words F1", "F1 of the different words inferred from an upload, in any order."),
-    ("word_precision", "Words precision", "Share of the different inferred words that are in the texts."),
-    ("word_recall", "Words recall", "Share of the texts' different words that were inferred."),
-    ("count_f1", "Word counts F1", "F1 of the inferred words, each as often as it occurs."),
-)
-"""Name, title, description of the metrics of words in no order."""
+_MODULES = {"texts": "texts", "words": "texts", "cells": "tables", "labels": "matching"}
+
+_OF_BAGS = {"word_f1", "word_precision", "word_recall", "count_f1"}
+"""Metrics of words in no order, which a run supplies."""
 
 _SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"}
 """Metrics of texts that only papers compare by."""
@@ -265,53 +272,18 @@ METRICS: dict[str, Metric] = {
     ),
     **{
         name: Metric(
-            function=_in("texts", name),
+            function=None if name in _OF_BAGS else _in(_MODULES[of], name),
             of=of,
             leaks="high",
             range=(0.0, 1.0),
-            threshold=Threshold(value=0.5, source="fl_privacy") if name == TEXT_METRIC else None,
+            threshold=Threshold(value=0.5, source="fl_privacy") if name in (TEXT_METRIC, "word_f1") else None,
             title=title,
             digits=whole_percent,
             description=description,
             of_papers=name in _SELDOM,
         )
-        for name, of, title, description in _OF_TEXTS
+        for name, of, title, description in _SHARES
     },
-    **{
-        name: Metric(
-            function=None,
-            of="words",
-            leaks="high",
-            range=(0.0, 1.0),
-            threshold=Threshold(value=0.5, source="fl_privacy") if name == "word_f1" else None,
-            title=title,
-            digits=whole_percent,
-            description=description,
-            of_papers=name in _SELDOM,
-        )
-        for name, title, description in _OF_BAGS
-    },
-    **{
-        name: Metric(
-            function=_in("tables", name),
-            of="cells",
-            leaks="high",
-            range=(0.0, 1.0),
-            title=title,
-            digits=whole_percent,
-            description=description,
-        )
-        for name, title, description in _OF_ROWS
-    },
-    "label_correct": Metric(
-        function=_in("matching", "label_correct"),
-        of="labels",
-        leaks="high",
-        range=(0.0, 1.0),
-        title="Label accuracy",
-        digits=whole_percent,
-        description="Share of the labels recovered; in a batch, each guessed label counts once.",
-    ),
     **{name: getattr(import_module(file), name) for name, file in registered_files("fl_privacy.measure").items()},
 }
 """Metrics by name; a file ``_NAME.py`` of this folder, whose ``NAME`` is a ``Metric``, registers itself.

@@ -15,11 +15,8 @@ from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_i
 
 Scores = NDArray[np.float64]
 
-Gain = Callable[[Scores, Scores], Scores]
-"""(TPR, FPR) -> objective to maximize."""
-
-RESAMPLES = 1000
-"""Resamples of the bootstrap."""
+Gain = Callable[[Scores, Scores], Scores]  # (TPR, FPR) -> objective to maximize
+RESAMPLES = 1000  # resamples of the bootstrap
 
 Z95 = 1.959963984540054
 
@@ -49,14 +46,9 @@ class Separation:
 
     def halves(self) -> tuple["Separation", "Separation"]:
         rng = np.random.default_rng(self.seed)
-        cut = []
-        for scores in (self.positives, self.negatives):
-            order = rng.permutation(len(scores))
-            cut.append((scores[order[::2]], scores[order[1::2]]))
-        (p1, p2), (n1, n2) = cut
-        return Separation(positives=p1, negatives=n1, seed=self.seed), Separation(
-            positives=p2, negatives=n2, seed=self.seed
-        )
+        own, other = (scores[rng.permutation(len(scores))] for scores in (self.positives, self.negatives))
+        first = Separation(positives=own[::2], negatives=other[::2], seed=self.seed)
+        return first, Separation(positives=own[1::2], negatives=other[1::2], seed=self.seed)
 
     def rates(self, threshold: float) -> tuple[float, float]:
         """Return TPR and FPR if scores above ``threshold`` are called positive."""
@@ -124,8 +116,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
     value = float(above(np.sort(found.negatives)[place : place + 1])[0])
     drawn = rng.choice(found.negatives, (RESAMPLES, len(found.negatives)))
     thresholds = np.partition(drawn, place, axis=1)[:, place]
-    resampled = rng.binomial(number, above(thresholds)) / number
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    low, high = np.quantile(rng.binomial(number, above(thresholds)) / number, [0.025, 0.975])
     exact = share_interval(round(value * number), number)
     return Estimate(value=value, low=min(float(low), exact[0]), high=max(float(high), exact[1]), chance=fpr)
 
@@ -135,8 +126,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2
-    spread = (_variance(tpr, positives) + _variance(fpr, negatives)) / 4
-    half = Z95 * math.sqrt(spread)
+    half = Z95 * math.sqrt((_variance(tpr, positives) + _variance(fpr, negatives)) / 4)
     return Estimate(value=value, low=max(0.0, value - half), high=min(1.0, value + half), chance=0.5)
 
 
@@ -146,8 +136,7 @@ def threshold_success(found: Separation) -> Estimate:
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
     right = round(tpr * positives + (1 - fpr) * negatives)
-    low, high = share_interval(right, number)
-    return Estimate(value=right / number, low=low, high=high, chance=max(share, 1 - share))
+    return answer_success(right, number, majority=max(share, 1 - share))
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:
@@ -175,19 +164,19 @@ def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
     first, second = found.halves()
     true = false = 0.0
     for chosen_on, judged_on in ((first, second), (second, first)):
-        tpr, fpr = judged_on.rates(_best_threshold(chosen_on, gain))
+        false_rates, true_rates = curve(chosen_on)
+        tpr, fpr = judged_on.rates(_threshold(chosen_on, int(np.argmax(gain(true_rates, false_rates)))))
         true += tpr * len(judged_on.positives)
         false += fpr * len(judged_on.negatives)
     return true / len(found.positives), false / len(found.negatives)
 
 
-def _best_threshold(found: Separation, gain: Gain) -> float:
-    fpr, tpr = curve(found)
-    best = int(np.argmax(gain(tpr, fpr)))
+def _threshold(found: Separation, place: int) -> float:
+    """Return the threshold of a ``place`` on the curve."""
     ordered = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
-    if best == 0:
+    if place == 0:
         return math.inf
-    return float(ordered[best]) if best < len(ordered) else -math.inf
+    return float(ordered[place]) if place < len(ordered) else -math.inf
 
 
 def _share_below(sample: Scores, values: Scores) -> Scores:
@@ -227,8 +216,7 @@ def auc_bound(*, epsilon: float, delta: float) -> float:
 
 def balanced_accuracy_bound(*, epsilon: float, delta: float) -> float:
     """Return the largest mean of TPR and TNR that (epsilon, delta) allows."""
-    share = (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
-    return 1 - share
+    return 1 - (1 - delta) / (1 + math.exp(min(epsilon, 700.0)))
 
 
 def identification_bound(*, epsilon: float, delta: float, candidates: int) -> float:
@@ -245,8 +233,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027
     """
-    prior = np.asarray(1 / (candidates + 1))
-    return float(tpr_bound(prior, epsilon=epsilon, delta=delta))
+    return float(tpr_bound(np.asarray(1 / (candidates + 1)), epsilon=epsilon, delta=delta))
 
 
 def proven_epsilon(found: Separation, *, delta: float) -> float:
@@ -256,26 +243,23 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
     the rates, with 2.5 % error each (Nasr et al. 2021, "Adversary instantiation").
     """
     chosen_on, judged_on = found.halves()
-    best, choice = 0.0, (math.inf, True)
-    ordered = np.unique(np.concatenate([chosen_on.positives, chosen_on.negatives]))[::-1]
+    best, threshold, side = 0.0, math.inf, True
     fpr, tpr = curve(chosen_on)
     for above in (True, False):
-        hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
-        sizes = len(chosen_on.positives), len(chosen_on.negatives)
-        values = _promised(hits, misses, sizes if above else sizes[::-1], delta)
+        values = _promised(chosen_on, tpr, fpr, above, delta)
         if values.max() > best:
-            place = int(np.argmax(values))
-            threshold = math.inf if place == 0 else float(ordered[place]) if place < len(ordered) else -math.inf
-            best, choice = float(values.max()), (threshold, above)
-    threshold, above = choice
-    rates = judged_on.rates(threshold)
-    hit, miss = (rates[0], rates[1]) if above else (1 - rates[1], 1 - rates[0])
-    sizes = len(judged_on.positives), len(judged_on.negatives)
-    return float(_promised(np.array([hit]), np.array([miss]), sizes if above else sizes[::-1], delta)[0])
+            best, threshold, side = float(values.max()), _threshold(chosen_on, int(np.argmax(values))), above
+    hit, miss = (np.array([rate]) for rate in judged_on.rates(threshold))
+    return float(_promised(judged_on, hit, miss, side, delta)[0])
 
 
-def _promised(hits: Scores, misses: Scores, sizes: tuple[int, int], delta: float) -> Scores:
-    """Compute log((least share of hits - delta) / largest share of misses), at least 0."""
+def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
+    """Compute log((least share of hits - delta) / largest share of misses), at least 0.
+
+    Hits are positives ``above`` a threshold, or negatives below.
+    """
+    hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
+    sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
     least = binomial_lower(np.rint(hits * sizes[0]), sizes[0], error)
     largest = binomial_upper(np.rint(misses * sizes[1]), sizes[1], error)
@@ -345,5 +329,4 @@ def finding_of(record: Mapping[str, Any]) -> Finding:
         for name, v in record["measures"].items()
         if len(v) == 5 and None not in v[:4]
     }
-    fields = {name: record[name] for name in FINDING if name != "measures"}
-    return Finding(measures=measures, **fields)
+    return Finding(measures=measures, **{name: record[name] for name in FINDING if name != "measures"})

@@ -6,19 +6,13 @@ from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.roc import Estimate
 
-LEVEL = 0.01
-"""Largest probability that chance alone makes the answers to one question red."""
+LEVEL = 0.01  # largest probability that chance alone makes the answers to one question red
 
-_QUANTILE = NormalDist().inv_cdf(0.975)
-"""Half width of a 95 % interval, in standard errors."""
+_QUANTILE = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
 
 
 def above_chance(
-    found: Counts | Estimate,
-    *,
-    among: int = 1,
-    control: Counts | Estimate | None = None,
-    low_leaks: bool = False,
+    found: Counts | Estimate, *, among: int = 1, control: Counts | Estimate | None = None, low_leaks: bool = False
 ) -> bool:
     """Return ``True`` if the result exceeds chance, and a control that never saw the uploads.
 

@@ -1,19 +1,13 @@
 """Score guesses against the originals."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.distractors import (
-    Distractors,
-    compare_images,
-    compare_rows,
-    compare_texts,
-    compare_words,
-)
+from fl_privacy.measure.distractors import Distractors, compare_images, compare_rows, compare_texts, compare_words
 from fl_privacy.measure.images import MetricFunction
 from fl_privacy.measure.matching import Match, hard_labels, match, no_guess
 from fl_privacy.measure.outcome import GuessComparison, ImageScore
@@ -24,8 +18,7 @@ from fl_privacy.types import Batch, Certainty, Reconstruction, VictimId
 from fl_privacy.types.modality import IMAGES, Modality, modality_of_inputs
 from fl_privacy.types.schema import Schema
 
-CHUNK = 256
-"""Images compared at a time; bounds the memory of LPIPS's features."""
+CHUNK = 256  # images compared at a time; bounds the memory of LPIPS's features
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,16 +119,13 @@ def evaluate_all(
     if len(shapes := {tuple(truth.inputs.shape[1:]) for truth in truths}) > 1:
         raise UserError(f"Truths of one image shape are expected, but got {sorted(shapes)}; evaluate them separately.")
     matches = [match(r, t) for r, t in zip(reconstructions, truths, strict=True)]
-    to_transformed = None
+    to_transformed, compared = None, None
     if transformed is not None:
         to_transformed = [match(r, t) for r, t in zip(reconstructions, transformed, strict=True)]
-    compared = None
     if others is not None:
         fed = transformed if augmented and transformed is not None else [None] * len(matches)
-        compared = [
-            compare_images(m, others, r.id, None if f is None else f.inputs)
-            for m, r, f in zip(matches, reconstructions, fed, strict=True)
-        ]
+        each = zip(matches, reconstructions, fed, strict=True)
+        compared = [compare_images(m, others, r.id, None if f is None else f.inputs) for m, r, f in each]
     scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions), compared)
     if to_transformed is None:
         return scores
@@ -151,17 +141,15 @@ def _of_texts(
     matches = [match_texts(r, t) for r, t in zip(reconstructions, truths, strict=True)]
     compared = None if others is None else [compare_texts(m, others, language) for m in matches]
     scored = _scored(reconstructions, matches, _measure_texts(matches, language), compared)
-    bags = [compare_words(r, t, others, language) for r, t in zip(reconstructions, truths, strict=True)]
-    found = []
-    for score, (values, figures) in zip(scored, bags, strict=True):
-        images = tuple(
-            replace(one, values={**one.values, **values}, compared=replace(one.compared, **figures.as_record()))
-            if one.failure is None
-            else one
-            for one in score.images
-        )
-        found.append(replace(score, images=images))
-    return found
+    for place, (reconstruction, truth) in enumerate(zip(reconstructions, truths, strict=True)):
+        values, figures = compare_words(reconstruction, truth, others, language)
+        images = list(scored[place].images)
+        for k, one in enumerate(images):
+            if one.failure is None:
+                of_words = replace(one.compared, **figures.as_record())
+                images[k] = replace(one, values={**one.values, **values}, compared=of_words)
+        scored[place] = replace(scored[place], images=tuple(images))
+    return scored
 
 
 def _of_rows(
@@ -171,16 +159,12 @@ def _of_rows(
     compared = None if others is None else [compare_rows(m, others, schema) for m in matches]
     measured: list[dict[str, float]] = []
     if any(len(m.found) for m in matches):
-        guesses, originals = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guesses", "originals"))
-        right = right_cells(schema, schema.cells(guesses), schema.cells(originals))
-        labels = (torch.cat([getattr(m, of)[m.found] for m in matches]) for of in ("guessed_labels", "labels"))
-        guessed, known = labels
-        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": (guessed, known)}, _NOTHING)
+        right = right_cells(schema, *(schema.cells(rows) for rows in _inputs(matches, matches)))
+        cells = right, schema.numbers.expand_as(right)
+        measured = _by_metric({"cells": cells, "labels": _labels(matches)}, _NOTHING)
     scores = _scored(reconstructions, matches, measured, compared)
-    return [
-        replace(score, rows=written_rows(m, r, schema))
-        for score, m, r in zip(scores, matches, reconstructions, strict=True)
-    ]
+    each = zip(scores, matches, reconstructions, strict=True)
+    return [replace(score, rows=written_rows(m, r, schema)) for score, m, r in each]
 
 
 def _scored(
@@ -190,60 +174,31 @@ def _scored(
     compared: Sequence[Sequence[GuessComparison]] | None = None,
 ) -> list[VictimScore]:
     figures = [GuessComparison() for _ in measured] if compared is None else [one for each in compared for one in each]
-    rows = iter(zip(measured, figures, strict=True))
-    return [
-        VictimScore(
-            id=reconstruction.id,
-            images=tuple(
-                _score(image, guess, rows, m.failure, reconstruction) for image, guess in enumerate(m.order.tolist())
-            ),
-            originals=m.originals,
-            guesses=m.guesses,
-            attack_loss=reconstruction.loss,
-            history=reconstruction.history,
-            label_source=reconstruction.label_source,
-            member=reconstruction.member,
-        )
-        for reconstruction, m in zip(reconstructions, matches, strict=True)
-    ]
+    rows, scores = iter(zip(measured, figures, strict=True)), []
+    for reconstruction, m in zip(reconstructions, matches, strict=True):
+        images = []
+        for image, guess in enumerate(m.order.tolist()):
+            if guess < 0:
+                images.append(ImageScore(image=image, guess=None, values={}, failure=m.failure))
+                continue
+            (values, figure), certainty = next(rows), _certainty(reconstruction, guess)
+            images.append(ImageScore(image=image, guess=guess, values=values, certainty=certainty, compared=figure))
+        scores.append(_of_victim(reconstruction, images, m.guesses, originals=m.originals))
+    return scores
 
 
-def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Report a guess (B, C, H, W) without known originals.
-
-    Args:
-        shape: expected shape (B, C, H, W), or (B, L) for texts and (B, F) for rows.
-    """
-    batch, failure = reconstruction.batch, reconstruction.failure
-    if not modality.continuous:
-        tokens = torch.full(shape, -1) if batch is None else batch.inputs.detach().cpu().long()
-        return _without_truth(reconstruction, tokens, None, failure)
-    guesses, labels, several = torch.zeros(shape), None, f"{modality.one}s"
-    if batch is not None and tuple(batch.inputs.shape) != tuple(shape):
-        got = tuple(batch.inputs.shape)
-        failure = f"{several.capitalize()} of shape {tuple(shape)} are expected, but the attack returned {got}."
-    elif batch is not None and not batch.inputs.isfinite().all():
-        failure = "There is no guess with finite pixels." if modality.pixels else "There is no guess of finite values."
-    elif batch is not None:
-        guesses, labels = batch.inputs.detach().cpu().float(), hard_labels(batch.labels.detach().cpu())
-        guesses = guesses.clamp(0, 1) if modality.pixels else guesses
-    return _without_truth(reconstruction, guesses, labels, failure)
-
-
-def _without_truth(
-    reconstruction: Reconstruction, guesses: Tensor, labels: Tensor | None, failure: str | None
+def _of_victim(
+    reconstruction: Reconstruction,
+    images: Sequence[ImageScore],
+    guesses: Tensor,
+    *,
+    originals: Tensor | None = None,
+    labels: Tensor | None = None,
 ) -> VictimScore:
-    failure = failure or no_guess(reconstruction)
-    images = (
-        ImageScore(image=k, guess=None, values={}, failure=failure)
-        if failure
-        else ImageScore(image=k, guess=k, values={}, certainty=_certainty(reconstruction, k))
-        for k in range(len(guesses))
-    )
     return VictimScore(
         id=reconstruction.id,
         images=tuple(images),
-        originals=None,
+        originals=originals,
         guesses=guesses,
         attack_loss=reconstruction.loss,
         history=reconstruction.history,
@@ -253,18 +208,36 @@ def _without_truth(
     )
 
 
+def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
+    """Report a guess of ``shape`` (B, C, H, W), (B, L) for texts and (B, F) for rows, without known originals."""
+    batch, failure, labels = reconstruction.batch, reconstruction.failure, None
+    guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
+    if batch is not None and not modality.continuous:
+        guesses = batch.inputs.detach().cpu().long()
+    elif batch is not None and tuple(batch.inputs.shape) != tuple(shape):
+        got = tuple(batch.inputs.shape)
+        failure = f"{several.capitalize()} of shape {tuple(shape)} are expected, but the attack returned {got}."
+    elif batch is not None and not batch.inputs.isfinite().all():
+        failure = "There is no guess with finite pixels." if modality.pixels else "There is no guess of finite values."
+    elif batch is not None:
+        guesses, labels = batch.inputs.detach().cpu().float(), hard_labels(batch.labels.detach().cpu())
+        guesses = guesses.clamp(0, 1) if modality.pixels else guesses
+    if failure := failure or no_guess(reconstruction):
+        images = [ImageScore(image=k, guess=None, values={}, failure=failure) for k in range(len(guesses))]
+    else:
+        certain = [_certainty(reconstruction, k) for k in range(len(guesses))]
+        images = [ImageScore(image=k, guess=k, values={}, certainty=own) for k, own in enumerate(certain)]
+    return _of_victim(reconstruction, images, guesses, labels=labels)
+
+
 def _measure(
     matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
 ) -> list[dict[str, float]]:
     if not any(len(m.found) for m in matches):
         return []
-    compared = {"images": _images(matches, matches)}
-    compared["labels"] = (
-        torch.cat([m.guessed_labels[m.found] for m in matches]),
-        torch.cat([m.labels[m.found] for m in matches]),
-    )
+    compared = {"images": _inputs(matches, matches), "labels": _labels(matches)}
     if to_transformed is not None:
-        compared["transformed"] = _images(matches, to_transformed)
+        compared["transformed"] = _inputs(matches, to_transformed)
     return _by_metric(compared, functions)
 
 
@@ -280,9 +253,9 @@ def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[
     if language is not None:
         words = widened([language.word_numbers(torch.cat([guesses, truths]))])[0]
         compared["words"] = words[: len(guesses)], words[len(guesses) :]
-    guessed, labels = (torch.cat([getattr(m, of)[m.found] for *_, m in found]) for of in ("guessed_labels", "labels"))
-    if bool((guessed >= 0).all()):
-        compared["labels"] = guessed, labels
+    labels = _labels([m for *_, m in found])
+    if bool((labels[0] >= 0).all()):
+        compared["labels"] = labels
     return _by_metric(compared, _NOTHING)
 
 
@@ -300,23 +273,13 @@ def _by_metric(
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _images(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
+def _inputs(found: Sequence[Match], matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
     pairs = list(zip(found, matches, strict=True))
     return torch.cat([m.guesses[f.found] for f, m in pairs]), torch.cat([m.originals[f.found] for f, m in pairs])
 
 
-def _score(
-    image: int,
-    guess: int,
-    rows: Iterator[tuple[dict[str, float], GuessComparison]],
-    failure: str | None,
-    reconstruction: Reconstruction,
-) -> ImageScore:
-    if guess < 0:
-        return ImageScore(image=image, guess=None, values={}, failure=failure)
-    values, compared = next(rows)
-    certainty = _certainty(reconstruction, guess)
-    return ImageScore(image=image, guess=guess, values=values, certainty=certainty, compared=compared)
+def _labels(matches: Sequence[Match]) -> tuple[Tensor, Tensor]:
+    return torch.cat([m.guessed_labels[m.found] for m in matches]), torch.cat([m.labels[m.found] for m in matches])
 
 
 def _certainty(reconstruction: Reconstruction, guess: int) -> Certainty:

@@ -9,15 +9,12 @@ from torch import Tensor
 
 from fl_privacy.errors import UserError
 from fl_privacy.measure.chance import BAND
-from fl_privacy.measure.matching import Match, hard_labels, no_guess, pair_labels
+from fl_privacy.measure.matching import Match, hard_labels, least_cost, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
-from fl_privacy.types.schema import Schema
+from fl_privacy.types.schema import TOLERANCE, Schema
 
-_DRAWS, _ROWS_DRAWN = 20, 200
-"""Least draws of a control, and least rows of it matched to each original."""
-
-_BY_VALUE = 0.01
-"""Weight of differences of values, relative to wrong cells, in matching: it breaks ties."""
+_DRAWS, _ROWS_DRAWN = 20, 200  # least draws of a control, and least rows of it matched to each original
+_BY_VALUE = 0.01  # weight of differences of values, relative to wrong cells, in matching: it breaks ties
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +48,7 @@ def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
     """Assign each row of ``truths`` (B, C) the index of its guess, (B,), -1 without one."""
-    if len(guesses) == 1 == len(truths):
-        return torch.zeros(1, dtype=torch.long)
-    order = torch.full((len(truths),), -1)
-    if not len(guesses):
-        return order
-    try:
-        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
-    rows, columns = linear_sum_assignment(misfit(schema, guesses, truths).numpy())
-    order[torch.as_tensor(rows)] = torch.as_tensor(columns)
-    return order
+    return order_of((len(truths), len(guesses)), lambda: misfit(schema, guesses, truths), "rows")
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
@@ -75,26 +61,18 @@ def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> Match:
     """Assign guesses to the rows (B, F) of ``truth`` with most right cells."""
     originals, labels = truth.inputs.detach().cpu().float(), hard_labels(truth.labels.detach().cpu())
-    order, guesses = torch.full((len(originals),), -1), torch.zeros_like(originals)
-    guessed_labels, failure = torch.full_like(labels, -1), no_guess(reconstruction)
+    failure, guess = no_guess(reconstruction), None
     if failure is None and reconstruction.batch is not None:
         found, width = reconstruction.batch.inputs, originals.shape[1]
         if found.dim() != 2 or found.shape[1] != width or not found.is_floating_point():
             failure = f"The guess is expected to be rows (B, {width}), but has {tuple(found.shape)} {found.dtype}."
         elif not bool(found.isfinite().all()):
             failure = "There is no guess with finite values."
-    if failure is None and reconstruction.batch is not None:
-        batch = reconstruction.batch
-        inputs = batch.inputs.detach().cpu().float()
-        order = assign(schema, schema.cells(inputs), schema.cells(originals))
-        found = order >= 0
-        guesses[found] = inputs[order[found]]
-        guessed_labels[found] = pair_labels(hard_labels(batch.labels.detach().cpu())[order[found]], labels[found])
-        if not bool(found.all()):
-            failure = "There is no guess for this row."
-    return Match(
-        originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
-    )
+        else:
+            inputs = found.detach().cpu().float()
+            order = assign(schema, schema.cells(inputs), schema.cells(originals))
+            guess = inputs, order, reconstruction.batch.labels
+    return matched(originals, labels, guess, failure, missing="There is no guess for this row.")
 
 
 def cells_right(right: Tensor, numbers: Tensor) -> Tensor:
@@ -125,14 +103,14 @@ def usual_row(public: Tensor, schema: Schema) -> Tensor:
     return found
 
 
-def control_cells(public: Tensor, truths: Tensor, schema: Schema, *, seed: int = 0) -> Tensor:
+def control_cells(public: Tensor, truths: Tensor, schema: Schema) -> Tensor:
     """Compute the share (B,) float64 of cells of ``truths`` (B, C) that are right without the update.
 
     It is the larger one of the usual row's share, and of the :data:`BAND` quantile over random draws of as many public
     rows (M, C), matched as guesses are.
     """
     usual = right_cells(schema, usual_row(public, schema), truths).double().mean(1)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     draws = max(_DRAWS, -(-_ROWS_DRAWN // len(truths)))
     found = []
     for rows in torch.randint(len(public), (draws, len(truths)), generator=rng):
@@ -158,11 +136,7 @@ def written_rows(match: Match, reconstruction: Reconstruction, schema: Schema) -
     )
 
 
-TOLERANCE = 0.319
-"""Deviations of a feature within which a number counts as right (Vero et al., TabLeak, ICML 2023)."""
-
-BLOCK = 64
-"""Rows compared with all guesses at a time."""
+BLOCK = 64  # rows compared with all guesses at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,47 +160,39 @@ class PinnedRows:
     right: np.ndarray
 
 
-def pinned_rows(
-    truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = (), *, tolerance: float = TOLERANCE
-) -> PinnedRows:
+def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = ()) -> PinnedRows:
     """Assign guesses to the true rows, and count the right cells.
 
     Args:
         truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
         guesses: (M, F) in any order; rows without a guess count as wrong.
-        tolerance: deviations of a feature.
         categories: features that must be equal.
 
     Raises:
         UserError: shapes do not fit, or scipy is not installed.
     """
-    try:
-        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
     if truth.ndim != 2 or guesses.ndim != 2 or truth.shape[1:] != guesses.shape[1:] or not len(truth):
         raise UserError(f"Rows and guesses are expected as (N, F) and (M, F), but got {truth.shape}, {guesses.shape}.")
     number, features = truth.shape
     lacks = np.isnan(truth).all(0)
-    allowed = np.where(lacks, 0.0, tolerance * np.nanstd(np.where(lacks, 0.0, truth), axis=0))
+    allowed = np.where(lacks, 0.0, TOLERANCE * np.nanstd(np.where(lacks, 0.0, truth), axis=0))
     allowed[list(categories)] = 0.0
     right = np.empty((number, len(guesses)), dtype=np.int32)
     whole = np.empty((number, len(guesses)), dtype=bool)
     for first in range(0, number, BLOCK):
         same = _same(truth[first : first + BLOCK], guesses, allowed)
         right[first : first + BLOCK], whole[first : first + BLOCK] = same.sum(-1), same.all(-1)
-    here, there = linear_sum_assignment(right, maximize=True)
-    matched = _same(truth[here], guesses[there], allowed, paired=True)
-    best_rows, best_guesses = linear_sum_assignment(whole, maximize=True)
+    here, there = least_cost(-right, "rows")
+    best_rows, best_guesses = least_cost(-whole.astype(np.int32), "rows")
     found = whole[best_rows, best_guesses]
     guess = np.full(number, -1)
     guess[best_rows[found]] = best_guesses[found]
     match, cells = np.full(number, -1), np.zeros((number, features), dtype=bool)
-    match[here], cells[here] = there, matched
+    match[here], cells[here] = there, _same(truth[here], guesses[there], allowed, paired=True)
     return PinnedRows(
-        cells=float(matched.sum() / (number * features)),
+        cells=float(cells.sum() / (number * features)),
         rows=float(found.sum() / number),
-        by_feature=matched.sum(0) / number,
+        by_feature=cells.sum(0) / number,
         guess=guess,
         match=match,
         right=cells,

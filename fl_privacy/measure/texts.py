@@ -6,8 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fl_privacy.errors import UserError
-from fl_privacy.measure.matching import Match, hard_labels, no_guess, pair_labels
+from fl_privacy.measure.matching import Match, hard_labels, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
 
 _RIGHT_PLACE = 2.0
@@ -31,27 +30,15 @@ def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
     """Assign guesses to texts by tokens at their place, then by common tokens."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
-    order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, -1)
-    guessed_labels = torch.full_like(labels, -1)
-    failure = no_guess(reconstruction)
-    if failure is None and reconstruction.batch is not None:
-        found = reconstruction.batch.inputs
+    failure, guess = no_guess(reconstruction), None
+    if failure is None and (batch := reconstruction.batch) is not None:
+        found, known = batch.inputs, batch.labels.dim() == 1 or batch.labels.is_floating_point()
         if found.dim() != 2 or found.is_floating_point():
             failure = f"The guess is expected to be tokens (B, L), but has {tuple(found.shape)} {found.dtype}."
-    if failure is None and reconstruction.batch is not None:
-        batch = reconstruction.batch
-        inputs, originals = widened([batch.inputs.detach().cpu().long(), originals])
-        guesses = torch.full_like(originals, -1)
-        order = _assign(inputs, originals)
-        found = order >= 0
-        guesses[found] = inputs[order[found]]
-        if batch.labels.dim() == 1 or batch.labels.is_floating_point():
-            guessed_labels[found] = pair_labels(hard_labels(batch.labels.detach().cpu())[order[found]], labels[found])
-        if not bool(found.all()):
-            failure = "There is no guess for this text."
-    return Match(
-        originals=originals, labels=labels, guesses=guesses, guessed_labels=guessed_labels, order=order, failure=failure
-    )
+        else:
+            inputs, originals = widened([found.detach().cpu().long(), originals])
+            guess = inputs, _assign(inputs, originals), batch.labels if known else None
+    return matched(originals, labels, guess, failure, missing="There is no guess for this text.", empty=-1)
 
 
 def widened(texts: Sequence[Tensor]) -> list[Tensor]:
@@ -92,9 +79,7 @@ def shared_tokens(guesses: Tensor, texts: Tensor) -> Tensor:
     return _share(2 * found, _count(guesses)[:, None] + _count(texts))
 
 
-def rouge_1(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Compute the F1 of words (Lin 2004); (N,) float64."""
-    return token_f1(guesses, truths)
+rouge_1 = token_f1  # of words (Lin 2004)
 
 
 def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -104,8 +89,7 @@ def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
         first, second = words[:, :-1], words[:, 1:]
         mixed = ((first * 0x9E3779B1 + second) % (1 << 40)).masked_fill((first < 0) | (second < 0), -1)
         pairs.append(mixed if words.shape[1] > 1 else words.new_full((len(words), 1), -1))
-    found = token_f1(*pairs)
-    return found.masked_fill(_count(pairs[1]) == 0, torch.nan)
+    return token_f1(*pairs).masked_fill(_count(pairs[1]) == 0, torch.nan)
 
 
 def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -127,8 +111,7 @@ def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
         public: (M, W) public tokens, -1 for none.
         lengths: (N,) number of tokens to guess for each text.
     """
-    numbered = _numbered(public)[public >= 0]
-    tokens, counts = torch.unique(numbered, return_counts=True)
+    tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0
     best = tokens[order][:width] // public.shape[1]
@@ -144,23 +127,15 @@ def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
 
 def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
     """Assign each text the index of its guess (B,), -1 without one."""
-    order = torch.full((len(truths),), -1)
-    if len(guesses) == 1 == len(truths):
-        return torch.zeros(1, dtype=torch.long)
-    if not len(guesses):
-        return order
-    try:
-        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
-    except ImportError as error:
-        raise UserError("Matching a batch needs scipy, which is not installed; run `pip install scipy`.") from error
-    there = truths >= 0
-    placed = ((truths[:, None] == guesses) & there[:, None]).sum(2) / there.sum(1).clamp_min(1)[:, None]
-    shape = (len(truths), len(guesses), -1)
-    pairs = [t.expand(shape).flatten(0, 1) for t in (guesses[None], truths[:, None])]
-    alike = _RIGHT_PLACE * placed.double() + token_f1(*pairs).reshape(len(truths), len(guesses))
-    rows, columns = linear_sum_assignment(alike.numpy(), maximize=True)
-    order[torch.as_tensor(rows)] = torch.as_tensor(columns)
-    return order
+    shape = len(truths), len(guesses)
+
+    def cost() -> Tensor:
+        there = truths >= 0
+        placed = ((truths[:, None] == guesses) & there[:, None]).sum(2) / there.sum(1).clamp_min(1)[:, None]
+        pairs = [t.expand(*shape, -1).flatten(0, 1) for t in (guesses[None], truths[:, None])]
+        return -(_RIGHT_PLACE * placed.double() + token_f1(*pairs).reshape(shape))
+
+    return order_of(shape, cost)
 
 
 def _common(guesses: Tensor, truths: Tensor) -> Tensor:

@@ -14,29 +14,17 @@ from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_de
 FAR, NEAR, CLOSE = 8, 16, 32
 """Longer side in pixels for comparing all images, the chosen ones, and the final candidates."""
 
-NEAREST = 60
-"""Candidates compared in all poses: those nearest to a guess at low resolution."""
-
-ANGLES = (5.0, 10.0, 15.0)
-"""Degrees by which a guess is rotated to either side."""
+NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
+ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
 
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
 """Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
 
-FRAMES = (1.12, 1.25)
-"""Factors by which a guess in a frame is enlarged."""
-
-SLID = 1 / 8
-"""Share of the side that other guesses are slid to each side."""
-
-GRIDS = (3, 4)
-"""Tiles on a side, for images whose tiles were shuffled; larger tiles are several of these."""
-
-HOPELESS = 0.1
-"""Share of rivals nearer at low resolution, above which a guess is not compared in all poses."""
-
-LEAST_SIDE = 8
-"""Pixels of the shorter side below which nothing is turned."""
+FRAMES = (1.12, 1.25)  # factors by which a guess in a frame is enlarged
+SLID = 1 / 8  # share of the side that other guesses are slid to each side
+GRIDS = (3, 4)  # tiles on a side, for images whose tiles were shuffled; larger tiles are several of these
+HOPELESS = 0.1  # share of rivals nearer at low resolution, above which a guess is not compared in all poses
+LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,22 +78,16 @@ _TURNS = torch.cat([torch.cartesian_prod(_THREE, _THREE) * torch.tensor([0.05, 2
 ROUNDS = {NEAR: (_SHIFTS, _TURNS, _SHIFTS / 2), CLOSE: (_SHIFTS / 2, _TURNS / 2, _SHIFTS / 4)}
 """Steps (9, 4) around the best pose of an image that are tried one after the other, at each side."""
 
-USUAL_CLOSELY = 40
-"""Usual candidates compared at the side ``CLOSE``."""
-
-REFINED = 10
-"""Number of nearest candidates for which these steps are tried."""
-
-AMONG = 8
-"""Rank of the original from which on the steps are not tried, since it would stay behind."""
+USUAL_CLOSELY = 40  # usual candidates compared at the side ``CLOSE``
+REFINED = 10  # number of nearest candidates for which these steps are tried
+AMONG = 8  # rank of the original from which on the steps are not tried, since it would stay behind
 
 
 @lru_cache(maxsize=2)
 def poses(*, few: bool) -> Poses:
     """Return all mirrors and quarter turns, each at a few scales or angles; ``few`` for the first comparison."""
     ones = [(1.0, 0.0, SLID), *((cut, 0.0, slack) for cut, slack in CUTS), *((frame, 0.0, SLID) for frame in FRAMES)]
-    angles = ANGLES[1:2] if few else ANGLES
-    ones += [(1.0, sign * angle, SLID) for angle in angles for sign in (-1, 1)]
+    ones += [(1.0, sign * angle, SLID) for angle in (ANGLES[1:2] if few else ANGLES) for sign in (-1, 1)]
     ones += [(scale, sign * ANGLES[1], SLID) for scale in (CUTS[0][0], FRAMES[0]) for sign in (-1, 1)]
     ones = ones if not few else [one for one in ones if one[0] in (1.0, 0.8, 1.25)]
     plain = [torch.diag(torch.tensor([x, y])) for x in (1.0, -1.0) for y in (1.0, -1.0)]
@@ -169,10 +151,8 @@ def _middle(looks: Tensor, slack: float) -> Tensor:
 
 def _unit(rows: Tensor) -> Tensor:
     rows = rows - rows.mean((-2, -1), keepdim=True)
-    return rows / (
-        rows.square().sum((-2, -1), keepdim=True).sqrt()
-        + float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
-    )
+    least = float(LEAST_CONTRAST * (rows.shape[-1] * rows.shape[-2]) ** 0.5)
+    return rows / (rows.square().sum((-2, -1), keepdim=True).sqrt() + least)
 
 
 def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
@@ -214,11 +194,7 @@ class Way(ABC):
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Align the guess with original number ``original``.
-
-        Returns:
-            The guess (D,), the original (D,), and ``rivals`` in the same place (K, D), each of unit length.
-        """
+        """Return the aligned guess (D,), the original (D,), and ``rivals`` in this place (K, D), of unit length."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -346,8 +322,7 @@ class _Posed(Way):
         values, taken = torch.cat([self.own, self.rest]), self.taken[again]
         for steps in ROUNDS[self.side]:
             tried = taken.around(steps)
-            found = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side)
-            value, step = found.max(1)
+            value, step = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side).max(1)
             values[again] = torch.maximum(values[again], value)
             taken = tried[torch.arange(len(again)) * len(steps) + step]
         return replace(self, own=values[:number], rest=values[number:], taken=self.taken.with_at(again, taken))
@@ -379,19 +354,14 @@ class _Posed(Way):
         middle = _middle(_looks(pose.drawn(self.gray[original][None]), self.side), slack)
         truth = self.turning.originals.at(self.side)[original][None]
         height, width = middle.shape[-2:]
-        place = int(_slid_each(middle[None], truth, slack).abs().argmax())
-        down, right = divmod(place, truth.shape[-1] - width + 1)
+        down, right = divmod(int(_slid_each(middle[None], truth, slack).abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
         rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
         return rows[0], rows[1], rows[2:]
 
 
 def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
-    """Return the largest absolute correlation (K, S) of S poses (K * S) each with images (K, L, H, W).
-
-    Args:
-        gray: (K * S, 1, H, W) gray guesses to draw.
-    """
+    """Return correlations (K, S) of images (K, L, H, W) with gray guesses (K * S, 1, H, W), drawn in S poses each."""
     looks = _looks(tried.drawn(gray), side)
     looks = looks.view(len(images), -1, *looks.shape[1:])
     slacks = tried.slack.view(len(images), -1)[:, 0]

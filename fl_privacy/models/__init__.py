@@ -5,14 +5,6 @@ from typing import TYPE_CHECKING
 from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
-    from fl_privacy.models.alexnet_vgg import (
-        VGG16 as VGG16,
-        AlexNet as AlexNet,
-        ResNet10 as ResNet10,
-        ResNet18 as ResNet18,
-        ResNet20 as ResNet20,
-        ResNet34 as ResNet34,
-    )
     from fl_privacy.models.build import (
         build_fitting as build_fitting,
         build_model as build_model,
@@ -44,10 +36,16 @@ if TYPE_CHECKING:
     )
     from fl_privacy.models.small_networks import (
         MLP as MLP,
+        VGG16 as VGG16,
+        AlexNet as AlexNet,
         ConvNet as ConvNet,
         DLNet as DLNet,
         LeNet as LeNet,
         LeNet5 as LeNet5,
+        ResNet10 as ResNet10,
+        ResNet18 as ResNet18,
+        ResNet20 as ResNet20,
+        ResNet34 as ResNet34,
     )
     from fl_privacy.models.table_models import (
         FlTabular as FlTabular,

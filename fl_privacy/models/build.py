@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.errors import UserError, blamed_on, reason_of
 from fl_privacy.models.huggingface import with_adapters
 from fl_privacy.models.layers import initialize
 from fl_privacy.models.text_model import TextModel
@@ -20,13 +20,7 @@ from fl_privacy.types.schema import Schema, schema_of
 
 
 def build_model(
-    factory: Callable[..., nn.Module],
-    *,
-    seed: int,
-    in_channels: int,
-    image_size: int,
-    num_classes: int,
-    **options: Any,
+    factory: Callable[..., nn.Module], *, seed: int, in_channels: int, image_size: int, num_classes: int, **options: Any
 ) -> nn.Module:
     """Run ``build_fitting`` for square images."""
     facts = {"in_channels": in_channels, "image_size": image_size, "num_classes": num_classes}
@@ -62,10 +56,8 @@ def build_fitting(
     options = {fact: value for fact, value in architecture.items() if fact in signature.parameters} | options
     init = None if "init" in signature.parameters else options.pop("init", None)
     rank, alpha = (options.pop(name, None) for name in ("lora_rank", "lora_alpha"))
-    # take ``mean`` and ``std`` out of ``options``, where the model does not take these itself
-    if {"mean", "std"} & set(signature.parameters) or not {"mean", "std"} & options.keys():
-        put_before = None
-    else:
+    put_before = None
+    if {"mean", "std"} & options.keys() and not {"mean", "std"} & set(signature.parameters):
         mean, std = options.pop("mean", None), options.pop("std", None)
         put_before = Normalization([0.0] if mean is None else mean, [1.0] if std is None else std)
     try:
@@ -90,11 +82,7 @@ def build_fitting(
 
 @torch.no_grad()
 def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
-    """Run ``model`` once on texts of ``length`` tokens to see that it fits the data; it is not changed.
-
-    Raises:
-        UserError: it is no text model, can't take such texts, or doesn't return logits.
-    """
+    """Run a copy of ``model`` on texts of ``length`` tokens; ``UserError`` if it can't take them or gives no logits."""
     name = type(model).__name__
     if not isinstance(model, TextModel):
         raise UserError(
@@ -104,20 +92,15 @@ def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     try:
         got = tuple(copy.deepcopy(model).eval()(tokens).shape)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise UserError(
-            f"Model {name} does not take texts of {length} tokens: {reason}; set data.max_length."
+            f"Model {name} does not take texts of {length} tokens: {reason_of(error)}; set data.max_length."
         ) from error
     if got not in ((2, num_classes), (2, num_classes, length)):
         raise UserError(f"Model {name} is expected to return logits of {num_classes} classes, but got {got}.")
 
 
 def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.Module:
-    """Run ``model`` once on two rows, and return it with the ``schema`` of its rows.
-
-    Raises:
-        UserError: it can't take such rows or doesn't return logits (B, K).
-    """
+    """Run ``check_model`` on two rows, and return ``model`` with the ``schema`` of its rows."""
     check_model(model, (schema.width,), num_classes, ROWS)
     if schema_of(model) is None:
         model.schema = schema  # type: ignore[assignment]
@@ -125,11 +108,7 @@ def check_table_model(model: nn.Module, schema: Schema, num_classes: int) -> nn.
 
 
 def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int, modality: Modality = IMAGES) -> None:
-    """Run ``model`` once on zero inputs of ``input_shape`` (C, H, W) to see that it fits the data; it is not changed.
-
-    Raises:
-        UserError: the model can't take such inputs or doesn't return logits (B, K).
-    """
+    """Run a copy of ``model`` on zeros of ``input_shape`` (C, H, W); ``UserError`` unless it gives logits (B, K)."""
     name, what = type(model).__name__, f"{modality.one}s"
     shape = "x".join(map(str, input_shape))
     with torch.no_grad(), blamed_on(f"Model {name}, shown two {what} of {shape},"):
@@ -139,10 +118,9 @@ def check_model(model: nn.Module, input_shape: tuple[int, ...], num_classes: int
         try:
             logits = trial(inputs)
         except (RuntimeError, ValueError, TypeError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             sizes = "set data.image_size and data.channels to what the model takes"
             remedy = sizes if modality.pixels else modality.remedy
-            raise UserError(f"Model {name} does not fit {what} of {shape}: {reason.rstrip('.')}; {remedy}.") from error
+            raise UserError(f"Model {name} does not fit {what} of {shape}: {reason_of(error)}; {remedy}.") from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2, num_classes):
         raise UserError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.checks import number, whole
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 from fl_privacy.models.text_model import TextModel, last_state
 
@@ -34,9 +34,7 @@ class HuggingFaceText(TextModel):
         super().__init__()
         self.network, self.next_token = network, next_token
         self.classifier = None if next_token else nn.Linear(network.config.hidden_size, num_classes)
-        entered = [
-            name for name, module in network.named_modules() if _ENTERED.search(name) and hasattr(module, "weight")
-        ]
+        entered = [name for name, m in network.named_modules() if _ENTERED.search(name) and hasattr(m, "weight")]
         blocks: dict[str, list[str]] = {}
         for name in entered:
             blocks.setdefault(name.rpartition(".")[0], []).append(f"network.{name}.weight")
@@ -109,7 +107,9 @@ def hugging_face(
             settings = library.AutoConfig.from_pretrained(place, trust_remote_code=False)
             network = kind.from_config(settings, attn_implementation="eager", trust_remote_code=False)
     except (OSError, ValueError, ImportError, KeyError) as error:
-        raise UserError(f"model.name={name} can't be had from Hugging Face: {_why(error)}; check the name.") from error
+        raise UserError(
+            f"model.name={name} can't be had from Hugging Face: {reason_of(error)}; check the name."
+        ) from error
     tokens = network.get_input_embeddings().num_embeddings
     if vocabulary_size > tokens:
         raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
@@ -126,8 +126,8 @@ def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: b
         adapted: nn.Module = library.get_peft_model(network, library.get_peft_config(given))
     except (KeyError, TypeError, ValueError, NotImplementedError) as error:
         raise UserError(
-            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {_why(error)}; for"
-            " example model.peft={r: 8, target_modules: [query, value]}."
+            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {reason_of(error)};"
+            " for example model.peft={r: 8, target_modules: [query, value]}."
         ) from error
     return adapted
 
@@ -137,10 +137,6 @@ def _library(name: str, needed: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(f"{needed}, which is missing; run `pip install 'fl-privacy[text]'`.") from error
-
-
-def _why(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def _first_position(network: nn.Module, positions: nn.Parameter) -> int:
@@ -175,21 +171,11 @@ def _is_causal(network: nn.Module) -> bool:
     return bool(torch.allclose(states[0], states[1], atol=1e-6))
 
 
-ADAPTED = (
-    "*.lora_a.weight",
-    "*.lora_b.weight",
-    "*.lora_A.*",
-    "*.lora_B.*",
-    "*.lora_embedding_*",
-    "*.lora_magnitude_vector.*",
-    "*.ia3_*",
-    "*.vera_lambda_*",
-    "*.prompt_encoder.*",
-    "*.modules_to_save.*",
-    "classifier.*",
-    "head.*",
-    "decoder.*",
+_PARTS_OF_ADAPTERS = (
+    *("lora_a.weight", "lora_b.weight", "lora_A.*", "lora_B.*", "lora_embedding_*", "lora_magnitude_vector.*"),
+    *("ia3_*", "vera_lambda_*", "prompt_encoder.*", "modules_to_save.*"),
 )
+ADAPTED = (*(f"*.{part}" for part in _PARTS_OF_ADAPTERS), "classifier.*", "head.*", "decoder.*")
 """Patterns of trained and uploaded parameters of a model with adapters: these and its head."""
 
 _TARGETS = ("query", "value", "q_proj", "v_proj", "q_lin", "v_lin", "c_attn", "query_key_value", "qkv_proj", "Wqkv")
@@ -197,12 +183,9 @@ _PARTS = ("SelfAttention.q", "SelfAttention.v")
 
 
 class Adapted(nn.Module):
-    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / r * B A x``.
+    """Layer with an adapter (LoRA, Hu et al. 2022): ``base(x) + alpha / rank * B A x``.
 
     A is drawn like PyTorch's linear layers, B is zero, so that the initial outputs are unchanged.
-
-    Args:
-        rank: r.
     """
 
     def __init__(self, base: nn.Module, *, inputs: int, outputs: int, rank: int, alpha: float) -> None:

@@ -1,9 +1,10 @@
 """Layers and the papers' weight initializations, by name."""
 
+import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +31,10 @@ def activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-def pooling(name: str) -> nn.Module:
-    """Make a 2x2 pooling: ``max`` or ``avg``."""
+def pooling(name: str, size: int = 2) -> nn.Module:
+    """Make a pooling of ``size`` by ``size`` pixels: ``max`` or ``avg``."""
     checks.one_of("model.pooling", name, ("max", "avg"))
-    return nn.MaxPool2d(2) if name == "max" else nn.AvgPool2d(2)
+    return nn.MaxPool2d(size) if name == "max" else nn.AvgPool2d(size)
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -67,13 +68,9 @@ def has_batch_norm(model: nn.Module) -> bool:
 
 
 class InputNormalization(nn.Module):
-    """``(x - mean) / std`` by channel, for images in [0, 1].
+    """``(x - mean) / std`` by channel (C,), or by a single value for all channels, for images in [0, 1].
 
     The constants are neither parameters nor buffers, hence never exchanged.
-
-    Args:
-        mean: (C,), or a single value for all channels.
-        std: same shape, above 0.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -105,28 +102,62 @@ def input_normalization(mean: Sequence[float] | None, std: Sequence[float] | Non
     return InputNormalization(mean, std)
 
 
+class ImageArguments(TypedDict, total=False):
+    """Arguments of every image network."""
+
+    in_channels: Required[int]
+    image_size: Required[int]
+    num_classes: Required[int]
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    init: str
+
+
 class ImageNetwork(nn.Module):
-    """Network on normalized images: unless overridden, ``classifier`` of the flat ``features``."""
+    """Network on normalized images: unless overridden, ``classifier`` of the flat ``features``.
+
+    Args:
+        mean, std: normalization of the inputs, one value or one a channel.
+        init: one of ``layers.INITIALIZERS``.
+    """
 
     features: nn.Module
     classifier: nn.Module
 
     def __init__(
         self,
+        *,
         in_channels: int,
         image_size: int,
         num_classes: int,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        init: str = "default",
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
-        self.normalize = input_normalization(mean, std, in_channels)
+        self.init, self.normalize = init, input_normalization(mean, std, in_channels)
+
+    def __init_subclass__(cls) -> None:
+        """List the arguments that ``**image`` stands for in the signature of ``cls``."""
+        common, own = (inspect.signature(each.__init__).parameters.values() for each in (ImageNetwork, cls))
+        needed, optional = ([p for p in common if (p.default is p.empty) is wanted] for wanted in (True, False))
+        named = {p.name: p for p in (*needed, *own, *optional) if p.kind is p.KEYWORD_ONLY}
+        cls.__signature__ = inspect.Signature(list(named.values()))  # type: ignore[attr-defined]
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
         logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
         return logits
+
+
+def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
+    """Build linear layers of ``widths``, each with its activation; ``UserError`` unless these are like ``example``."""
+    if not isinstance(widths, Sequence) or isinstance(widths, str):
+        raise UserError(f"model.widths is expected to be a list such as {example}, but got {widths}.")
+    require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
+    pairs = [(nn.Linear(inner, outer), activation(function)) for inner, outer in pairwise([inputs, *widths])]
+    return nn.Sequential(*(module for pair in pairs for module in pair))
 
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -228,12 +259,7 @@ def _order(model: nn.Module, modules: dict[str, nn.Module], image_shape: tuple[i
 def cut_layer(model: nn.Module, image_shape: tuple[int, ...], public: Collection[str]) -> str:
     """Return the first layer after the last private one in the forward pass, or the second layer if nothing is private.
 
-    Args:
-        image_shape: (C, H, W).
-        public: names of the public parameters.
-
-    Raises:
-        UserError: there is no such layer.
+    ``public`` are the names of the public parameters, ``image_shape`` is (C, H, W); ``UserError`` without such a layer.
     """
     layers = called_layers(model, image_shape)
     owned = {name: model.get_submodule(name).named_parameters(recurse=False) for name in layers}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 
 TargetKind = Literal["classes", "bits", "values"]
 """Kind of targets of outputs (B, K). ``classes``: one class of each example; ``bits``: K binary answers;
@@ -63,28 +63,20 @@ SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows"
 
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
 
-_TARGETS: dict[type[nn.Module], TargetKind] = {
-    nn.BCEWithLogitsLoss: "bits",
-    nn.BCELoss: "bits",
-    nn.MultiLabelSoftMarginLoss: "bits",
-    nn.MSELoss: "values",
-    nn.L1Loss: "values",
-    nn.SmoothL1Loss: "values",
-    nn.HuberLoss: "values",
+_TARGETS: dict[TargetKind, tuple[object, ...]] = {
+    "bits": (
+        *(nn.BCEWithLogitsLoss, nn.BCELoss, nn.MultiLabelSoftMarginLoss),
+        *(F.binary_cross_entropy_with_logits, F.binary_cross_entropy),
+    ),
+    "values": (
+        *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss),
+        *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss),
+    ),
 }
+"""Losses of PyTorch, modules and functions, by the kind of their targets."""
 
 LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 """A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
-
-
-_FUNCTIONS: dict[object, TargetKind] = {
-    F.binary_cross_entropy_with_logits: "bits",
-    F.binary_cross_entropy: "bits",
-    F.mse_loss: "values",
-    F.l1_loss: "values",
-    F.smooth_l1_loss: "values",
-    F.huber_loss: "values",
-}
 
 _PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)
 """``nll_loss`` of log probabilities is their cross entropy."""
@@ -99,11 +91,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss ``given``, for ``num_classes`` outputs, on device and dtype of ``like``.
-
-    Raises:
-        UserError: it is no loss, fails on K outputs, or gives no differentiable scalar.
-    """
+    """Return the loss ``given``, on device and dtype of ``like``; ``UserError`` if it gives no scalar of K outputs."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):
@@ -145,7 +133,8 @@ def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Te
     indices = torch.zeros(len(outputs), dtype=torch.long, device=like.device)
     rows = torch.zeros_like(outputs)
     rows[:, 0] = 1
-    known = _TARGETS.get(type(given)) if isinstance(given, nn.Module) else _FUNCTIONS.get(given)
+    what = type(given) if isinstance(given, nn.Module) else given
+    known = next((kind for kind, losses in _TARGETS.items() if what in losses), None)
     name = getattr(given, "__name__", type(given).__name__)
     of_rows, name = _refused(moved, outputs, rows), name if name.isidentifier() else "the function given"
     if num_classes == 1 and (known is None or of_rows is not None):
@@ -190,7 +179,7 @@ def _refused(given: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, labels:
                 return f"it gives {got}"
             (slope,) = torch.autograd.grad(value, leaf, allow_unused=True)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        return reason_of(error)
     return None if slope is not None else "it does not depend on the outputs"
 
 

@@ -1,15 +1,18 @@
-"""Small networks of the papers: LeNets, the ConvNet of Inverting Gradients, and the MLPs of SPN's theorems."""
+"""Networks for small images: LeNets, ConvNet, AlexNet, VGG16, ResNets, and the MLPs of SPN's theorems."""
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.models.layers import (
+    ImageArguments,
     ImageNetwork,
     activation as new_activation,
+    hidden_layers,
     initialize,
     norm_2d,
     pooling as new_pooling,
@@ -29,8 +32,6 @@ class LeNet(ImageNetwork):
         activation: function after each convolution, one of ``layers.ACTIVATIONS``.
         width: channels of each convolution.
         strides: one for each convolution; the class's own if ``None``.
-        mean, std: normalization of the inputs, one value or one a channel.
-        init: one of ``layers.INITIALIZERS``.
     """
 
     default_strides: ClassVar[tuple[int, ...]] = (2, 2, 1)
@@ -38,27 +39,24 @@ class LeNet(ImageNetwork):
     def __init__(
         self,
         *,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
         activation: str = "sigmoid",
         width: int = 12,
         strides: Sequence[int] | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        init: str = "default",
+        **image: Unpack[ImageArguments],
     ) -> None:
-        super().__init__(in_channels, image_size, num_classes, mean, std)
+        super().__init__(**image)
         strides = resolve_strides(strides, self.default_strides)
         require_positive(width=width)
         layers: list[nn.Module] = []
-        side = image_size
-        for (inner, outer), stride in zip(pairwise([in_channels] + [width] * len(strides)), strides, strict=True):
+        side = image["image_size"]
+        for (inner, outer), stride in zip(
+            pairwise([image["in_channels"]] + [width] * len(strides)), strides, strict=True
+        ):
             layers += [nn.Conv2d(inner, outer, 5, stride, padding=2), new_activation(activation)]
             side = (side - 1) // stride + 1
         self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(width * side * side, num_classes)
-        initialize(self, init)
+        self.classifier = nn.Linear(width * side * side, image["num_classes"])
+        initialize(self, self.init)
 
 
 class DLNet(LeNet):
@@ -79,27 +77,14 @@ class LeNet5(ImageNetwork):
     Args:
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
         pooling: ``max`` as published, or ``avg``.
-        mean, std: normalization of the inputs, one value or one a channel.
-        init: one of ``layers.INITIALIZERS``.
     """
 
-    def __init__(
-        self,
-        *,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
-        activation: str = "relu",
-        pooling: str = "max",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        init: str = "default",
-    ) -> None:
-        super().__init__(in_channels, image_size, num_classes, mean, std)
-        require_pixels("LeNet5", image_size, least=28)
-        side = (image_size // 2 - 4) // 2 - 4
+    def __init__(self, *, activation: str = "relu", pooling: str = "max", **image: Unpack[ImageArguments]) -> None:
+        super().__init__(**image)
+        require_pixels("LeNet5", image["image_size"], least=28)
+        side = (image["image_size"] // 2 - 4) // 2 - 4
         self.features = nn.Sequential(
-            nn.Conv2d(in_channels, 6, 5, padding=2),
+            nn.Conv2d(image["in_channels"], 6, 5, padding=2),
             new_activation(activation),
             new_pooling(pooling),
             nn.Conv2d(6, 16, 5),
@@ -109,55 +94,9 @@ class LeNet5(ImageNetwork):
             new_activation(activation),
         )
         self.classifier = nn.Sequential(
-            nn.Linear(120 * side * side, 84), new_activation(activation), nn.Linear(84, num_classes)
+            nn.Linear(120 * side * side, 84), new_activation(activation), nn.Linear(84, image["num_classes"])
         )
-        initialize(self, init)
-
-
-_WIDTHS = (1, 2, 2, 4, 4, 4, 4, 4)
-_POOLED = (5, 7)
-
-
-class ConvNet(ImageNetwork):
-    """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
-
-    Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm.
-
-    Args:
-        image_size: height and width of the images, at least 9.
-        width: channels of the first convolution.
-        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
-        norm: normalization before each activation: ``batch``, ``group`` or ``none``.
-        mean, std: normalization of the inputs, one value or one a channel.
-        init: one of ``layers.INITIALIZERS``.
-    """
-
-    def __init__(
-        self,
-        *,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
-        width: int = 64,
-        activation: str = "relu",
-        norm: str = "batch",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        init: str = "default",
-    ) -> None:
-        super().__init__(in_channels, image_size, num_classes, mean, std)
-        require_positive(width=width)
-        require_pixels("ConvNet", image_size, least=9)
-        side = image_size // 3 // 3
-        widths = [in_channels, *(factor * width for factor in _WIDTHS)]
-        layers: list[nn.Module] = []
-        for depth, (inner, outer) in enumerate(pairwise(widths)):
-            layers += [nn.Conv2d(inner, outer, 3, padding=1), norm_2d(norm, outer), new_activation(activation)]
-            if depth in _POOLED:
-                layers.append(nn.MaxPool2d(3))
-        self.features = nn.Sequential(*layers)
-        self.classifier = nn.Linear(widths[-1] * side * side, num_classes)
-        initialize(self, init)
+        initialize(self, self.init)
 
 
 class MLP(ImageNetwork):
@@ -166,32 +105,219 @@ class MLP(ImageNetwork):
     Args:
         widths: widths of the hidden layers.
         activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-        mean, std: normalization of the inputs, one value or one a channel.
-        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
-        self,
-        *,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
-        widths: Sequence[int] = (256, 128),
-        activation: str = "relu",
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        init: str = "default",
+        self, *, widths: Sequence[int] = (256, 128), activation: str = "relu", **image: Unpack[ImageArguments]
     ) -> None:
-        super().__init__(in_channels, image_size, num_classes, mean, std)
-        if not isinstance(widths, Sequence):
-            raise UserError(f"model.widths is expected to be a list such as [256, 128], but got {widths}.")
-        require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
-        sizes = [in_channels * image_size**2, *widths]
-        layers = [(nn.Linear(inner, outer), new_activation(activation)) for inner, outer in pairwise(sizes)]
-        self.features = nn.Sequential(*(module for layer in layers for module in layer))
-        self.classifier = nn.Linear(sizes[-1], num_classes)
-        initialize(self, init)
+        super().__init__(**image)
+        pixels = image["in_channels"] * image["image_size"] ** 2
+        self.features = hidden_layers(pixels, widths, activation, example="[256, 128]")
+        self.classifier = nn.Linear([pixels, *widths][-1], image["num_classes"])
+        initialize(self, self.init)
 
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.features(self.normalize(inputs).flatten(1)))
         return logits
+
+
+Block = tuple[tuple[int, ...], int, bool]
+"""Relative widths of its convolutions, their kernel size, and ``True`` if pooling follows."""
+
+
+class BlockNetwork(ImageNetwork):
+    """Network of convolutional ``blocks``, defined by subclasses.
+
+    Args:
+        width: unit of the blocks' widths.
+        hidden: outputs of the first linear layer; ``None`` leaves one linear layer.
+        activation: function after each convolution and the first linear layer, one of ``layers.ACTIVATIONS``.
+        pooling: ``max`` as published, or ``avg``.
+        norm: normalization before each convolution's activation: ``batch``, ``group`` or ``none``.
+        last_scale: initial scale of the last normalization; below 1 it prevents divergence at larger steps.
+
+    Raises:
+        UserError: the images are too small, a number is not positive, or ``last_scale`` has no normalization to scale.
+    """
+
+    blocks: ClassVar[tuple[Block, ...]]
+    pool: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        *,
+        width: int = 64,
+        hidden: int | None = 256,
+        activation: str = "relu",
+        pooling: str = "max",
+        norm: str = "none",
+        last_scale: float = 1.0,
+        **image: Unpack[ImageArguments],
+    ) -> None:
+        super().__init__(**image)
+        require_positive(width=width)
+        checks.number("model.last_scale", last_scale, above=0, example=0.1)
+        least = self.pool ** sum(pooled for *_, pooled in self.blocks)
+        require_pixels(type(self).__name__, image["image_size"], least=least)
+        layers: list[nn.Module] = []
+        inner = image["in_channels"]
+        for factors, kernel, pooled in self.blocks:
+            for outer in (factor * width for factor in factors):
+                convolution = nn.Conv2d(inner, outer, kernel, padding=kernel // 2)
+                layers += [convolution, norm_2d(norm, outer), new_activation(activation)]
+                inner = outer
+            if pooled:
+                layers.append(new_pooling(pooling, self.pool))
+        self.features = nn.Sequential(*layers)
+        features = inner * (image["image_size"] // least) ** 2
+        if hidden is None:
+            self.classifier: nn.Module = nn.Linear(features, image["num_classes"])
+        else:
+            require_positive(hidden=hidden)
+            self.classifier = nn.Sequential(
+                nn.Linear(features, hidden), new_activation(activation), nn.Linear(hidden, image["num_classes"])
+            )
+        initialize(self, self.init)
+        if last_scale != 1:
+            scales = [each.weight for each in self.features if isinstance(each, nn.GroupNorm | nn.BatchNorm2d)]
+            if not scales:
+                raise UserError(
+                    f"model.last_scale={last_scale} is expected with model.norm=group or batch, but got norm=none; set"
+                    " model.last_scale=1."
+                )
+            nn.init.constant_(scales[-1], last_scale)
+
+
+class AlexNet(BlockNetwork):
+    """AlexNet of SPN (Fan et al., 2020, Table 4): five convolutions, three 2x2 poolings, 4096 -> 256 -> K.
+
+    ``width`` is the first convolution's number of channels; the others are 3, 6, 4 and 4 times as wide. FDL-PP has
+    ``hidden=None``, a single linear layer 4096 -> K. Images from 8x8 fit.
+    """
+
+    blocks = (((1,), 5, True), ((3,), 5, True), ((6, 4, 4), 3, True))
+
+
+class VGG16(BlockNetwork):
+    """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
+
+    As published it is ``norm="group"``. Pooling follows the first, second and last block: 32x32 images end as 4x4,
+    which gives 512 x 4 x 4 = 8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first
+    block's number of channels. Images from 8x8 fit.
+    """
+
+    blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))
+
+
+class ConvNet(BlockNetwork):
+    """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
+
+    Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm. Images from 9x9
+    fit.
+
+    Args:
+        width: channels of the first convolution.
+        activation: function after each convolution, one of ``layers.ACTIVATIONS``.
+        norm: normalization before each activation: ``batch``, ``group`` or ``none``.
+    """
+
+    blocks = (((1, 2, 2, 4, 4, 4), 3, True), ((4, 4), 3, True))
+    pool = 3
+
+    def __init__(
+        self, *, width: int = 64, activation: str = "relu", norm: str = "batch", **image: Unpack[ImageArguments]
+    ) -> None:
+        super().__init__(width=width, hidden=None, activation=activation, norm=norm, **image)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut, projected by a 1x1 convolution if the shape changes."""
+
+    def __init__(self, inner: int, outer: int, *, stride: int, norm: str, activation: str) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False),
+            norm_2d(norm, outer),
+            new_activation(activation),
+            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+            norm_2d(norm, outer),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inner != outer:
+            self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, stride, bias=False), norm_2d(norm, outer))
+        self.activation = new_activation(activation)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
+        return outputs
+
+
+class ResNet18(ImageNetwork):
+    """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
+
+    Any image size and number of channels fit. DLG's and SAPAG's variant, twice differentiable everywhere, is
+    ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+
+    Args:
+        width: channels of the first stage; each stage doubles them.
+        norm: ``batch``, ``group`` or ``none``.
+        activation: one of ``layers.ACTIVATIONS``.
+        strides: one for each stage; the class's own if ``None``.
+    """
+
+    blocks: ClassVar[tuple[int, ...]] = (2, 2, 2, 2)
+    default_strides: ClassVar[tuple[int, ...]] = (1, 2, 2, 2)
+
+    def __init__(
+        self,
+        *,
+        width: int = 64,
+        norm: str = "batch",
+        activation: str = "relu",
+        strides: Sequence[int] | None = None,
+        **image: Unpack[ImageArguments],
+    ) -> None:
+        super().__init__(**image)
+        require_positive(width=width)
+        strides = resolve_strides(strides, self.default_strides)
+        if len(strides) != len(self.blocks):
+            raise UserError(
+                f"model.strides is expected to have {len(self.blocks)} values, one a stage, but got {len(strides)}."
+            )
+        widths = [width] + [width * 2**stage for stage in range(len(self.blocks))]
+        self.stem = nn.Sequential(
+            nn.Conv2d(image["in_channels"], width, 3, padding=1, bias=False),
+            norm_2d(norm, width),
+            new_activation(activation),
+        )
+        self.stages = nn.Sequential()
+        for (inner, outer), stride, depth in zip(pairwise(widths), strides, self.blocks, strict=True):
+            first = BasicBlock(inner, outer, stride=stride, norm=norm, activation=activation)
+            rest = [BasicBlock(outer, outer, stride=1, norm=norm, activation=activation) for _ in range(depth - 1)]
+            self.stages.append(nn.Sequential(first, *rest))
+        self.classifier = nn.Linear(widths[-1], image["num_classes"])
+        initialize(self, self.init)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features: Tensor = self.stages(self.stem(self.normalize(inputs)))
+        logits: Tensor = self.classifier(features.mean((2, 3)))
+        return logits
+
+
+class ResNet10(ResNet18):
+    """ResNet-10 for small images: one basic block in each of four stages."""
+
+    blocks = (1, 1, 1, 1)
+
+
+class ResNet34(ResNet18):
+    """ResNet-34 for small images: 3, 4, 6 and 3 basic blocks in four stages."""
+
+    blocks = (3, 4, 6, 3)
+
+
+class ResNet20(ResNet18):
+    """ResNet-20, three stages of three blocks: ResNet20-4 of "Inverting Gradients"; He et al. have ``width=16``."""
+
+    blocks = (3, 3, 3)
+    default_strides = (1, 2, 2)

@@ -1,18 +1,21 @@
 """Networks on the rows of a table."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.layers import activation as new_activation, initialize, require_positive
+from fl_privacy.models.layers import hidden_layers, initialize, require_positive
 from fl_privacy.types.schema import Schema
 
 
 class TableModel(nn.Module):
-    """Network on encoded rows (B, F), with logits (B, K)."""
+    """Network on encoded rows (B, F), with logits (B, K).
+
+    Args:
+        init: one of ``layers.INITIALIZERS``.
+    """
 
     def __init__(self, schema: Schema, num_classes: int) -> None:
         super().__init__()
@@ -26,7 +29,6 @@ class TableMLP(TableModel):
     Args:
         widths: widths of the hidden layers.
         activation: function after each hidden layer, one of ``layers.ACTIVATIONS``.
-        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(
@@ -39,13 +41,8 @@ class TableMLP(TableModel):
         init: str = "default",
     ) -> None:
         super().__init__(schema, num_classes)
-        if not isinstance(widths, Sequence) or isinstance(widths, str):
-            raise UserError(f"model.widths is expected to be a list such as [100, 100], but got {widths}.")
-        require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
-        sizes = [schema.width, *widths]
-        layers = [(nn.Linear(inner, outer), new_activation(activation)) for inner, outer in pairwise(sizes)]
-        self.features = nn.Sequential(*(module for layer in layers for module in layer))
-        self.classifier = nn.Linear(sizes[-1], num_classes)
+        self.features = hidden_layers(schema.width, widths, activation, example="[100, 100]")
+        self.classifier = nn.Linear([schema.width, *widths][-1], num_classes)
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -54,11 +51,7 @@ class TableMLP(TableModel):
 
 
 class TableLogistic(TableModel):
-    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``.
-
-    Args:
-        init: one of ``layers.INITIALIZERS``.
-    """
+    """Logistic regression: one linear layer, whose gradient is ``(p - y)' x / B``."""
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
         super().__init__(schema, num_classes)
@@ -77,7 +70,6 @@ class FlTabular(TableModel):
 
     Args:
         num_classes: 2.
-        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:
@@ -115,7 +107,6 @@ class TableResNet(TableModel):
     Args:
         width: D of the blocks.
         hidden: width within a block.
-        init: one of ``layers.INITIALIZERS``.
     """
 
     def __init__(

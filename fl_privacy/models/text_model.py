@@ -16,30 +16,26 @@ class TextModel(nn.Module, ABC):
 
     Inputs are token numbers (B, L) int64, padded with -1 on the right, or word embeddings (B, L, d + 1) float, whose
     last column is 1 for a token and 0 for padding. Logits are (B, K) of the texts, or (B, K, L) of each next token.
+
+    Attributes:
+        words: token embeddings.
+        causal: ``True`` if a token's state depends on earlier tokens only.
+        next_token: ``True`` if each next token is predicted, rather than the class of the text.
+        position_weight: name of the position embeddings (P, d); ``None`` if none are learned.
+        first_position: row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding.
+        heads: heads of each block's attention.
+        transposed: ``True`` if the weights of attention have their inputs in rows.
     """
 
     modality: ClassVar[Modality] = TEXTS
 
     words: nn.Embedding
-    """Token embeddings."""
-
     causal: bool
-    """``True`` if a token's state depends on earlier tokens only."""
-
     next_token: bool = False
-    """``True`` if each next token is predicted, rather than the class of the text."""
-
     position_weight: str | None = None
-    """Name of the position embeddings (P, d); ``None`` if none are learned."""
-
     first_position: int = 0
-    """Row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding."""
-
     heads: int = 1
-    """Heads of each block's attention."""
-
     transposed: bool = False
-    """``True`` if the weights of attention have their inputs in rows."""
 
     @property
     @abstractmethod
@@ -81,10 +77,8 @@ class BlockModel(TextModel):
 
     @property
     def attention_weights(self) -> list[tuple[str, ...]]:
-        return [
-            tuple(f"blocks.{number}.attention.{name}.weight" for name in ("query", "key", "value"))
-            for number in range(len(self.blocks))
-        ]
+        names = ("query", "key", "value")
+        return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
         """Map states (B, L, d) and their mask (B, L) through the blocks, to all or the ``first`` token's."""
@@ -148,19 +142,10 @@ class Positions(nn.Module):
         return embeddings + self.weight[: embeddings.shape[-2]]
 
 
-class FeedForward(nn.Sequential):
-    """Two linear layers with a GELU between them."""
-
-    def __init__(self, width: int, hidden: int) -> None:
-        super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
-
-
 class Block(nn.Module):
     """Attention and a feed-forward network, each with a residual path and a layer norm.
 
-    Args:
-        causal: see :class:`Attention`.
-        norm_first: ``True`` normalizes first, like GPT-2; otherwise after the sum, like BERT.
+    ``norm_first`` normalizes first, like GPT-2; otherwise after the sum, like BERT.
     """
 
     def __init__(
@@ -169,7 +154,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention = Attention(width, heads, causal=causal)
         self.attention_norm = nn.LayerNorm(width, eps=eps)
-        self.feed_forward = FeedForward(width, hidden)
+        self.feed_forward = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.norm = nn.LayerNorm(width, eps=eps)
         self.norm_first = norm_first
 

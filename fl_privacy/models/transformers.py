@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fl_privacy.checks import one_of
 from fl_privacy.checks.packages import minilm_folder
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded, read_text
 from fl_privacy.models.layers import require_positive
 from fl_privacy.models.text_model import (
@@ -86,10 +86,7 @@ class Bert(BlockModel):
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
     """Build BERT-Tiny (Turc et al. 2019): 2 layers, 128 wide, 2 heads."""
-    return Bert(
-        vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, width=128, layers=2, heads=2,
-        hidden=512, pooling=pooling,
-    )  # fmt: skip
+    return Bert(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, pooling=pooling)
 
 
 def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
@@ -135,7 +132,7 @@ def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: s
         model = Bert(**told)
         model.load_state_dict({**model.state_dict(), **_renamed(values, model)})
     except (SafetensorError, OSError, LookupError, ValueError, TypeError, RuntimeError, OverflowError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+        reason = reason_of(error)
         raise UserError(f"{place} is expected to hold a BERT, but can't be read: {reason}; name another.") from error
     if vocabulary_size != facts["vocab_size"]:
         raise UserError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, reason_of
 
 _WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
 """Class of a wrapper -> attribute of the wrapped model."""
@@ -36,10 +36,9 @@ def plain_names(model: nn.Module) -> dict[str, str]:
     wrapped = [
         f"{path}." if path else "" for path, module in model.named_modules(remove_duplicate=False) if _wraps(module)
     ]
-    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    names += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {}
-    for name in names:
+    for name, _ in tensors:
         plain = name
         for prefix in sorted(wrapped, key=len, reverse=True):
             if plain.startswith(prefix):
@@ -117,7 +116,7 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
             with torch.no_grad(), torch.random.fork_rng():
                 yield trial(torch.zeros(2, *shape, dtype=like.dtype, device=like.device))
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+            reason = reason_of(error)
             words = next((name for name, module in trial.named_modules() if isinstance(module, nn.Embedding)), None)
             if words is not None and re.search(r"indices|embedding|input_ids|Long", reason):
                 raise UserError(
@@ -154,11 +153,8 @@ def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tenso
     return found
 
 
-_NAMES = (
-    "CheckpointFunction",
-    "_checkpoint_without_reentrant_generator",
-    "_checkpoint_without_reentrant_generator_impl",
-)
+_GENERATOR = "_checkpoint_without_reentrant_generator"
+_NAMES = ("CheckpointFunction", _GENERATOR, f"{_GENERATOR}_impl")
 """Functions that ``torch.utils.checkpoint.checkpoint`` calls by name; one of the last two, by version."""
 
 _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
@@ -178,11 +174,9 @@ def _nothing(*args: Any, **options: Any) -> Iterator[None]:
 def without_checkpointing() -> Iterator[None]:
     """Disable activation checkpointing within the context or decorated function."""
     with _lock:
-        if not _uses:
-            for name in _NAMES:
-                if hasattr(checkpoint, name):
-                    _own[name] = getattr(checkpoint, name)
-                    setattr(checkpoint, name, _Called if name == _NAMES[0] else _nothing)
+        for name in (each for each in _NAMES if not _uses and hasattr(checkpoint, each)):
+            _own[name] = getattr(checkpoint, name)
+            setattr(checkpoint, name, _Called if name == _NAMES[0] else _nothing)
         _uses.append(None)
     try:
         yield

@@ -39,12 +39,10 @@ LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 1
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
     """Write ``audit.json`` into ``folder``, readable only by its owner, and return its content.
 
-    An app that was run also gets its page; a strategy's page is that of a run.
+    An app that was run also gets its page; a strategy's page is written with those of runs.
     """
-    if record.captured is not None:
-        content = _plain_captured(record.captured)
-    else:
-        content = _plain_app(record)
+    content = _plain_app(record) if record.captured is None else _plain_captured(record.captured)
+    if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
     write_private(folder / RECORD, json.dumps(content, indent=1, default=str))
     return content
@@ -60,13 +58,13 @@ def read_captured(folder: Path) -> Captured | None:
     if not path.is_file():
         return None
     wrong = UserError(f"{path} is expected to be as an audit wrote it, but is damaged; remove it.")
-    if path.stat().st_size > LARGEST_RECORD:
-        raise wrong
     try:
-        told = json.loads(path.read_text())
+        told = json.loads(path.read_text()) if path.stat().st_size <= LARGEST_RECORD else None
     except (ValueError, RecursionError) as error:
         raise wrong from error
-    if isinstance(told, dict) and told.get("command") == "audit APP":
+    if not isinstance(told, dict):
+        raise wrong
+    if told.get("command") == "audit APP":
         raise UserError(
             f"{folder} is expected to hold captured updates, but is an audit of an app that was run, which keeps none;"
             " wrap the app's strategy in fl_privacy.audit(...)."
@@ -80,9 +78,8 @@ def read_captured(folder: Path) -> Captured | None:
         "normalizations": Mapping[str, Mapping[str, list[float] | None]],
         "defenses": Mapping[str, list[Any]],
     }
-    if isinstance(told, dict):
-        told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **told}
-    if not isinstance(told, dict) or any(key not in told or not fits(told[key], kinds[key]) for key in kinds):
+    told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **told}
+    if any(key not in told or not fits(told[key], kind) for key, kind in kinds.items()):
         raise wrong
     if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*told["normalizations"], *told["defenses"])):
         raise wrong
@@ -103,8 +100,8 @@ def read_captured(folder: Path) -> Captured | None:
 
 
 def _plain_captured(captured: Captured) -> dict[str, Any]:
-    def plain(one: Normalization | None) -> dict[str, list[float] | None]:
-        return {"mean": None, "std": None} if one is None else {"mean": list(one.mean), "std": list(one.std)}
+    def plain(one: Normalization | None) -> dict[str, Any]:
+        return {"mean": None, "std": None} if one is None else asdict(one)
 
     return {
         "model": captured.model,
@@ -112,38 +109,30 @@ def _plain_captured(captured: Captured) -> dict[str, Any]:
         "normalizations": {str(client): plain(one) for client, one in captured.normalizations.items()},
         "defense": to_plain(captured.defense),
         "defenses": {str(client): to_plain(parts) for client, parts in captured.defenses.items()},
-        "fingerprints": {key: list(value) for key, value in captured.fingerprints.items()},
+        "fingerprints": dict(captured.fingerprints),
         "rates_estimated": captured.rates_estimated,
     }
 
 
 def _plain_app(record: AuditRecord) -> dict[str, Any]:
+    plain = ("app", "headline", "further", "tone", "going_on", "broken", "nodes", "rounds", "models")
     return {
         "command": "audit APP",
-        "app": record.app,
-        "headline": record.headline,
-        "further": record.further,
-        "tone": record.tone,
-        "going_on": record.going_on,
-        "broken": record.broken,
-        "nodes": record.nodes,
-        "rounds": record.rounds,
-        "models": dict(record.models),
+        **{name: getattr(record, name) for name in plain},
         "findings": [asdict(finding) for finding in record.findings],
         "rungs": [_plain_examples(answer) for answer in record.steps],
         "survivors": [_plain_aggregate(answer) for answer in record.aggregate],
         "inventory": [asdict(line) for line in record.lines],
-        "stated": dict(record.stated),
-        "problems": list(record.problems),
-        "notes": list(record.notes),
+        "stated": record.stated,
+        "problems": record.problems,
+        "notes": record.notes,
         "facts": dict(record.facts),
-        "seconds": dict(record.seconds),
+        "seconds": record.seconds,
     }
 
 
 def _plain_examples(answer: Answer) -> Mapping[str, Any]:
-    found = (answer.counts, answer.control)
-    counts, control = (value.as_plain() if isinstance(value, Counts) else None for value in found)
+    counts, control = (one.as_plain() if isinstance(one, Counts) else None for one in (answer.counts, answer.control))
     return {
         "rung": answer.scenario.name,
         "title": answer.scenario.title,
@@ -161,12 +150,9 @@ def _plain_examples(answer: Answer) -> Mapping[str, Any]:
 
 
 def _plain_aggregate(answer: Answer) -> Mapping[str, Any]:
-    found, control = (
-        {"value": round(value.value, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
-        if isinstance(value, Estimate)
-        else None
-        for value in (answer.estimate, answer.control)
-    )
+    estimates = (one if isinstance(one, Estimate) else None for one in (answer.estimate, answer.control))
+    kept = ("value", "low", "high")
+    found, control = (one and {name: round(getattr(one, name), 4) for name in kept} for one in estimates)
     return {
         "name": answer.question,
         "title": QUESTIONS[answer.question].title,
@@ -222,7 +208,7 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
 def _plain_answer(answer: Answer) -> dict[str, Any]:
     show = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
-    told = {field.name: getattr(answer, field.name) for field in fields(answer)}
+    told = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
     told["shown"] = [
         {
             "original": show(one.original),
@@ -252,25 +238,23 @@ def _answer(told: object, where: str) -> Answer:
         estimate=_estimate,
         control=_counts if question == "examples" else _estimate,
         labels=_labels,
+        among=_refused,
         shown=partial(
-            each,
-            partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)),
-            at_least=0,
+            each, partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)), at_least=0
         ),
     )
 
 
 def _picture(told: object, where: str) -> np.ndarray:
-    shape = told.get("shape") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not fits(shape, Sequence[int]) or shape is None or len(shape) != 3:
-        raise ValueError(f"{where} is no picture")
+    shape, levels = (told.get("shape"), told.get("levels")) if isinstance(told, dict) else (None, None)
     try:
-        levels = np.frombuffer(base64.b64decode(str(told.get("levels")), validate=True), np.uint8)
+        found = np.frombuffer(base64.b64decode(str(levels), validate=True), np.uint8)
+        usable = shape is not None and fits(shape, Sequence[int]) and len(shape) == 3 and min(shape) > 0
+        if not usable or shape is None or shape[0] not in (1, 3) or len(found) > LARGEST_PICTURE:
+            raise ValueError("its shape is none of a picture")
+        return found.reshape(shape) / 255
     except (binascii.Error, ValueError) as error:
         raise ValueError(f"{where} is no picture") from error
-    if shape[0] not in (1, 3) or min(shape) < 1 or len(levels) > LARGEST_PICTURE:
-        raise ValueError(f"{where} is no picture")
-    return levels.reshape(shape) / 255
 
 
 def _values(told: object, where: str) -> tuple[float, ...]:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_privacy.effects import Description
-from fl_privacy.measure.answer import QUESTIONS, Answer
-from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
-from fl_privacy.report.words import seconds, size
+from fl_privacy.runs.folder import Verdict
+from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 from fl_privacy.types.plan import Normalization
 
@@ -38,14 +38,25 @@ READ_MEANS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class CountedLeak:
-    """A leak in the clear (``clear_text.findings.Leak``) in ``times`` of ``of`` replies to messages of a ``kind``."""
+Severity = Literal["data", "facts", "look"]
+"""``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
+that may hold data, or run code on arrival."""
 
-    severity: Literal["data", "facts", "look"]
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """One thing that a reply leaks in the clear, and why this matters to the people behind the data."""
+
+    severity: Severity
     what: str
     where: str
     why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedLeak(Leak):
+    """A leak in ``times`` of ``of`` replies to messages of a ``kind``."""
+
     kind: str
     times: int
     of: int
@@ -57,12 +68,7 @@ class CountedLeak:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One entry of all messages of a kind that have it.
-
-    Attributes:
-        size: mean bytes in a message.
-        example: shortened value.
-    """
+    """One entry of all messages of a kind that have it, with its mean bytes and a shortened value."""
 
     direction: str
     kind: str
@@ -115,9 +121,7 @@ class AuditRecord:
 
     Attributes:
         app: name of the app, or of the strategy's class.
-        lede: description of the run.
         answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
-        lines: lines of the inventory.
         stated: differential privacy stated by clients.
         notes: sentences on the app, or on how its run differs from its own.
         going_on: pending work and time of an unfinished page; empty if all is done.
@@ -147,8 +151,7 @@ class AuditRecord:
 
     @property
     def tone(self) -> Tone:
-        clear = any(finding.severity == "data" for finding in self.findings)
-        return LEAK if clear or any(answer.leaks for answer in self.answers) else OPEN
+        return LEAK if self._of("data") or any(answer.leaks for answer in self.answers) else OPEN
 
     @property
     def steps(self) -> list[Answer]:
@@ -165,8 +168,7 @@ class AuditRecord:
 
     @property
     def further(self) -> list[str]:
-        read = [step for step in self.steps if step.leaks]
-        clear = any(finding.severity == "data" for finding in self.findings)
+        read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         told = [_told(one) for one in self.aggregate if one.leaks]
         own = [step for step in self.steps if step.scenario.name == "all"]
@@ -175,7 +177,7 @@ class AuditRecord:
             found.append(f"{asked}; in {own[0].scenario.uploads}, no single example was attacked")
         if told and (read or clear):
             found.append(f"The training's own uploads reveal {_and(told)}")
-        if self._facts and not read and not told:
+        if self._of("facts") and not read and not told:
             found.append(self._nothing_read())
         return found
 
@@ -195,28 +197,23 @@ class AuditRecord:
         sent = [step for step in shown if step.scenario.leaves]
         return max(read or sent, key=attrgetter("share"), default=next(iter(shown), None))
 
-    @property
-    def _facts(self) -> list[CountedLeak]:
-        return [finding for finding in self.findings if finding.severity == "facts"]
+    def _of(self, severity: Severity) -> list[CountedLeak]:
+        return [finding for finding in self.findings if finding.severity == severity]
 
     @property
     def headline(self) -> str:
-        clear = [finding for finding in self.findings if finding.severity == "data"]
-        if clear:
-            first = clear[0]
-            return f"Clients send data in the clear: {first.what}, in {first.times} of {first.of} replies"
-        read = [step for step in self.steps if step.leaks]
-        if read:
+        if clear := self._of("data"):
+            return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
+        if read := [step for step in self.steps if step.leaks]:
             return _read(max(read, key=attrgetter("share")))
-        told = [one for one in self.aggregate if one.leaks]
-        if told:
-            said = f"Clients' uploads reveal to the server {_and([_told(one) for one in told])}"
+        if told := [_told(one) for one in self.aggregate if one.leaks]:
+            said = f"Clients' uploads reveal to the server {_and(told)}"
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
         if self.broken:
             return "The audit did not end: the result is not known"
-        if self._facts:
-            others = f", and {len(self._facts) - 1} more" if len(self._facts) > 1 else ""
-            return f"Clients send facts about their data in the clear: {self._facts[0].what}{others}"
+        if facts := self._of("facts"):
+            others = f", and {len(facts) - 1} more" if len(facts) > 1 else ""
+            return f"Clients send facts about their data in the clear: {facts[0].what}{others}"
         return self._nothing_read()
 
     @property
@@ -235,9 +232,7 @@ class AuditRecord:
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
             return f"{self._of_chance()}: this describes these attacks and is no guarantee"
-        if attacked:
-            counts = attacked[0].counts
-            assert counts is not None
+        if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
             return f"No upload was attacked: {self._why}. From gradients, which never leave in this form, {of}"
@@ -249,10 +244,8 @@ class AuditRecord:
                 " guessing: this describes these attacks and is no guarantee"
             )
         if self.silent:
-            asked = (
-                "no client that was asked sent anything" if self.lines else "the server asked no client for anything"
-            )
-            return f"Nothing to audit: {asked}"
+            asked = "no client that was asked sent" if self.lines else "the server asked no client for"
+            return f"Nothing to audit: {asked} anything"
         return f"Not attacked: {self._why}; what leaves is listed below"
 
     @property
@@ -301,52 +294,46 @@ def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+UPLOADS: Mapping[AttackedUploads, str] = {
+    AttackedUploads.PROBES: "uploads of few images each, which clients computed for this as they compute their own",
+    AttackedUploads.TRAINING: "updates of the training itself",
+    AttackedUploads.SERVER: "uploads of one image each that the server computed itself, undefended",
+}
+"""Origin of attacked uploads -> description."""
+
+
+def audit_of_run(name: str, verdict: Verdict) -> AuditRecord:
+    """Return the record of a strategy's audit: its scenarios are the uploads of its rounds."""
+    found, source = verdict.readings, verdict.facts.source
+    several, answers = len({one.attacker for one in found}) > 1, []
+    for one in found:
+        right = one.statistic("label_correct")
+        scenario = Scenario(
+            name=f"round {one.round}",
+            title=f"Round {one.round}, {one.attacker} attacker" if several else f"Round {one.round}",
+            uploads=UPLOADS[source],
+            leaves=source is not AttackedUploads.SERVER,
+            source=UPLOADS[source],
+        )
+        labels = None if right is None else (round(right.mean * right.n), right.n)
+        answers.append(Answer(scenario=scenario, kind="image", counts=one.counts, labels=labels, among=len(found)))
+    return AuditRecord(app=name, answers=answers)
+
+
 def render_audit(page: AuditRecord) -> str:
-    """Render the page as HTML."""
+    """Render the page of an app that was run as HTML."""
     return render(
         "audit.html.j2",
+        run=None,
         page=page,
         severities=SEVERITIES,
-        steps=[_view(step, number, opened=step is page.shown_first) for number, step in enumerate(page.steps, 1)],
+        questions=QUESTIONS,
+        shown=[(step, [_VIEWS[step.kind](one) for one in step.shown]) for step in page.steps if step.kind in _VIEWS],
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
-        survivors=[_survivor(one) for one in page.aggregate],
         attacked=any(step.counts for step in page.steps),
         measured=any(one.estimate for one in page.aggregate),
-        open_lines=page.lines[:MOST_LINES],
-        more_lines=page.lines[MOST_LINES:],
-        size=size,
+        most_lines=MOST_LINES,
     )
-
-
-def _view(step: Answer, number: int, *, opened: bool) -> dict[str, Any]:
-    counts, control = step.counts, step.control if isinstance(step.control, Counts) else None
-    low, high = counts.interval if counts is not None else (0.0, 1.0)
-    return {
-        "number": number,
-        "step": step,
-        "opened": opened,
-        "tone": LEAK if step.leaks else OPEN,
-        "read": "" if counts is None else f"{counts.read} of {counts.judged + counts.failures}",
-        "interval": "" if counts is None else f"{100 * low:.0f} to {100 * high:.0f} %",
-        "control": ("none" if step.scenario.source else "none: one upload")
-        if control is None
-        else f"{control.read} of {control.judged + control.failures}",
-        "labels": "" if step.labels is None else f"{step.labels[0]} of {step.labels[1]}",
-        "seconds": seconds(step.seconds) if step.counts is not None else "",
-        **{name: [view(one) for one in step.shown if kind == step.kind] for kind, (name, view) in _VIEWS.items()},
-    }
-
-
-def _survivor(one: Answer) -> dict[str, Any]:
-    found, control = one.estimate, one.control if isinstance(one.control, Estimate) else None
-    return {
-        "one": one,
-        "question": QUESTIONS[one.question],
-        "tone": LEAK if one.leaks else OPEN,
-        "value": "" if found is None else f"{found.value:.2f}",
-        "interval": "" if found is None else f"{found.low:.2f} to {found.high:.2f}",
-        "control": "" if control is None else f"{control.value:.2f}",
-    }
 
 
 def _picture(one: Any) -> dict[str, Any]:
@@ -375,12 +362,8 @@ def _words(one: Any) -> dict[str, Any]:
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 
-_VIEWS: dict[str, tuple[str, Callable[[Any], dict[str, Any]]]] = {
-    "image": ("pictures", _picture),
-    "row": ("rows", _row),
-    "text": ("words", _words),
-}
-"""Kind of examples -> template name, and view of one example."""
+_VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "text": _words}
+"""Kind of examples -> view of one example."""
 
 _READ_IN_WORDS = {"text"}
 """Kinds whose single words are reconstructed."""

@@ -373,13 +373,13 @@ def _reading(cell: str, reading: LeakageResult) -> dict[str, Any]:
     return {
         "cell": cell,
         "attacker": str(reading.attacker),
-        "images": reading.leakage.images,
+        "images": reading.images,
         "failures": reading.counts.failures,
         "counts": reading.counts.as_plain(),
         "metrics": {
             name: _statistic(s) for name in COMPARED[reading.main] if (s := reading.statistic(name)) is not None
         },
-        "attacks": dict(reading.leakage.members),
+        "attacks": dict(reading.members),
     }
 
 

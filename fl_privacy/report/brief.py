@@ -74,16 +74,8 @@ def render_brief(run: Run) -> str:
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
     assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
     untested, risks = _untested(run, found, kind), _risks(run, verdict, said.basis, kind)
-    words = [
-        *(claim.sentence for claim in run.claims),
-        said.text,
-        said.basis,
-        meaning,
-        attacked,
-        *assumptions,
-        *untested,
-        *risks,
-    ]
+    words = [claim.sentence for claim in run.claims]
+    words += [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
     words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
     date = ""
     with suppress(ValueError):
@@ -148,15 +140,14 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         statistic = worst.statistic(name) if worst else None
         if worst is None or statistic is None:
             continue
-        spread = f"95 % CI {interval(statistic, name)}, " if statistic.ci95 else ""
-        spread = spread or f"{interval(statistic, name)}, " * (statistic.groups >= LEAST_SPLIT)
+        spread = f"{interval(statistic, name)}, " * bool(statistic.ci95 or statistic.groups >= LEAST_SPLIT)
+        spread = f"{'95 % CI ' if statistic.ci95 else ''}{spread}"
         note = _of(worst, found, f"{spread}n = {statistic.n}")
         named = "Labels found" if name == "label_correct" else f"Mean {title_within(name)}"
         facts.append(Fact(named, metric(statistic.mean, name), note))
     if verdict.proven:
-        facts.append(
-            Fact("Proven exact", str(verdict.proven), f"{kind}s that the attacker is sure of, without the truth")
-        )
+        sure = f"{kind}s that the attacker is sure of, without the truth"
+        facts.append(Fact("Proven exact", str(verdict.proven), sure))
     for about in TOLD:
         if (told := strongest(summary.inferred, about)) is not None:
             shown, (finding, measure) = MEASURES[HEADLINE[about]], told

@@ -23,7 +23,7 @@ from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, LeakageResult, Recognized, Run, Summary, Verdict, verdict_of
 from fl_privacy.runs.folder.defense_choice import asked_of, candidate_of, strongest
 from fl_privacy.runs.folder.identity import attacked_hash
-from fl_privacy.runs.folder.leakage import COMPARED, Extent, extent_of, main_of, most_exposed, readings_of, worst_by
+from fl_privacy.runs.folder.leakage import COMPARED, Extent, extent_of, main_of, most_exposed, worst_by
 from fl_privacy.runs.folder.verdict import BOUNDED, LEAK
 
 
@@ -120,7 +120,7 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | Non
             run=run,
             name=name,
             differences=difference,
-            readings=readings_of(run.summary, undefended=run.identity.undefended),
+            readings=run.summary.attacked,
             pmm=pmm_of(run, runs),
             link=link_to(run.path, out),
         )

@@ -71,7 +71,7 @@ class Screening:
 
 def films_of_run(
     run: Run,
-    films: Mapping[Attacker, Sequence[Film | TextFilm]],
+    films: Mapping[Attacker, Sequence[Film]],
     pairs: Mapping[tuple[str, int], Pair],
     sentences: Mapping[tuple[str, int], Sentence],
 ) -> list[Screening]:
@@ -92,7 +92,7 @@ def films_of_run(
 
 
 def _reel(
-    film: Film | TextFilm,
+    film: Film,
     image: Mapping[str, object],
     pairs: Mapping[tuple[str, int], Pair],
     sentences: Mapping[tuple[str, int], Sentence],
@@ -121,7 +121,7 @@ def _spread(frames: Sequence[T], moment: int) -> T:
 
 
 def _losses(
-    films: Sequence[Film | TextFilm], losses: Sequence[Sequence[float | None]], names: Sequence[str]
+    films: Sequence[Film], losses: Sequence[Sequence[float | None]], names: Sequence[str]
 ) -> tuple[list[str], Markup]:
     curves, marks, shares = [], [], []
     for film, history, name in zip(films, losses, names, strict=True):

@@ -15,7 +15,6 @@ from fl_privacy.runs.config.keys import keys_of
 from fl_privacy.runs.config.settings import Role
 from fl_privacy.runs.folder import Attacker, Run
 from fl_privacy.runs.folder.claims import ClaimRecord
-from fl_privacy.runs.folder.leakage import readings_of
 from fl_privacy.runs.folder.study import Versus
 
 NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
@@ -35,7 +34,7 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
         mechanism, strength = names[run.path.as_posix()]
         for attacker in Attacker:
             sample = sample_of(
-                [reading.leakage for reading in readings_of(run.summary) if reading.attacker == attacker],
+                [reading for reading in run.summary.attacked if reading.attacker == attacker],
                 mechanism=mechanism,
                 strength=strength,
                 versus=Versus(_attack(run, defended), attacker),

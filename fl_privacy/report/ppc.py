@@ -12,7 +12,7 @@ from markupsafe import Markup
 from fl_privacy.measure import Statistic
 from fl_privacy.measure.intervals import GREEN_BELOW, RED_ABOVE, PpcPoint, cap
 from fl_privacy.report.charts import INK, LEAK, MUTED, SERIES, draw_svg
-from fl_privacy.runs.folder import Attacker, Leakage
+from fl_privacy.runs.folder import Attacker, LeakageResult
 from fl_privacy.runs.folder.study import StudyRow, Versus
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
         for versus in row.leakage:
-            own = [r.leakage for r in row.all_readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
+            own = [r for r in row.all_readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
             sample = sample_of(
                 own,
                 mechanism=row.entry.family,
@@ -83,7 +83,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 
 
 def sample_of(
-    leakages: Sequence[Leakage],
+    leakages: Sequence[LeakageResult],
     *,
     mechanism: str,
     strength: str,

@@ -87,7 +87,7 @@ def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
-    pair = found.get((record["id"], record["image"]), RowPair((), None))
+    pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
     return RowView(

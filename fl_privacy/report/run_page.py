@@ -9,6 +9,7 @@ from markupsafe import Markup
 from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
+from fl_privacy.report.audit_page import audit_of_run
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
@@ -21,13 +22,12 @@ from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.runs.config.parse import select
-from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, TextFilm, Verdict, verdict_of
+from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     facts_of,
     in_round,
     modality_attacked,
-    readings_of,
     worst_by,
 )
 from fl_privacy.runs.folder.pictures import RowPair
@@ -124,7 +124,7 @@ def _reads_itself(run: Run) -> bool:
 
 def assumptions(run: Run) -> str:
     """Return sentences for the head of the page; empty if nothing was attacked."""
-    found = readings_of(run.summary)
+    found = run.summary.attacked
     if not found:
         return ""
     sentences = [uploads_of(run)]
@@ -135,7 +135,7 @@ def assumptions(run: Run) -> str:
 
 def uploads_of(run: Run) -> str:
     """Describe the contents of attacked uploads; empty if nothing was attacked."""
-    if not readings_of(run.summary) or is_audit(run):
+    if not run.summary.attacked or is_audit(run):
         return ""
     config, trained = run.identity.config, bool(run.of_kind("round"))
     plan, uploads = select(config, "federation.plan"), select(config, "intercept.uploads") or "probe"
@@ -144,7 +144,7 @@ def uploads_of(run: Run) -> str:
         return _probed(run, plan, trained)
     said = "The attack targets the training updates themselves, each"
     if plan.get("shares", "gradient") == "gradient":
-        return f"{said} the gradient of {_batch(run, plan)} {modality_attacked(readings_of(run.summary)).one}s."
+        return f"{said} the gradient of {_batch(run, plan)} {modality_attacked(run.summary.attacked).one}s."
     return f"{said} of {_local_training(run, plan)}."
 
 
@@ -161,7 +161,7 @@ def said_together(said: Iterable[tuple[str, str]]) -> str:
 
 def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     number = int(run.identity.config.get("batch_size") or 1)
-    kind = modality_attacked(readings_of(run.summary)).one
+    kind = modality_attacked(run.summary.attacked).one
     images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
     attacked = f"The attack targets uploads computed from {images}"
     if not trained or not plan:
@@ -179,7 +179,7 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
 
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
-    kind = modality_attacked(readings_of(run.summary)).one
+    kind = modality_attacked(run.summary.attacked).one
     if plan.get("steps"):
         return (
             f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
@@ -211,7 +211,7 @@ class ShownVictims:
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
     rows: Mapping[tuple[str, int], RowPair] = field(default_factory=dict)
-    films: Mapping[Attacker, Sequence[Film | TextFilm]] = field(default_factory=dict)
+    films: Mapping[Attacker, Sequence[Film]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
     @classmethod
@@ -239,12 +239,13 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     verdict = verdict_of(run)
     found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))
-    proven = [reading for reading in found if reading.leakage.certainties.get(Certainty.PROVEN)]
-    traced = [(reading, reading.leakage.tracing) for reading in found if reading.leakage.tracing]
+    proven = [reading for reading in found if reading.certainties.get(Certainty.PROVEN)]
+    traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality = shown.modality(found)
     kind = modality.one
     return render(
-        "run.html.j2",
+        "audit.html.j2" if is_audit(run) else "run.html.j2",
+        page=audit_of_run(run.name, verdict) if is_audit(run) else None,
         live=live,
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
@@ -262,7 +263,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         lede=what_was_done(run),
         main_tiles=_main_tiles(found),
         labels=worst_by("label_correct", last),
-        proven=max(proven, key=lambda reading: reading.leakage.certainties[Certainty.PROVEN], default=None),
+        proven=max(proven, key=lambda reading: reading.certainties[Certainty.PROVEN], default=None),
         traced=min(traced, key=lambda pair: pair[1].mean)[0] if traced else None,
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
@@ -274,7 +275,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         films=films_of_run(run, shown.films, pairs, sentences),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],
-        members=[reading for reading in last if reading.leakage.members],
+        members=[reading for reading in last if reading.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
         by_round=_round_rows(verdict),
@@ -319,7 +320,7 @@ def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[st
 
 
 def _leakage_rows(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
-    names = list(dict.fromkeys(name for reading in found for name in reading.leakage.metrics))
+    names = list(dict.fromkeys(name for reading in found for name in reading.metrics))
     order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
     rows = []
     for name in order:

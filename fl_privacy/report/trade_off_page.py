@@ -21,7 +21,7 @@ from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_word
 from fl_privacy.report.run_page import said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.words import metric, papers_bound, percent
-from fl_privacy.runs.folder import Attacker, Candidate, Leakage
+from fl_privacy.runs.folder import Attacker, Candidate, LeakageResult
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by
 from fl_privacy.runs.folder.study import StudyRow, Versus
@@ -283,7 +283,7 @@ def row_as_plain(row: StudyRow) -> dict[str, Any]:
     }
 
 
-def _figures(leakage: Leakage) -> dict[str, Any]:
+def _figures(leakage: LeakageResult) -> dict[str, Any]:
     content = asdict(leakage)
     return {name: content[name] for name in ("images", "failures", "metrics", "thresholds")} | {
         "counts": leakage.counts.as_plain()

@@ -20,7 +20,7 @@ from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import others_of_app
 from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
-from fl_privacy.runs.folder.leakage import REHEARSED, readings_of, worst_by
+from fl_privacy.runs.folder.leakage import REHEARSED, worst_by
 from fl_privacy.runs.foreign_app import describe_app, rehearsed, worth_attacking
 from fl_privacy.types import Observation
 from fl_privacy.types.plan import Normalization
@@ -65,9 +65,7 @@ class CapturedApp:
 
 
 def as_clients_normalize(
-    observations: Sequence[Observation],
-    stated: Mapping[int, Normalization | None],
-    own: Normalization | None,
+    observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
     """Give each observation a model with the normalization that its client states, instead of the model's ``own``."""
     if not set(stated.values()) - {own} or not observations:
@@ -86,7 +84,7 @@ def report_app(
     name: str,
     folder: RunFolder,
     *,
-    monitor: Monitor | None = None,
+    monitor: Monitor,
     seed: int = 0,
     threads: int | None = None,
     jobs: int | None = None,
@@ -100,7 +98,7 @@ def report_app(
         jobs: most processes that attack at once; ``None`` takes all cores.
         candidates: most distractors of each original.
     """
-    started, monitor, captured = time.perf_counter(), monitor or Monitor(), app.captured
+    started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
     described = describe_app(app.observations, captured.defense, app.found, captured.defenses)
@@ -135,7 +133,7 @@ def report_app(
         done = "attacked none, so nothing is known about what uploads leak."
     folder.finish()
     page, run = write_report([folder.path]), read_run(folder.path)
-    readings, mean = readings_of(run.summary), ""
+    readings, mean = run.summary.attacked, ""
     if (worst := worst_by("psnr", readings)) is not None and (statistic := worst.statistic("psnr")) is not None:
         mean = f"; mean PSNR {statistic.mean:.1f} dB" + (f" ({whose})" if (whose := worst.among(readings)) else "")
     found = f"{headline_of(verdict_of(run)).text}{mean}.".replace("?.", "?")

@@ -1,6 +1,6 @@
 """Load captured updates of a third-party app, or of another run, after checking their origin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> CapturedApp:
-    """Load an app's captures for the model of ``config``.
-
-    Raises:
-        UserError: it is not the model of these updates, or none is named.
-    """
+    """Load an app's captures; ``UserError`` unless they are of the model of ``config``, which must be named."""
     expect_regular_files(captures)
     note = read_captured(captures.parent) or read_captured(captures) or Captured()
     if config.choices["model"] != "custom" and note.model:
@@ -48,28 +44,21 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
             f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
             f" model._target_={note.model}, which runs its code."
         )
-    shape, classes = _first_shape(captures)
+    file = CaptureFile(captures, min(captures.rglob("*.json")))
+    raw = file.json()
+    shape: Any = raw.get("input_shape")
+    classes = raw.get("num_classes")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
+    if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
+        file.refuse(f"is of images {shape!r} of {classes!r} classes")
     named = any(key in config.model for key in ANY_MODEL[1:])  # the user gives one normalization for all
     own = None if named else note.normalization
     given = {} if own is None else {"mean": list(own.mean), "std": list(own.std)}
-    model = build_network_for(config.model, shape, classes, seed=config.seed, **given)
+    model = build_network_for(config.model, tuple(shape), classes, seed=config.seed, **given)
     stated = {} if named else note.normalizations
     observations = as_clients_normalize(stored_observations(captures, model), stated, own)
     record = AuditRecord(app=str(config.captured), captured=note)
     return CapturedApp(observations=observations, source=find_images(config.truth), record=record, every=True)
-
-
-def _first_shape(captures: Path) -> tuple[tuple[int, ...], int]:
-    """Return (C, H, W) and K of the first capture."""
-    path = next(path for path in sorted(captures.rglob("*.json")))
-    file = CaptureFile(captures, path)
-    raw = file.json()
-    shape, classes = raw.get("input_shape"), raw.get("num_classes")
-    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
-    if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
-        file.refuse(f"is of images {shape!r} of {classes!r} classes")
-    assert isinstance(shape, list)
-    return tuple(shape), classes
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:
@@ -101,11 +90,7 @@ def captures_of(captured: str) -> Path:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the run that captured the updates.
-
-    Raises:
-        UserError: there is no such run, or its configuration is invalid, changed, or not registered.
-    """
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if it is invalid or changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -114,7 +99,13 @@ def as_captured(config: RunSettings) -> RunSettings:
             " `fl-privacy run intercept.save=true` printed."
         )
     taken = recorded_parts(run / CONFIG, trusted(config.trust))
-    _expect_unchanged(taken, run)
+    if (run / IDENTITY).is_file():  # with other settings, the originals would be others
+        recorded = read_identity(run / IDENTITY).config
+        if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
+            raise UserError(
+                f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in"
+                f" {IDENTITY}; one of the two was changed, get the folder anew."
+            )
     return config.changed(taken)
 
 
@@ -134,15 +125,3 @@ def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
             raise UserError(
                 f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
             )
-
-
-def _expect_unchanged(taken: Mapping[str, Any], run: Path) -> None:
-    """Refuse a configuration that differs from ``run.json``, since the originals would be others."""
-    if not (run / IDENTITY).is_file():
-        return
-    recorded = read_identity(run / IDENTITY).config
-    if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
-        raise UserError(
-            f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in {IDENTITY};"
-            " one of the two was changed, get the folder anew."
-        )

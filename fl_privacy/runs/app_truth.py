@@ -22,8 +22,7 @@ from fl_privacy.data.app_data import (
     samples,
 )
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, Replay
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Failure, Replay, attempt
 from fl_privacy.files.foreign import expanded
 from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId
@@ -91,8 +90,11 @@ class KnownImages:
             return None
         with streams_put_back():
             known = self.of_client is not None
-            data = _in_place(self.of_client(self.partition(victim.client)) if self.of_client else self.data)
-        if data is None:
+            data: Any = self.of_client(self.partition(victim.client)) if self.of_client else self.data
+        if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
+            data = data[0]
+        data = data.dataset if isinstance(data, DataLoader) else data
+        if isinstance(data, Dataset | Examples) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             return None
         size, start = len(wanted), victim.probe * len(wanted)
         for first in [start] if known else range(0, min(len(data), MOST_DRAWN) - size + 1):
@@ -174,13 +176,10 @@ class NamedImages:
 
 
 def find_images(data: object) -> NamedImages:
-    """Open ``data``.
+    """Open ``data``; ``UserError`` if it holds no images.
 
     It is a data set, a loader, a list of examples, the name of a data set, a folder of images, or a function from
     partition to one of these.
-
-    Raises:
-        UserError: it is none of these, or empty.
     """
     if data is None:
         return NamedImages()
@@ -228,14 +227,6 @@ def _examples(data: object) -> Images:
             yield data.images[index].float() / 255, int(data.labels[index])
     else:
         yield from samples(data)
-
-
-def _in_place(data: object) -> Any:
-    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
-        data = data[0]
-    data = data.dataset if isinstance(data, DataLoader) else data
-    own = isinstance(data, Dataset | Examples)
-    return data if not own and hasattr(data, "__getitem__") and hasattr(data, "__len__") else None
 
 
 def _as_batch(images: Sequence[tuple[Tensor, int]]) -> Batch:

@@ -1,13 +1,13 @@
 """Attack without training: fresh or given weights, or captured updates."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.attacks.inference import About, Inference
+from fl_privacy.attacks.inference import About
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception import only, stored_observations
@@ -20,21 +20,14 @@ from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
-from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, expect_readable_updates
+from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, describe_threats, expect_readable_updates
 from fl_privacy.types import Observation
-
-SUMS = "secagg"
-"""Name of the ``secure_aggregation`` that reveals sums of updates to an honest server."""
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
-    """Attack by the settings ``config``; return the folder of the results.
-
-    Raises:
-        UserError: a setting is wrong, or there is nothing to attack.
-    """
+    """Attack by ``config``; return the folder of the results, or raise ``UserError`` if there is nothing to attack."""
     name = config.secure_aggregation["name"]
-    if name != SUMS or config.captured or "_target_" in config.server:
+    if name != "secagg" or config.captured or "_target_" in config.server:
         expect_readable_updates(name, "The command attack")
     config = calibrated(config)
     if config.captured and (captures := app_captures(config.captured)) is not None:
@@ -50,12 +43,18 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
-    attack = attack_of_run(config)
-    _expect_questions(attack, build_inferences(config.inference), trained=config.captured is not None)
+    attack, inferences = attack_of_run(config), build_inferences(config.inference)
+    if attack is None and not inferences:
+        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
+    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
+    if of_training and config.captured is None:
+        raise UserError(
+            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
+            " intercept.save=true: it asks about what clients train on, and here nobody trains."
+        )
     if config.captured:
         monitor.say(f"Preparing what {config.captured} holds")
         setup, observations = captured_updates(config)
-        threats = setup.threat_model()
     else:
         monitor.say(
             f"Preparing data {config.called('data')}, model {config.called('model')} and"
@@ -65,35 +64,20 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
         made = f"The victims' upload with defense={config.choices['defense']} and server={config.choices['server']}"
         with blamed_on(made), monitor.working("Making the victims' uploads"):
             observations = setup.observe(setup.server.state)
-        weights = "as trained elsewhere" if config.weights else "untrained"
-        threats = [*setup.threat_model(), f"The model is {weights}."]
-    attacked = images_of(next(iter(setup.clients.values())).examples)
+    threats = describe_threats(setup)
+    if not config.captured:
+        threats.append(f"The model is {'as trained elsewhere' if config.weights else 'untrained'}.")
+    attacked = images_of(setup.first.examples)
     if attack is not None and attacked is not None:
         threats += describe_image_prior(attack, attacked.input_shape, attacked.images)
-    with place.open() as folder:
-        if folder.finished:
-            monitor.say("Another process has just finished it.")
-        else:
+    with place.recording(monitor) as folder:
+        if not folder.finished:
             folder.write_environment(seed=config.seed)
             folder.write_threat_model(threats)
             folder.write_defense(setup.defense.parts)
             attack_and_infer(setup, attack, observations, folder, monitor)
             folder.finish()
-        place.write_page()
     return place.path
-
-
-def _expect_questions(
-    attack: ReconstructionAttack | None, inferences: Mapping[str, Inference], *, trained: bool
-) -> None:
-    if attack is None and not inferences:
-        raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
-    of_training = [name for name, inference in inferences.items() if inference.about is not About.ATTRIBUTE]
-    if of_training and not trained:
-        raise UserError(
-            f"inference={of_training[0]} is expected with `fl-privacy run`, or with captured=DIR of a run with"
-            " intercept.save=true: it asks about what clients train on, and here nobody trains."
-        )
 
 
 def attack_and_infer(
@@ -106,8 +90,7 @@ def attack_and_infer(
     """Run ``attack`` and inference attacks on ``observations``, and record both."""
     if attack is not None:
         trains = setup.config.intercept.uploads == "update"
-        attacked = only(observations, lambda id: (id.probe is None) == trains)
-        setup.stage(attack, folder, monitor).run(attacked)
+        setup.stage(attack, folder, monitor).run(only(observations, lambda id: (id.probe is None) == trains))
     if inference := InferenceStage.of(setup, folder, monitor):
         for observation in observations:
             inference.see(observation)
@@ -115,11 +98,7 @@ def attack_and_infer(
 
 
 def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
-    """Attack captured updates of a third-party Flower app; return the folder of the results.
-
-    Raises:
-        UserError: they are not of the model of ``config``, or there is no attack.
-    """
+    """Attack captured updates of a third-party Flower app; ``UserError`` unless they are of the model of ``config``."""
     attack = attack_of_run(config)
     if attack is None:
         raise UserError("An attack is expected, but got attack=none; choose one that `fl-privacy list` shows.")
@@ -136,10 +115,8 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     place = Destination("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
-    with place.open() as folder:
-        if folder.finished:
-            monitor.say("Another process has just finished it.")
-        else:
+    with place.recording(monitor) as folder:
+        if not folder.finished:
             said = report_app(
                 app,
                 attack,
@@ -152,16 +129,11 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
                 candidates=config.candidates,
             )
             monitor.say(said)
-        place.write_page()
     return place.path
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup and captured updates of a run.
-
-    Raises:
-        UserError: there are none, or some are not of that run.
-    """
+    """Return the setup and captured updates of a run; ``UserError`` if there are none, or some of another run."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()

@@ -15,10 +15,9 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.data import Vocabulary
-from fl_privacy.federation import Client, Failure, Replay
+from fl_privacy.federation import Client, Failure, Replay, attempt
 from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
-from fl_privacy.federation.replies import attempt
 from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
 from fl_privacy.measure.distortion import (
     Tracing,
@@ -36,7 +35,7 @@ from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Attacker, RunFolder
 from fl_privacy.runs.folder.leakage import AttackedUploads
-from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors, VictimId
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
 from fl_privacy.types.film import viewed_by
 from fl_privacy.types.modality import modality_of
 from fl_privacy.types.schema import Schema
@@ -147,11 +146,8 @@ class Judge:
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
-        transformed = None
-        if self.transforms:
-            transformed = [
-                self.truth.replay(o).transformed for o in counted("what the model saw of victim", observations)
-            ]
+        seen = counted("what the model saw of victim", observations) if self.transforms else ()
+        transformed = [self.truth.replay(o).transformed for o in seen] or None
         originals = [self.truth.batch(result.id) for result in counted("victim", found)]
         known = [(r, o) for r, o in zip(found, originals, strict=True) if o is not None]
         judged: Iterator[VictimScore] = iter(())
@@ -196,13 +192,9 @@ def _sentences(
     score: VictimScore, vocabulary: Vocabulary
 ) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
     originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
-    return tuple(
-        (
-            None if original is None else vocabulary.pieces(original),
-            None if image.guess is None else vocabulary.pieces(guess),
-        )
-        for image, original, guess in zip(score.images, originals, score.guesses.tolist(), strict=True)
-    )
+    guesses = [None if i.guess is None else g for i, g in zip(score.images, score.guesses.tolist(), strict=True)]
+    of_both = ([None if text is None else vocabulary.pieces(text) for text in texts] for texts in (originals, guesses))
+    return tuple(zip(*of_both, strict=True))
 
 
 def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
@@ -215,7 +207,13 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
     names = _fully_connected(observation.model, observation.input_shape) if alone else None
-    return distortion_of(clean, seen), _solving(clean, seen, names) if names else {}
+    if names is None or not seen.keys() >= set(names):
+        return distortion_of(clean, seen), {}
+    tensors = [(update[names[0]], update[names[1]]) for update in (clean, seen)]
+    every, trusted = linear_system(*tensors), linear_system(*tensors, rows=1)
+    of_trusted = {"contraction": trusted.contraction, "error_bound": trusted.error_bound}
+    figures = {"condition": every.condition, **of_trusted, "solvable": float(trusted.solvable)}
+    return distortion_of(clean, seen), figures
 
 
 @lru_cache(maxsize=1)
@@ -227,20 +225,6 @@ def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[st
     except NotFullyConnectedError:
         return None
     return found.weight, found.bias
-
-
-def _solving(clean: Tensors, seen: Tensors, names: tuple[str, str]) -> dict[str, float]:
-    weight, bias = names
-    if weight not in seen or bias not in seen:
-        return {}
-    tensors = (clean[weight], clean[bias]), (seen[weight], seen[bias])
-    trusted = linear_system(*tensors, rows=1)
-    return {
-        "condition": linear_system(*tensors).condition,
-        "contraction": trusted.contraction,
-        "error_bound": trusted.error_bound,
-        "solvable": float(trusted.solvable),
-    }
 
 
 logger = logging.getLogger(__name__)
@@ -293,7 +277,13 @@ class AttackStage:
             scores[Attacker.PLAIN] += self._attack_chunk(chunk, which)
             if self.judge.distorts:
                 with self.monitor.working(f"Comparing {which} with undefended ones"):
-                    self._measure_distortion(chunk)
+                    for observation in counted("update", chunk):
+                        measured = attempt(partial(update_distortion, self.judge.truth, observation))
+                        if isinstance(measured, Failure):
+                            reason = measured.reason
+                            logger.warning("The defense of %s could not be measured: %s", observation.id, reason)
+                        else:
+                            self.folder.add_update_distortion(observation.id, *measured)
             if known := [self.knowledge.of_adaptive(o) for o in chunk if self.knowledge.attacks_adaptively(o.id)]:
                 which = which if len(known) == len(chunk) else _in_words(round, 0, len(known), len(known))
                 earlier = self.knowledge.earlier(known)
@@ -336,14 +326,6 @@ class AttackStage:
         self.folder.save_reconstructions(round, scores, attacker=attacker)
         self.folder.save_films(result, scores, pieces=self.judge.pieces, attacker=attacker)
         return scores
-
-    def _measure_distortion(self, observations: Sequence[Observation]) -> None:
-        for observation in counted("update", observations):
-            measured = attempt(partial(update_distortion, self.judge.truth, observation))
-            if isinstance(measured, Failure):
-                logger.warning("The defense of %s could not be measured: %s", observation.id, measured.reason)
-            else:
-                self.folder.add_update_distortion(observation.id, *measured)
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
         """Reconstruct each of ``asked``; return failures if the attack raised or gave no answer.

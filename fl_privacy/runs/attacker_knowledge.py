@@ -107,12 +107,19 @@ def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None
 def side_information_of(
     threats: ThreatModelSettings, clients: Mapping[int, Client], *, batch_size: int, seed: int
 ) -> SimulatedSideInformation | None:
-    """Return the attacker's side information on ``clients``; ``None`` without private layers or known features.
-
-    Raises:
-        UserError: ``features_at`` is no module of the clients' model, or no features are known.
-    """
-    _expect_module(threats, clients)
+    """Return the attacker's side information on ``clients``, if any; ``UserError`` if ``features_at`` is wrong."""
+    if (at := threats.features_at) is not None:
+        if not threats.knows_features:
+            raise UserError(
+                f"threat_model.features_at={at} is expected with threat_model.knows_features=true; set it, or leave"
+                " features_at out."
+            )
+        names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
+        if at not in (ACTIVATION, *names):
+            raise UserError(
+                f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
+                f" {ACTIVATION}, but got {at!r}."
+            )
     if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
         return None
     return SimulatedSideInformation(
@@ -126,32 +133,8 @@ def side_information_of(
     )
 
 
-def _expect_module(threats: ThreatModelSettings, clients: Mapping[int, Client]) -> None:
-    at = threats.features_at
-    if at is None:
-        return
-    if not threats.knows_features:
-        raise UserError(
-            f"threat_model.features_at={at} is expected with threat_model.knows_features=true; set it, or leave"
-            " features_at out."
-        )
-    names = [name for name, _ in next(iter(clients.values())).model.named_modules() if name]
-    if at not in (ACTIVATION, *names):
-        raise UserError(
-            f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
-            f" {ACTIVATION}, but got {at!r}."
-        )
-
-
 def public_examples(count: int | None, unattacked: LabelledExamples) -> Batch | None:
-    """Return the first ``count`` of ``unattacked``; ``None`` for 0.
-
-    Args:
-        count: number; ``None`` takes up to ``MOST_PUBLIC``, evenly spaced.
-
-    Raises:
-        UserError: there are fewer.
-    """
+    """Return the first ``count`` examples, by default ``MOST_PUBLIC`` evenly spaced; ``UserError`` without as many."""
     if count is None:
         number = min(MOST_PUBLIC, len(unattacked))
         return unattacked.batch(torch.linspace(0, len(unattacked) - 1, number).long()) if number else None

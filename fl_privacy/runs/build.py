@@ -15,24 +15,13 @@ from fl_privacy.attacks.gradient_inversion.word_order import NO_PUBLIC_TEXTS
 from fl_privacy.attacks.inference import About, AttributeInference, Inference
 from fl_privacy.attacks.inference.attribute import ADAPTIVE, AdaptiveAttributeInference
 from fl_privacy.checks import whole
-from fl_privacy.data import (
-    Dataset,
-    LabelledExamples,
-    expect_images,
-    texts_of,
-)
+from fl_privacy.data import Dataset, LabelledExamples, expect_images, texts_of
 from fl_privacy.defenses import Defense
 from fl_privacy.defenses.defense import UNNAMED
 from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.effects import MutedFeatures, SlicedNoise
 from fl_privacy.errors import UserError, blamed_on
-from fl_privacy.federation import (
-    Audit,
-    Client,
-    Probe,
-    audited_rounds,
-    spread_probes,
-)
+from fl_privacy.federation import Audit, Client, Probe, audited_rounds, spread_probes
 from fl_privacy.federation.parallel import ShardedAttack
 from fl_privacy.measure import MetricFunction, bayesian_privacy_loss, noise_ratio
 from fl_privacy.models import ADAPTED, build_fitting, check_model, check_table_model, check_text_model
@@ -40,12 +29,7 @@ from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config._options import CUSTOM, called, options
-from fl_privacy.runs.config.building import (
-    check_arguments,
-    instantiate,
-    locate_target,
-    plain_settings,
-)
+from fl_privacy.runs.config.building import check_arguments, instantiate, locate_target, plain_settings
 from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.config.settings import BpkiSettings
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
@@ -54,24 +38,6 @@ from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 
 DEFENDERS = 1000
 """Most public examples that clients hold."""
-
-
-def expect_parts(parts: Any, clients: int, examples: int, section: Mapping[str, Any]) -> None:
-    """Raise ``UserError`` unless ``parts`` has int64 indices (N_i,) for each client, and no example twice."""
-    wrong = None
-    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != clients:
-        wrong = f"got {type(parts).__name__}"
-    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
-        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
-    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(examples).all():
-        wrong = f"some are beyond 0..{examples - 1}"
-    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
-        wrong = "some examples have two owners"
-    if wrong:
-        raise UserError(
-            f"partition._target_={section.get('_target_')} is expected to return indices (N,) int64 for each of"
-            f" {clients} clients, but {wrong}."
-        )
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
@@ -134,11 +100,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Choose the uploads of ``rounds`` rounds that the attackers intercept.
-
-    Raises:
-        UserError: there are no such rounds or clients, or too few examples.
-    """
+    """Choose the uploads to intercept; ``UserError`` if there are no such rounds or clients, or too few examples."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -250,7 +212,6 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
 }
 """Modality -> ``True`` for a defense that only needs data that such examples have."""
 
-
 _MOST_OF_PRIOR = 1000
 """Number of public images, from the first, whose pixels are counted."""
 
@@ -258,12 +219,7 @@ _MOST_OF_PRIOR = 1000
 def build_metrics(
     bpki: BpkiSettings, evaluator: str | None, dataset: Dataset, public: LabelledExamples
 ) -> dict[str, MetricFunction]:
-    """Build the metrics that need settings of a run, by name; register those of plugins.
-
-    Args:
-        evaluator: file of the network that judges noise; ``None`` leaves this metric out.
-        public: examples that nobody attacks.
-    """
+    """Build the metrics that need settings of a run, by name, with ``public`` examples that nobody attacks."""
     register_plugin_metrics()
     known = None
     if bpki.prior is not None:
@@ -277,11 +233,7 @@ def build_metrics(
 
 
 def build_attack(section: Mapping[str, Any], *, device: str = "auto", threads: int = 1) -> ReconstructionAttack | None:
-    """Build the attack of a run's section ``attack``; ``None`` for ``attack=none``.
-
-    Args:
-        threads: CPU threads of each process, if the attack is cut into shards.
-    """
+    """Build the attack of a run's section ``attack``, if any; ``threads`` is of each process of a shard."""
     if "_target_" not in section:
         return None
     shards = whole("attack.shards", section.get("shards", 1), at_least=1, example=1)
@@ -320,41 +272,56 @@ def build_plan(section: Mapping[str, Any], model: Mapping[str, Any]) -> LocalPla
 def build_parts(
     section: Mapping[str, Any], examples: LabelledExamples, number: int, *, seed: int
 ) -> list[torch.Tensor]:
-    """Partition ``examples`` between ``number`` clients: indices (N_i,) of each, by the run's ``seed``."""
-    partition = instantiate(section, "partition")
-    with blamed_on(f"partition._target_={section.get('_target_')}"):
-        parts: list[torch.Tensor] = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
-    expect_parts(parts, number, len(examples), section)
-    return parts
+    """Partition ``examples``: int64 indices (N_i,) of each of ``number`` clients, no example twice."""
+    partition, target = instantiate(section, "partition"), f"partition._target_={section.get('_target_')}"
+    with blamed_on(target):
+        parts: Any = partition(examples, num_clients=number, seed=derive_seed(seed, "partition"))
+    wrong = None
+    if not isinstance(parts, Sequence) or isinstance(parts, str) or len(parts) != number:
+        wrong = f"got {type(parts).__name__}"
+    elif not all(isinstance(p, torch.Tensor) and p.dtype == torch.int64 and p.dim() == 1 and len(p) for p in parts):
+        wrong = f"got {', '.join(sorted({type(p).__name__ for p in parts}))} of other types or shapes"
+    elif not torch.cat(list(parts)).ge(0).all() or not torch.cat(list(parts)).lt(len(examples)).all():
+        wrong = f"some are beyond 0..{len(examples) - 1}"
+    elif len(torch.cat(list(parts)).unique()) != sum(map(len, parts)):
+        wrong = "some examples have two owners"
+    if wrong:
+        raise UserError(f"{target} is expected to return indices (N,) int64 for each of {number} clients, but {wrong}.")
+    return list(parts)
+
+
+def prepared_client(
+    config: RunSettings, plan: LocalPlan, dataset: Dataset, model: nn.Module, examples: LabelledExamples | None = None
+) -> Client:
+    """Build client 0 of ``config``, with a prepared defense and all of ``examples``, by default the training split."""
+    defense, examples = build_defense(config.defense), dataset.train if examples is None else examples
+    prepare_defense(defense, dataset, model)
+    return Client(
+        id=0,
+        examples=examples,
+        indices=torch.arange(len(examples)),
+        model=model,
+        plan=plan,
+        defense=defense,
+        seed=config.seed,
+        device=resolve_device(config.device),
+        threads=config.client_threads,
+    )
 
 
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
     """Build data and clients of ``config``; the last ones are cached."""
-    number = config.federation.clients
-    plan, device = build_plan(config.federation.plan, config.model), resolve_device(config.device)
-    dataset, defense = build_dataset(config.data), build_defense(config.defense)
-    model = agreed_network(config, dataset, number)
-    prepare_defense(defense, dataset, model)
+    plan, number = build_plan(config.federation.plan, config.model), config.federation.clients
+    dataset = build_dataset(config.data)
+    first = prepared_client(config, plan, dataset, agreed_network(config, dataset, number))
     kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
-    shared = dataset.train if kept.all() else dataset.train.subset(kept.nonzero().flatten())
-    parts = build_parts(config.partition, shared, number, seed=config.seed)
     places = kept.nonzero().flatten()
+    shared = dataset.train if kept.all() else dataset.train.subset(places)
+    parts = build_parts(config.partition, shared, number, seed=config.seed)
     return dataset, {
-        client: Client(
-            id=client,
-            examples=dataset.train,
-            indices=places[indices],
-            model=model,
-            plan=plan,
-            defense=defense,
-            seed=config.seed,
-            device=device,
-            threads=config.client_threads,
-            test=dataset.test,
-            guard=build_guard(config, dataset),
-        )
-        for client, indices in enumerate(parts)
+        id: replace(first, id=id, indices=places[part], test=dataset.test, guard=build_guard(config, dataset))
+        for id, part in enumerate(parts)
     }
 
 
@@ -368,11 +335,7 @@ def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:
-    """Return an attack and its name, also from text such as ``idlg attack.iterations=50``; ``None`` for ``none``.
-
-    Raises:
-        UserError: there is no such attack or setting.
-    """
+    """Return an attack and its name, from text such as ``idlg attack.iterations=50``; ``UserError`` without one."""
     if not isinstance(attack, str):
         if not callable(attack):
             raise UserError(
@@ -387,11 +350,7 @@ def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAtt
 
 
 def build_inferences(settings: Mapping[str, Any]) -> dict[str, Inference]:
-    """Build the attacks of the section ``inference`` by name; empty for ``inference=none``.
-
-    Raises:
-        UserError: a target is no attack, or its settings are wrong.
-    """
+    """Build the attacks of the section ``inference`` by name; ``UserError`` if a target or setting is wrong."""
     found = {}
     for name, section in settings.items():
         if not isinstance(section, Mapping) or "_target_" not in section:

@@ -1,5 +1,6 @@
 """Train an auditor's client with canaries in each intercepted round, outside the training itself."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -8,12 +9,11 @@ from torch import Tensor
 from fl_privacy.attacks.inference.inference import Canaries
 from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.dp_check.canaries import canary_test
-from fl_privacy.dp_check.claims import Claim, Facts, Recomputed, Unit, recompute
+from fl_privacy.dp_check.claims import Claim, Recomputed, Unit, recompute
 from fl_privacy.dp_check.of_defense import clip_norm_of
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.effects import ClippedExamples
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_inferences
@@ -21,11 +21,18 @@ from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.claims import records_of, write_claims
 from fl_privacy.runs.privacy import Privacy, guarantees
+from fl_privacy.runs.run_claims import facts_of
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Tensors
 
 MOST_COORDINATES = 20_000
 """Most coordinates of an update, chosen at random, that contain canaries: noise is equal in all."""
+
+NOTES: Mapping[Unit, str] = {
+    "client": "Canary clients upload an update of the clipping norm each round; none enters the mean.",
+    "example": "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate"
+    " of the client's batches; the client that trains with them enters no mean.",
+}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,8 +46,7 @@ class CanaryStage:
     monitor: Monitor
     _sent: Observation | None = field(default=None, init=False)
     _rounds: int = field(default=0, init=False)
-    _directions: Tensor | None = field(default=None, init=False)
-    _coordinates: Tensor | None = field(default=None, init=False)
+    _chosen: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         coins = torch.rand(self.canaries.number, generator=self._rng("coins"))
@@ -57,15 +63,11 @@ class CanaryStage:
     def unit(self) -> Unit:
         if self.canaries.unit != "auto":
             return self.canaries.unit
-        return "example" if self._of_examples else "client"
+        return "example" if any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts) else "client"
 
     @property
     def _defense(self) -> Defense:
         return self.setup.defense
-
-    @property
-    def _of_examples(self) -> bool:
-        return any(isinstance(part.effect, ClippedExamples) for part in self._defense.parts)
 
     def see(self, observation: Observation) -> None:
         if observation.id.probe is None and self._sent is None:
@@ -76,7 +78,6 @@ class CanaryStage:
             return
         sent, self._sent = self._sent, None
         self._rounds += 1
-        self._choose(sent.upload.tensors)
         with self.monitor.working(f"Canaries in round {sent.id.round}"):
             self._scores += self._by_examples(sent) if self.unit == "example" else self._by_clients(sent)
 
@@ -88,24 +89,18 @@ class CanaryStage:
         test = canary_test(
             self._scores[self._taken].numpy(), self._scores[~self._taken].numpy(), delta=delta, unit=self.unit
         )
-        epsilon = privacy.epsilons[-1] if privacy.epsilons else None
         unit: Unit = "example" if privacy.unit == "example" else "client"
         claim = None
-        if epsilon is not None:
-            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=self.setup.rounds, by="this run")
+        if privacy.epsilons:
+            epsilon, rounds = privacy.epsilons[-1], self.setup.rounds
+            claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=rounds, by="this run")
         recomputed, missing = self._recomputed(delta)
-        note = "Canary clients upload an update of the clipping norm each round; none enters the mean."
-        if self.unit == "example":
-            note = (
-                "Canary examples have a gradient of the clipping norm, and are sampled in each local step at the rate"
-                " of the client's batches; the client that trains with them enters no mean."
-            )
         verdict = ClaimVerdict(
             subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
             claim=claim,
             recomputed=recomputed,
             canaries=test,
-            notes=(*missing, note),
+            notes=(*missing, NOTES[self.unit]),
         )
         write_claims(self.folder.path, records_of([verdict]))
 
@@ -113,47 +108,38 @@ class CanaryStage:
         found = guarantees(self.setup, delta=delta, accountant="rdp")[0]
         if found.missing is not None or found.once is not None:
             return None, ()
-        facts = Facts(
-            noise_multiplier=found.noise_multiplier,
-            sample_rate=found.sample_rate,
-            sampling="shuffle" if found.sample_rate < 1 else "none",
-            releases=found.steps_per_round,
-            rounds=self.setup.rounds,
-        )
         try:
-            return recompute(facts, delta=delta), ()
+            return recompute(facts_of(found, self.setup.rounds), delta=delta), ()
         except UserError as error:
             return None, (str(error),)
 
     def _rng(self, *names: str | int) -> torch.Generator:
         return derive_generator(self.setup.config.seed, "canaries", *names)
 
-    def _choose(self, like: Tensors) -> None:
-        """Draw the canaries' directions (m, s), orthonormal for examples if there are enough coordinates."""
-        if self._directions is not None:
-            return
-        size = sum(value.numel() for value in like.values())
-        self._coordinates = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
-        number, space = self.canaries.number, len(self._coordinates)
-        drawn = torch.randn(space, number, generator=self._rng("directions"))
-        together = self.unit == "example" and number <= space
-        unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
-        self._directions = unit.T.contiguous()
+    def _drawn(self, like: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the canaries' coordinates (s,) and directions (m, s), orthonormal for examples if these are enough."""
+        if self._chosen is None:
+            size, number = sum(value.numel() for value in like.values()), self.canaries.number
+            places = torch.randperm(size, generator=self._rng("coordinates"))[:MOST_COORDINATES].sort()[0]
+            drawn = torch.randn(len(places), number, generator=self._rng("directions"))
+            together = self.unit == "example" and number <= len(places)
+            unit = torch.linalg.qr(drawn)[0] if together else drawn / drawn.norm(dim=0)
+            self._chosen = places, unit.T.contiguous()
+        return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
         """Score clients (m,) whose update is the canary, or nothing, after the upload's hooks.
 
         The hooks get the chosen coordinates only, since all others are 0.
         """
-        assert self._directions is not None
+        places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
-        assert self._coordinates is not None
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)
-        counts = torch.bincount(torch.searchsorted(ends, self._coordinates, right=True), minlength=len(ends))
+        counts = torch.bincount(torch.searchsorted(ends, places, right=True), minlength=len(ends))
         norm = clip_norm_of(self._defense) or 1.0
         sizes = {name: count for name, count in zip(sent.upload.tensors, counts.tolist(), strict=True) if count}
-        scores = torch.zeros(len(self._directions), dtype=torch.float64)
-        for number, direction in counted("canary", list(enumerate(self._directions))):
+        scores = torch.zeros(len(directions), dtype=torch.float64)
+        for number, direction in counted("canary", list(enumerate(directions))):
             parts = (direction * norm * bool(self._taken[number])).split(list(sizes.values()))
             update: Tensors = dict(zip(sizes, parts, strict=True))
             rng = self._rng("noise", sent.id.round, number)
@@ -165,10 +151,8 @@ class CanaryStage:
 
     def _by_examples(self, sent: Observation) -> Tensor:
         """Score gradients (m,) added to a client's local steps."""
-        assert self._directions is not None and self._coordinates is not None
-        places = self._coordinates
-        client: Client = next(iter(self.setup.clients.values()))
-        like, norm, directions = sent.upload.tensors, clip_norm_of(self._defense) or 1.0, self._directions
+        client, like, norm = self.setup.first, sent.upload.tensors, clip_norm_of(self._defense) or 1.0
+        places, directions = self._drawn(like)
         rng, examples = self._rng("sampling", sent.id.round), len(client.indices)
 
         def with_canaries(gradients: Tensors, step: LocalStep) -> Tensors:

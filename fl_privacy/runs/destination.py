@@ -25,23 +25,12 @@ class Backend(Protocol):
     """Runs ``rounds`` rounds on ``server``; all backends give the same numbers."""
 
     def __call__(
-        self,
-        server: Server,
-        source: ClientSource,
-        *,
-        rounds: int,
-        audit: Audit,
-        interceptor: Interceptor,
+        self, server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
     ) -> Generator[Round, None, object]: ...
 
 
 def plain_loop(
-    server: Server,
-    source: ClientSource,
-    *,
-    rounds: int,
-    audit: Audit,
-    interceptor: Interceptor,
+    server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, object]:
     """Run every client in this process, one after the other."""
     return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
@@ -73,11 +62,8 @@ class Monitor:
 class LineMonitor(Monitor):
     """Prints an attack's progress from time to time, in a user's server or notebook."""
 
-    def attacking(self, what: str) -> AbstractContextManager[Progress]:
-        return self._attacking(f"Attacking {what}")
-
     @contextmanager
-    def _attacking(self, title: str) -> Iterator[Progress]:
+    def attacking(self, what: str) -> Iterator[Progress]:
         working = ""
 
         def listen(stages: tuple[Stage, ...]) -> None:
@@ -85,7 +71,7 @@ class LineMonitor(Monitor):
             working = f", {at_work(stages)}" if stages else working
 
         with listening(listen):
-            yield ShareLines(partial(print, flush=True), title, lambda: working)
+            yield ShareLines(partial(print, flush=True), f"Attacking {what}", lambda: working)
 
 
 Command = Literal["run", "attack"]
@@ -107,11 +93,7 @@ class Destination:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return the folder with a new page if it is finished, before anything is built.
-
-        Raises:
-            UserError: ``device`` is wrong.
-        """
+        """Return the folder with a new page if it is finished, before anything is built."""
         resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
@@ -125,12 +107,14 @@ class Destination:
         if self.config.page:
             write_report([self.path])
 
-    def open(self) -> RunFolder:
+    @contextmanager
+    def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
+        """Open the folder and write its page at the end; another process may have ``finished`` it."""
         config = self.config
         if config.page:  # the page's charts need it; it takes a second, which passes here while the attack computes
             Thread(target=import_module, args=("matplotlib.backends.backend_svg",), daemon=True).start()
         try:
-            return RunFolder.open_or_create(
+            opened = RunFolder.open_or_create(
                 Path(config.out),
                 label=self._label,
                 config=self.identified,
@@ -143,6 +127,11 @@ class Destination:
                 f"out is expected to be a folder that can be written, but {config.out} can't ({error.strerror});"
                 " set out=FOLDER."
             ) from error
+        with opened as folder:
+            if folder.finished:
+                monitor.say("Another process has just finished it.")
+            yield folder
+        self.write_page()
 
     @property
     def _label(self) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,11 +34,7 @@ _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
-    """Choose ``number`` of the public ``examples`` at random; for texts and rows, up to 10,000.
-
-    Args:
-        number: number of images; 0 for none.
-    """
+    """Choose ``number`` public images at random, 0 for none; for texts and rows, up to 10,000."""
     order = torch.randperm(len(examples), generator=derive_generator(seed, "candidates"))
     if (few := _FEW.get(examples.modality)) is not None:
         return few(examples, order[:_MOST_TEXTS])
@@ -52,7 +47,7 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     return Distractors(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
-_LATEST: OrderedDict[bytes, PublicImages] = OrderedDict()
+_LATEST: dict[bytes, PublicImages] = {}
 """Last public images of this process, by a hash of their content."""
 
 _MOST_LATEST, _MOST_KEPT = 2, 1 << 22
@@ -67,10 +62,9 @@ def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | Non
     digest = hashlib.blake2b(repr([name, *((tensor.shape, tensor.dtype) for tensor in told)]).encode())
     for tensor in told:
         digest.update(tensor.numpy().tobytes())
-    found = _LATEST.setdefault(digest.digest(), made)
-    _LATEST.move_to_end(digest.digest())
+    _LATEST[digest.digest()] = found = _LATEST.pop(digest.digest(), made)
     while len(_LATEST) > _MOST_LATEST:
-        _LATEST.popitem(last=False)
+        del _LATEST[next(iter(_LATEST))]
     return found
 
 
@@ -90,9 +84,6 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     """Choose shipped images as distractors for originals of ``shape`` (C, H, W): random crops of photographs.
 
     For one channel, half of them are handwritten digits; without the packages there are none.
-
-    Args:
-        number: number of candidates; 0 for none.
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples
 from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
-from fl_privacy.federation import Failure
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Failure, attempt
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import LEAST_CANDIDATES
 from fl_privacy.measure.public_images import PublicImages
@@ -118,11 +118,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Take those of ``images`` that are not ``attacked``, topped up by shipped images if there are few.
-
-    Args:
-        images: images of the same data, (C, H, W) in [0, 1], with classes.
-    """
+    """Return images (C, H, W) in [0, 1] but the ``attacked`` ones, topped up by shipped images if there are few."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)
@@ -130,17 +126,15 @@ def others_among(
         originals = [batch.inputs for batch in attacked if tuple(batch.inputs.shape[1:]) == shape]
         keep = ~PublicImages(images=taken).equal(torch.cat([*originals, torch.empty(0, *shape)]))
         taken, labels = taken[keep][:number], labels[keep][:number]
-    if len(taken) >= min(LEAST_CANDIDATES, number):
-        return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
-    shipped = shipped_others(shape, number - len(taken), seed=seed).candidates
+    enough = len(taken) >= min(LEAST_CANDIDATES, number)
+    shipped = None if enough else shipped_others(shape, number - len(taken), seed=seed).candidates
     if shipped is None:
         return Distractors(candidates=PublicImages(images=taken, labels=labels, name="other images of the same data"))
     if not len(taken):
         return Distractors(candidates=shipped)
-    none = torch.full((len(shipped.images),), NO_CLASS)
-    every = torch.cat([taken, shipped.images]), torch.cat([labels, none])
+    every, labels = torch.cat([taken, shipped.images]), F.pad(labels, (0, len(shipped.images)), value=NO_CLASS)
     name = f"{len(taken)} other images of the same data and {shipped.name}"
-    return Distractors(candidates=PublicImages(images=every[0], labels=every[1], name=name))
+    return Distractors(candidates=PublicImages(images=every, labels=labels, name=name))
 
 
 def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None, seed: int) -> Sequence[int | None]:
@@ -178,11 +172,8 @@ def _drawn_at(
         second = data.test if isinstance(data, Dataset) else None
         if pair and all(isinstance(part, DataLoader | TorchDataset) for part in data[:2]):  # type: ignore[index]
             second = data[1]  # type: ignore[index]
-        held = (
-            []
-            if second is None
-            else [_Drawn(image, label, None) for _, image, label in _some(known, second, rng, most)]
-        )
+        untrained = [] if second is None else _some(known, second, rng, most)
+        held = [_Drawn(image, label, None) for _, image, label in untrained]
         if data is None or (second is not None and len(held) >= wanted):
             return held, []
         trained = [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]

@@ -23,7 +23,6 @@ MOST_IMAGES, MOST_STEPS = 16, 8
 """Updates of more images or local steps are attacked only on request: that takes hours, and
 reveals next to nothing of single images, whatever one image would reveal."""
 
-
 MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
 """Values of a guess, and local steps, above which an update is never attacked."""
 
@@ -37,7 +36,10 @@ def worth_attacking(
     one of them; ``every`` attacks all.
     """
     if every:
-        return _within_reason(observations)
+        sizes = {o.id: (o.upload.num_examples * math.prod(o.input_shape), _steps(o)) for o in observations}
+        large = {id for id, (pixels, steps) in sizes.items() if pixels > MOST_PIXELS or steps > MOST_REPLAYED}
+        said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
+        return only(observations, lambda id: id not in large), said if large else []
     probes = {id for id in ids_of(observations) if id.probe is not None}
     sizes = {o.id: (o.upload.num_examples, _steps(o)) for o in only(observations, lambda id: id.probe is None)}
     small = {id for id, (images, steps) in sizes.items() if images <= MOST_IMAGES and steps <= MOST_STEPS}
@@ -52,16 +54,6 @@ def worth_attacking(
             " which a client with few images comes close to."
         )
     return only(observations, (probes or small).__contains__), said
-
-
-def _within_reason(observations: Sequence[Observation]) -> tuple[Sequence[Observation], list[str]]:
-    large = set()
-    for observation in observations:
-        images = observation.upload.num_examples
-        if images * math.prod(observation.input_shape) > MOST_PIXELS or _steps(observation) > MOST_REPLAYED:
-            large.add(observation.id)
-    said = [f"Not attacked: {len(large)} updates that say to be of more images or steps than can be guessed."]
-    return only(observations, lambda id: id not in large), said if large else []
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
@@ -88,16 +80,9 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 
 
 def describe_app(
-    observations: Sequence[Observation],
-    defense: Description,
-    found: Counter[str],
-    defenses: Mapping[int, Description] | None = None,
+    observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Describe the threat model and the clients in sentences.
-
-    Args:
-        found: sentences on single updates, with their numbers.
-    """
+    """Describe the threat model and the clients in sentences, with those ``found`` on single updates."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",
@@ -122,20 +107,14 @@ def describe_app(
     total = max(found.values(), default=0)
     often = found.most_common(MOST_FOUND)
     lines += [f"{said} (So in {n} of {total} updates.)" if n < total else said for said, n in often]
-    return lines + _what_clients_say(defense, defenses or {})
-
-
-def _what_clients_say(defense: Description, defenses: Mapping[int, Description]) -> list[str]:
     if all(parts == defense for parts in defenses.values()):
-        if not defense:
-            return ["Clients state no defense."]
-        return [f"Clients state a defense: {_in_words(defense)}."]
-    told = Counter(_in_words(parts) for parts in defenses.values())
-    said = [
-        f"{number} of {len(defenses)} clients {f'state a defense: {text}' if text else 'state none'}."
-        for text, number in told.most_common()
+        return [*lines, f"Clients state a defense: {_in_words(defense)}." if defense else "Clients state no defense."]
+    stated = Counter(_in_words(parts) for parts in defenses.values())
+    lines += [
+        f"{number} of {stated.total()} clients {f'state a defense: {text}' if text else 'state none'}."
+        for text, number in stated.most_common()
     ]
-    return [*said, "Each client is taken at its word; the page uses what more than half of them state."]
+    return [*lines, "Each client is taken at its word; the page uses what more than half of them state."]
 
 
 def _in_words(defense: Description) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Part, Summed
@@ -23,11 +22,6 @@ _AT_ONCE = 256
 """Images converted to floats at a time."""
 
 
-def fresh_states() -> ClientStates:
-    """Return the states of clients before any work."""
-    return defaultdict(ClientState)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
@@ -39,7 +33,7 @@ class GroundTruth:
 
     clients: Mapping[int, Client]
     batch_size: int
-    states: ClientStates = field(default_factory=fresh_states)
+    states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
@@ -74,26 +68,17 @@ def sees_other_images(defense: Defense, plan: LocalPlan, uploads: str) -> bool:
 
 
 def _nearest(client: Client, batch: Batch) -> Batch:
+    """Return the client's images nearest to those of ``batch``, of the same classes if it has some."""
     labels = hard_labels(batch.labels)
     own = client.examples.labels[client.indices].to(labels.device)
     nearest = torch.empty_like(batch.inputs)
     for label in labels.unique():
         asked, rivals = labels == label, client.indices[(own == label).to(client.indices.device)]
-        nearest[asked] = _nearest_of(client, batch.inputs[asked], rivals if len(rivals) else client.indices)
+        rivals, images = rivals if len(rivals) else client.indices, batch.inputs[asked].flatten(1)
+        inputs = (client.examples.batch(some, client.device).inputs for some in torch.split(rivals, _AT_ONCE))
+        distances = torch.cat([torch.cdist(images, some.flatten(1)) for some in inputs], dim=1)
+        nearest[asked] = client.examples.batch(rivals[distances.argmin(1).to(rivals.device)], client.device).inputs
     return Batch(nearest, labels)
-
-
-def _nearest_of(client: Client, images: Tensor, rivals: Tensor) -> Tensor:
-    """Return the nearest of the client's images ``rivals`` to each of ``images`` (N, ...)."""
-    distances = torch.cat(
-        [
-            torch.cdist(images.flatten(1), client.examples.batch(some, client.device).inputs.flatten(1))
-            for some in torch.split(rivals, _AT_ONCE)
-        ],
-        dim=1,
-    )
-    closest: Tensor = client.examples.batch(rivals[distances.argmin(1).to(rivals.device)], client.device).inputs
-    return closest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.measure import FEW, aggregate
 from fl_privacy.measure.roc import (
-    Estimate,
     Separation,
     answer_success,
     auc,
@@ -63,17 +63,12 @@ class InferenceQuestions:
     public_attributes: Tensor | None
     public_rows: Tensor
 
-    @property
-    def is_member(self) -> Tensor:
-        """Return membership of each example, (C,)."""
-        return torch.arange(len(self.examples)) < self.members
-
 
 def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
-    own = next(iter(clients.values())).examples
+    own = setup.first.examples
     owners = torch.full((len(own),), -1)
     for id, client in clients.items():
         owners[client.indices] = id
@@ -94,16 +89,13 @@ def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
     inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
-    shares = []
-    for _, client in sorted(clients.items()):
-        counts = client.examples.labels[client.indices].bincount(minlength=client.examples.num_classes)
-        shares.append(counts / counts.sum())
+    classes = [own.labels[client.indices].bincount(minlength=own.num_classes) for _, client in sorted(clients.items())]
     return InferenceQuestions(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,
         clients=torch.cat([owners[chosen], alike]),
         from_test=from_test,
-        shares=torch.stack(shares),
+        shares=torch.stack([counts / counts.sum() for counts in classes]),
         public=rest[0] if rest else None,
         public_attributes=known[public] if known is not None else None,
         public_rows=public,
@@ -144,7 +136,7 @@ def _draw(number: int, available: int, name: str, where: str, rng: torch.Generat
 
 def expect_attributes(setup: Setup) -> None:
     """Raise ``UserError`` unless the data have an attribute and each update is of one example."""
-    config, client = setup.config, next(iter(setup.clients.values()))
+    config, client = setup.config, setup.first
     if client.examples.attributes is None:
         raise UserError(
             "inference=attribute needs data with an attribute in addition to the class, but"
@@ -168,9 +160,9 @@ def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
     known = config.threat_model.knows_defense and defense.parts and not defense.examples
     if not known or asked.public_attributes is None or not len(asked.public_rows):
         return None
-    client = next(iter(setup.clients.values()))
     seed = derive_seed(config.seed, "inference", "rehearsal")
-    return replace(client, examples=setup.unattacked, indices=asked.public_rows, seed=seed, audit_seed=None, guard=None)
+    own: dict[str, Any] = {"examples": setup.unattacked, "indices": asked.public_rows, "seed": seed}
+    return replace(setup.first, audit_seed=None, guard=None, **own)
 
 
 def attributes_of(setup: Setup) -> Tensor:
@@ -199,17 +191,17 @@ class InferenceJudge:
     Attributes:
         attributes: (V,) attributes of the victims, -1 if not known.
         epsilon: largest epsilon of a client by the last observed round; ``None`` without guarantee.
-        clients: ids in the order of the answers' columns.
     """
 
+    setup: Setup
     asked: InferenceQuestions
     attributes: Tensor
     epsilon: float | None
-    delta: float
-    seed: int
-    clients: tuple[int, ...]
-    rounds: int
-    last_round: int
+
+    @property
+    def _columns(self) -> Tensor:
+        """Return the column of each queried example's client in answers about clients, (C,)."""
+        return torch.searchsorted(torch.tensor(sorted(self.setup.clients)), self.asked.clients)
 
     def findings(
         self, about: About, answers: Mapping[str, Tensor], titles: Mapping[str, tuple[str, str]]
@@ -221,35 +213,23 @@ class InferenceJudge:
             About.PROPERTY: self._property,
         }
         return [
-            judges[about](
-                answer,
-                Finding(
-                    about=about,
-                    method=name,
-                    title=titles[name][0],
-                    source=titles[name][1],
-                    rounds=self.rounds,
-                    last_round=self.last_round,
-                ),
-            )
+            judges[about](answer, Finding(about=about, method=name, title=titles[name][0], source=titles[name][1]))
             for name, answer in answers.items()
         ]
 
     def _membership(self, scores: Tensor, finding: Finding) -> Finding:
-        columns = _columns(self.clients, self.asked.clients)
-        own = scores[torch.arange(len(scores)), columns].double()
+        own, seed = scores[torch.arange(len(scores)), self._columns].double(), self.setup.config.seed
         answered = own.isfinite()
-        member = self.asked.is_member
+        member = torch.arange(len(own)) < self.asked.members
         found = Separation(
-            positives=own[answered & member].numpy(), negatives=own[answered & ~member].numpy(), seed=self.seed
+            positives=own[answered & member].numpy(), negatives=own[answered & ~member].numpy(), seed=seed
         )
         if min(len(found.positives), len(found.negatives)) < 2:
-            reason = "there is too little evidence, as of too few clients or rounds"
-            return replace(finding, failure=reason)
+            return replace(finding, failure="there is too little evidence, as of too few clients or rounds")
         left_out = int((~answered).sum())
         notes = [FROM_TEST] * self.asked.from_test
         notes += [f"{left_out} examples of clients whose uploads were never intercepted are left out."] * bool(left_out)
-        fpr, tpr = thinned_curve(found)
+        (fpr, tpr), delta = thinned_curve(found), self.setup.config.privacy.delta
         return replace(
             finding,
             positives=len(found.positives),
@@ -258,31 +238,26 @@ class InferenceJudge:
             fpr=fpr,
             tpr=tpr,
             epsilon=self.epsilon,
-            delta=self.delta,
-            proven_epsilon=proven_epsilon(found, delta=0.0 if self.epsilon is None else self.delta),
+            delta=delta,
+            proven_epsilon=proven_epsilon(found, delta=0.0 if self.epsilon is None else delta),
             notes=notes,
         )
 
     def _source(self, scores: Tensor, finding: Finding) -> Finding:
-        owners = _columns(self.clients, self.asked.clients[: self.asked.members])
+        owners = self._columns[: self.asked.members]
         own = scores[: len(owners)]
         answered = own.isfinite().any(1)
         own, owners = own[answered].nan_to_num(nan=-math.inf), owners[answered]
         if not len(own):
             return replace(finding, failure="no client's upload was intercepted")
-        right = int((own.argmax(1) == owners).sum())
-        majority = float(owners.bincount().max()) / len(owners)
-        success = answer_success(right, len(owners), majority=majority)
-        return replace(finding, positives=len(owners), measures={"asr": _measure(success, None)})
+        return replace(finding, positives=len(owners), measures={"asr": _success(own.argmax(1), owners)})
 
     def _attribute(self, scores: Tensor, finding: Finding) -> Finding:
         answered = scores.isfinite().all(1) & (self.attributes >= 0)
         guessed, true = scores[answered].argmax(1), self.attributes[answered]
         if not len(true):
             return replace(finding, failure="no victim with a known attribute was intercepted")
-        majority = float(true.bincount().max()) / len(true)
-        success = answer_success(int((guessed == true).sum()), len(true), majority=majority)
-        return replace(finding, positives=len(true), measures={"asr": _measure(success, None)})
+        return replace(finding, positives=len(true), measures={"asr": _success(guessed, true)})
 
     def _property(self, guessed: Tensor, finding: Finding) -> Finding:
         answered = guessed.isfinite().all(1)
@@ -297,33 +272,28 @@ class InferenceJudge:
         measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
         deviations = shares - shares.mean(0)
         if deviations.abs().max() > 0 and len(guessed) >= FEW:
-            measures["correlation"] = _measure(
-                correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.seed), None
-            )
-        largest, wanted = guessed.argmax(1), shares.argmax(1)
-        majority = float(wanted.bincount().max()) / len(wanted)
-        success = answer_success(int((largest == wanted).sum()), len(wanted), majority=majority)
-        return replace(finding, positives=len(guessed), measures={**measures, "asr": _measure(success, None)})
+            centered = (guessed - guessed.mean(0)).numpy()
+            estimate = correlation(centered, deviations.numpy(), seed=self.setup.config.seed)
+            measures["correlation"] = Measure(**vars(estimate))
+        measures["asr"] = _success(guessed.argmax(1), shares.argmax(1))
+        return replace(finding, positives=len(guessed), measures=measures)
 
     def _measures(self, found: Separation) -> dict[str, Measure]:
-        measures, budget = {}, {"epsilon": self.epsilon or 0.0, "delta": self.delta}
+        budget = {"epsilon": self.epsilon or 0.0, "delta": self.setup.config.privacy.delta}
         bounded = self.epsilon is not None and math.isfinite(self.epsilon)
-        for name, rate in TPR_AT.items():
-            if (estimate := tpr_at(found, rate)) is not None:
-                bound = float(tpr_bound(np.array([rate]), **budget)[0]) if bounded else None
-                measures[name] = _measure(estimate, bound)
-        measures["auc"] = _measure(auc(found), auc_bound(**budget) if bounded else None)
-        measures["balanced_accuracy"] = _measure(
-            balanced_accuracy(found), balanced_accuracy_bound(**budget) if bounded else None
-        )
-        measures["asr"] = _measure(threshold_success(found), None)
-        return measures
+        of_rate = {
+            name: (estimate, float(tpr_bound(np.array([rate]), **budget)[0]))
+            for name, rate in TPR_AT.items()
+            if (estimate := tpr_at(found, rate)) is not None
+        }
+        whole = {
+            "auc": (auc(found), auc_bound(**budget)),
+            "balanced_accuracy": (balanced_accuracy(found), balanced_accuracy_bound(**budget)),
+        }
+        measures = {n: Measure(**vars(e), bound=b if bounded else None) for n, (e, b) in (of_rate | whole).items()}
+        return {**measures, "asr": Measure(**vars(threshold_success(found)))}
 
 
-def _measure(estimate: Estimate, bound: float | None) -> Measure:
-    return Measure(value=estimate.value, low=estimate.low, high=estimate.high, chance=estimate.chance, bound=bound)
-
-
-def _columns(clients: tuple[int, ...], asked: Tensor) -> Tensor:
-    places = {client: column for column, client in enumerate(clients)}
-    return torch.tensor([places[client] for client in asked.tolist()])
+def _success(guessed: Tensor, true: Tensor) -> Measure:
+    majority = float(true.bincount().max()) / len(true)
+    return Measure(**vars(answer_success(int((guessed == true).sum()), len(true), majority=majority)))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,8 @@ class PolicyScorer:
         self._batch = rest.batch(torch.cat(rows), self._device)
         draws = range(config.accuracy_draws)
         seeds = [derive_seed(config.seed, "search", "model", draw) for draw in draws]
-        self._fresh = [_fresh(config.model, dataset, seed).to(self._device) for seed in seeds]
+        fresh = (ModelState.of(build_network(config.model, dataset, seed=seed)) for seed in seeds)
+        self._fresh = [state.to(self._device) for state in fresh]
         streams = [derive_generator(config.seed, "search", "batch", draw) for draw in draws]
         self._draws = [
             rest.batch(torch.randperm(len(rest), generator=rng)[: config.accuracy_images]).inputs.to(self._device)
@@ -163,24 +165,11 @@ def _semi_trained(
     return load_weights(file, ModelState.of(model))
 
 
-def _fresh(model: Mapping[str, Any], dataset: Dataset, seed: int) -> ModelState:
-    return ModelState.of(build_network(model, dataset, seed=seed))
-
-
 SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safetensors"
 
 
-def singles(table: Table) -> list[Policy]:
-    """List the single operations of ``table``, whose ranking explains the policies."""
-    return [Policy((index,), table) for index in range(len(TABLES[table]))]
-
-
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
-    """Search policies by settings of ``conf/policy_search.yaml``; return the folder with the policy set.
-
-    Raises:
-        UserError: a setting is wrong, or no policy meets the requirements.
-    """
+    """Search policies and return the folder; ``UserError`` if a setting is wrong or no policy is good enough."""
     config = read_section(SearchSettings, settings)
     plans = _Plans.of(config)
     folder = _folder_of(config)
@@ -214,13 +203,8 @@ class _Plans:
         for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
             whole(name, getattr(config, name), at_least=1, example=100)
         if config.client is not None:
-            whole(
-                "client",
-                config.client,
-                at_least=0,
-                at_most=config.clients - 1,
-                example="raise clients, or take another",
-            )
+            last, remedy = config.clients - 1, "raise clients, or take another"
+            whole("client", config.client, at_least=0, at_most=last, example=remedy)
         training = config.training.plain()
         share = training.pop("share")
         number("training.share", share, above=0, below=1, example="the paper's is 0.1")
@@ -274,20 +258,22 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
     """Score no transformation and all policies in search order, reusing scores in the folder."""
     rng = derive_generator(config.seed, "search", "policies")
     drawn = random_policies(config.policies, rng, table=config.table)
-    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles(config.table), *drawn]))
-    known, _ = read_records(folder / SCORES)
-    write_whole(folder / SCORES, "".join(f"{dump_json(record)}\n" for record in known))
-    found = {scored.policy: scored for scored in (_from_record(record, config.table) for record in known)}
+    singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
+    wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))
+    file = folder / SCORES
+    known, _ = read_records(file)
+    write_whole(file, "".join(f"{dump_json(record)}\n" for record in known))
+    found = dict[Policy, Scored]()
+    for record in known:
+        figures, name = {f.name: record[f.name] for f in fields(Scored) if f.name in record}, record["policy"]
+        policy = UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, config.table)
+        found[policy] = Scored(**{**figures, "policy": policy})
     missing = [policy for policy in wanted if policy not in found]
     if missing:
         scorer = PolicyScorer(
-            config,
-            privacy=plans.privacy,
-            training=plans.training,
-            semi_trained=folder / SEMI_TRAINED,
-            monitor=monitor,
+            config, privacy=plans.privacy, training=plans.training, semi_trained=folder / SEMI_TRAINED, monitor=monitor
         )
-        with RecordWriter(folder / SCORES) as records, monitor.counting("Scoring policies", len(wanted)) as count:
+        with closing(RecordWriter(file)) as records, monitor.counting("Scoring policies", len(wanted)) as count:
             for start in range(0, len(missing), config.together):
                 for scored in scorer(missing[start : start + config.together]):
                     found[scored.policy] = scored
@@ -327,25 +313,6 @@ def _write_results(
 
 
 def _as_record(scored: Scored) -> dict[str, Any]:
-    return {
-        "kind": "policy",
-        "policy": str(scored.policy),
-        "privacy": scored.privacy,
-        "accuracy": scored.accuracy,
-        "altered": scored.altered,
-        "fsim": scored.fsim,
-        **({} if scored.mean is None else {"mean": scored.mean, "variance": scored.variance}),
-    }
-
-
-def _from_record(record: dict[str, Any], table: Table) -> Scored:
-    name = record["policy"]
-    return Scored(
-        policy=UNTRANSFORMED if name == str(UNTRANSFORMED) else Policy.parse(name, table),
-        privacy=record["privacy"],
-        accuracy=record["accuracy"],
-        altered=record["altered"],
-        fsim=record["fsim"],
-        mean=record.get("mean"),
-        variance=record.get("variance"),
-    )
+    left_out = () if scored.mean is not None else ("mean", "variance")
+    figures = {name: value for name, value in vars(scored).items() if name not in left_out}
+    return {"kind": "policy", **figures, "policy": str(scored.policy)}

@@ -104,11 +104,7 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the noise of ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``.
-
-    Raises:
-        UserError: the defense gives no guarantee that noise could change.
-    """
+    """Return ``config`` with the noise of ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
@@ -116,10 +112,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     """Return the noise settings by which the worst-off client spends ``privacy.epsilon``, if set, by the last round.
 
-    An undefended run stays undefended.
-
-    Raises:
-        UserError: the defense gives no guarantee that noise could change.
+    An undefended run stays so; ``UserError`` if the defense gives no guarantee that noise could change.
     """
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:

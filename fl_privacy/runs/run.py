@@ -25,7 +25,7 @@ from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import UNKNOWN, Privacy, calibrated, privacy_of
 from fl_privacy.runs.server_attack import expect_readable_sum, hand_over
 from fl_privacy.runs.setup import Setup, build_setup
-from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, who_draws
+from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, describe_threats, who_draws
 from fl_privacy.runs.weights import MODEL, write_weights
 from fl_privacy.types import Observation
 
@@ -47,11 +47,7 @@ class Reader(Protocol):
 def run_experiment(
     config: RunSettings, backend: Backend, monitor: Monitor, *, clients: Whereabouts = SIMULATED_CLIENTS
 ) -> Path:
-    """Run ``config`` unless it has finished before; return its folder.
-
-    Raises:
-        UserError: a setting is wrong, parts do not fit, or all clients of a round failed.
-    """
+    """Run ``config`` unless it has finished; ``UserError`` if parts do not fit, or all clients of a round failed."""
     if config.captured is not None:
         raise UserError(
             f"captured is expected with `fl-privacy attack`, but got {config.captured!r} with run, which captures its"
@@ -66,21 +62,13 @@ def run_experiment(
         f" {'client' if config.federation.clients == 1 else 'clients'}"
     )
     setup, attack = build_setup(config), attack_of_run(config)
-    expect_readable_sum(
-        setup.server_attack,
-        config.choices["server"],
-        uploads=config.intercept.uploads,
-        shares=config.federation.plan.get("shares"),
-    )
-    if (examples := images_of(setup.dataset.train)) is None:
-        prior = []
-    else:
+    expect_readable_sum(setup.server_attack, config)
+    examples, prior = images_of(setup.dataset.train), list[str]()
+    if examples is not None:
         prior = describe_image_prior(attack, examples.input_shape, None if clients.own_data else examples.images)
     run_baseline(config, backend, monitor)
-    with place.open() as folder:
-        if folder.finished:
-            monitor.say("Another process has just finished it.")
-        else:
+    with place.recording(monitor) as folder:
+        if not folder.finished:
             delta, accountant = config.privacy.delta, config.privacy.accountant
             privacy = UNKNOWN if clients.own_data else privacy_of(setup, delta=delta, accountant=accountant)
             saves = bool(config.intercept.save)
@@ -94,7 +82,6 @@ def run_experiment(
             finally:
                 waiting.clear()
             folder.finish(undefended_accuracy=_undefended_accuracy(place) if config.compares else None)
-        place.write_page()
     return place.path
 
 
@@ -102,28 +89,16 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
     """Train ``config`` undefended if its accuracy is needed and no such run exists."""
     if config.compares and _undefended_accuracy(Destination("run", config)) is None:
         monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
-        run_experiment(_baseline_config(config), backend, monitor)
-
-
-def _baseline_config(config: RunSettings) -> RunSettings:
-    none = compose_run(["defense=none", "attack=none", "inference=none"])
-    changes = {
-        "defense": none.defense,
-        "attack": none.attack,
-        "inference": none.inference,
-        "choices.defense": "none",
-        "choices.attack": "none",
-        "choices.inference": "none",
-        "intercept.save": False,
-        "overwrite": False,
-        "name": "baseline",
-    }
-    return config.changed(changes)
+        none = compose_run(["defense=none", "attack=none", "inference=none"])
+        changes: dict[str, object] = {"intercept.save": False, "overwrite": False, "name": "baseline"}
+        for group in ("defense", "attack", "inference"):
+            changes |= {group: getattr(none, group), f"choices.{group}": "none"}
+        run_experiment(config.changed(changes), backend, monitor)
 
 
 def _undefended_accuracy(place: Destination) -> float | None:
     baseline = find_baseline(place.path.parent, place.identified)
-    return baseline.accuracy if baseline else None
+    return baseline[1] if baseline else None
 
 
 def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: Whereabouts) -> None:
@@ -131,7 +106,7 @@ def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
     folder.write_environment(seed=config.seed)
-    folder.write_threat_model([*setup.threat_model(), *start, *prior, who_draws(clients), privacy.statement])
+    folder.write_threat_model([*describe_threats(setup), *start, *prior, who_draws(clients), privacy.statement])
     folder.write_defense(setup.defense.parts)
     folder.add_privacy(
         delta=config.privacy.delta,

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.checks import fits
 from fl_privacy.defenses import Defense, dp_noise, dp_sgd, local_dp
-from fl_privacy.defenses.privacy import guarantee
+from fl_privacy.defenses.privacy import Guarantee, guarantee
 from fl_privacy.dp_check import Claim, Facts, recompute
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import Unit
@@ -28,59 +27,37 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that the run in ``path`` states, and test its defense.
-
-    Raises:
-        UserError: ``path`` is no run's folder, or its settings are not the defense's.
-    """
+    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if settings are not its own."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))
     settings = config.get("defense")
     if name not in DEFENSES or not isinstance(settings, Mapping):
         missing = run.summary.privacy and run.summary.privacy.missing
-        why = (
-            f"The run promises nothing: {missing}."
-            if missing
-            else f"{name or 'The run'} adds no noise that an accountant counts."
-        )
+        silent = f"{name or 'The run'} adds no noise that an accountant counts."
+        why = f"The run promises nothing: {missing}." if missing else silent
         return [ClaimVerdict(subject=name or run.name, claim=None, notes=(why,))]
     try:
         defense = DEFENSES[name](**{key: value for key, value in settings.items() if key != "_target_"})
     except TypeError as error:
         raise UserError(f"{path} is expected to have settings of {name}, but has others ({error}).") from error
     rounds = max(1, len(run.of_kind("round")))
-    claim = _claim_of(run, asked, rounds)
-    facts, notes = _facts(run, defense, config, asked)
-    whole = ClaimVerdict(
-        subject=f"this run, by its {run.summary.privacy.accountant.upper()} accountant"
-        if run.summary.privacy
-        else name,
-        claim=claim,
-        recomputed=recompute(facts, delta=claim.delta if claim else asked.delta),
-        notes=notes,
-    )
-    epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
-    delta = claim.delta if claim else asked.delta
-    drawn = on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))
-    return [whole, *drawn]
-
-
-def _claim_of(run: Run, asked: DpCheckRequest, rounds: int) -> Claim | None:
-    spent = run.summary.privacy
+    spent, claim = run.summary.privacy, None
     if asked.epsilon is not None:
-        return Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
-    if spent is None or spent.epsilon is None:
-        return None
-    unit: Unit = "example" if spent.unit == "example" else "client"
-    return Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
+        claim = Claim(epsilon=asked.epsilon, delta=asked.delta, rounds=asked.rounds)
+    elif spent is not None and spent.epsilon is not None:
+        unit: Unit = "example" if spent.unit == "example" else "client"
+        claim = Claim(epsilon=spent.epsilon, delta=spent.delta, unit=unit, rounds=rounds, by="this run")
+    facts, notes = _facts(run, defense, rounds, asked)
+    delta = claim.delta if claim else asked.delta
+    subject = f"this run, by its {spent.accountant.upper()} accountant" if spent else name
+    whole = ClaimVerdict(subject=subject, claim=claim, recomputed=recompute(facts, delta=delta), notes=notes)
+    epsilon = claim.epsilon if claim is not None and name != "dp_sgd" else None
+    return [whole, *on_defense(defense, replace(asked, epsilon=epsilon, delta=delta, rounds=rounds))]
 
 
-def _facts(
-    run: Run, defense: Defense, config: Mapping[str, Any], asked: DpCheckRequest
-) -> tuple[Facts, tuple[str, ...]]:
-    rounds = max(1, len(run.of_kind("round")))
-    raw = (config.get("federation") or {}).get("plan") or {}
+def _facts(run: Run, defense: Defense, rounds: int, asked: DpCheckRequest) -> tuple[Facts, tuple[str, ...]]:
+    raw = (run.identity.config.get("federation") or {}).get("plan") or {}
     plan = {key: value for key, value in raw.items() if key in ("batch_size", "epochs", "steps")}
     if run.partition is None or not fits(plan, Mapping[str, int | None]):
         missing = "how many examples clients hold, and how many steps a round has"
@@ -92,7 +69,13 @@ def _facts(
     size = min(local.batch_size or smallest, smallest)
     steps = number_of_steps(smallest, local)
     found = guarantee(defense, sample_rate=size / smallest, delta=asked.delta, steps_per_round=steps)
-    facts = Facts(
+    replaced = "A step's batch has a fixed size, so that an example counts as replaced by an empty one."
+    return facts_of(found, rounds), (replaced,) if found.unit == "example" else ()
+
+
+def facts_of(found: Guarantee, rounds: int) -> Facts:
+    """Return the facts behind a guarantee, over ``rounds`` rounds."""
+    return Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
         sample_rate=found.sample_rate,
         sampling="shuffle" if found.sample_rate < 1 else "none",
@@ -100,7 +83,3 @@ def _facts(
         rounds=rounds,
         missing=(found.missing,) if found.missing else (),
     )
-    notes: tuple[str, ...] = ()
-    if found.unit == "example":
-        notes = ("A step's batch has a fixed size, so that an example counts as replaced by an empty one.",)
-    return facts, notes

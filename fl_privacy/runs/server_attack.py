@@ -14,12 +14,12 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
+from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import instantiate
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 PUBLIC_IMAGES = 2000
 """Public images that a server holds as its prior, from the split that is not attacked."""
-
 
 EVERYBODY = -1
 """Client id if all are sent the same model."""
@@ -34,14 +34,7 @@ def expect_named(section: Mapping[str, Any], group: str) -> None:
 def build_server_attack(
     section: Mapping[str, Any], public: LabelledExamples | None = None, attacked: LabelledExamples | None = None
 ) -> ServerAttack | None:
-    """Build the attack of a malicious server; ``None`` for an honest one.
-
-    Args:
-        attacked: clients' images, some of which it holds if its queries need them.
-
-    Raises:
-        UserError: a setting is wrong.
-    """
+    """Build a malicious server's attack, if any, with public and, if it needs them, ``attacked`` images."""
     if "_target_" not in section:
         expect_named(section, "server")
         return None
@@ -61,21 +54,17 @@ def build_server_attack(
     return made.informed(held)
 
 
-def expect_readable_sum(attack: ServerAttack | None, server: str, *, uploads: str, shares: str | None) -> None:
-    """Raise ``UserError`` if ``attack`` needs the mean of training updates that the settings do not give it.
-
-    Args:
-        uploads: value of ``intercept.uploads``.
-        shares: value of ``federation.plan.shares``.
-    """
+def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
+    """Raise ``UserError`` if ``attack`` needs the mean of training updates that ``config`` does not give it."""
     if attack is None or not attack.reads_sum:
         return
+    server, uploads = config.choices["server"], config.intercept.uploads
     if uploads != "update":
         raise UserError(
             f"server={server} attacks the mean of the training updates, but intercept.uploads="
             f"{uploads}; set intercept.uploads=update."
         )
-    if shares == "weights":
+    if config.federation.plan.get("shares") == "weights":
         raise UserError(
             f"server={server} attacks a mean of gradients or changes, but clients share their weights;"
             " set federation.plan.shares=delta."
@@ -118,8 +107,7 @@ def hand_over(
             share = mean.num_examples / numbers[client]
             left = {n: t - sum(idle[k][n] for k in idle if k != client) for n, t in mean.tensors.items()}
             own = {name: share * t if t.is_floating_point() else t for name, t in left.items()}
-            rounding = share * mean.rounding
-            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=rounding)
+            upload = replace(mean, tensors=own, num_examples=numbers[client], rounding=share * mean.rounding)
             observation = interceptor.observe(VictimId(round, client), sent=crafted[client][1], upload=upload)
             of_means.extend([observation] if observation else [])
 
@@ -166,6 +154,5 @@ class ServerReading:
             else:
                 left[place] = result
         if left:
-            further = self.attack(list(left.values()), seed=seed, progress=progress)
-            found |= dict(zip(left, further, strict=True))
+            found |= dict(zip(left, self.attack(list(left.values()), seed=seed, progress=progress), strict=True))
         return [found[place] for place in range(len(observations))]

@@ -1,7 +1,9 @@
 """Build all parts of a run, an attack or a measurement."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.malicious import ServerAttack
-from fl_privacy.attacks.malicious.imprint_block import BLOCK
+from fl_privacy.attacks.malicious.from_layer import BLOCK
 from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, mixing
@@ -31,20 +33,18 @@ from fl_privacy.runs.build import (
     agreed_network,
     audit_of,
     build_dataset,
-    build_defense,
     build_guard,
     build_metrics,
     build_plan,
     data_and_clients,
-    prepare_defense,
+    prepared_client,
 )
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, fresh_states, sees_other_images
+from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, sees_other_images
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
-from fl_privacy.runs.threat_model import describe_threats
 from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
 from fl_privacy.types.schema import schema_of
@@ -72,7 +72,7 @@ class Setup:
     server: Server
     audit: Audit
     unattacked: LabelledExamples
-    states: ClientStates = field(default_factory=fresh_states)
+    states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
     masking: SummedProbes | None = None
 
@@ -85,31 +85,27 @@ class Setup:
         return resolve_device(self.config.device)
 
     @property
-    def _first(self) -> Client:
+    def first(self) -> Client:
         return next(iter(self.clients.values()))
 
     @property
     def defense(self) -> Defense:
-        return self._first.defense
+        return self.first.defense
 
     @property
     def plan(self) -> LocalPlan:
-        return self._first.plan
-
-    @property
-    def _input_shape(self) -> tuple[int, ...]:
-        return self._first.examples.input_shape
+        return self.first.plan
 
     @property
     def transforms(self) -> bool:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
-        examples = self._first.examples
+        examples = self.first.examples
         return Interceptor(
             model=self.model,
             plan=self.plan,
-            input_shape=self._input_shape,
+            input_shape=examples.input_shape,
             num_classes=examples.num_classes,
             side_information=side_information_of(
                 self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
@@ -121,25 +117,20 @@ class Setup:
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
-            client, state = self.clients[probe.client], self.states[probe.client]
-
-            def ask(
-                values: ModelState, client: Client = client, state: ClientState = state, number: int = probe.number
-            ) -> Upload:
-                if self.masking is not None:
-                    return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
-                return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
-
-            given = (
-                self.server_attack.question(self.model, sent, probe.client, ask)
-                if self.server_attack
-                else (sent, ask(sent))
-            )
+            ask = partial(self._ask, probe, round)
+            crafts = self.server_attack
+            given = crafts.question(self.model, sent, probe.client, ask) if crafts else (sent, ask(sent))
             observation = interceptor.observe(
                 probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__
             )
             found += [observation] if observation else []
         return found
+
+    def _ask(self, probe: Probe, round: int, values: ModelState) -> Upload:
+        client, state, number = self.clients[probe.client], self.states[probe.client], probe.number
+        if self.masking is not None:
+            return self.masking.mean_of_clients(client, state, values, round=round, probe=number)
+        return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
 
     def ground_truth(self) -> GroundTruth:
         return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
@@ -180,10 +171,7 @@ class Setup:
             vocabulary=self._vocabulary,
             schema=schema_of(self.model),
             others=unattacked_others(
-                self.unattacked,
-                self.config.candidates,
-                seed=self.config.seed,
-                name=self.dataset.name,
+                self.unattacked, self.config.candidates, seed=self.config.seed, name=self.dataset.name
             ),
             augments=self.transforms and not (self.defense.examples or self.defense.data),
         )
@@ -192,7 +180,7 @@ class Setup:
         truth, public = self.ground_truth(), self.config.threat_model.public_images
         # with an image prior, guesses need a control
         prior = self.dataset.train.modality.pixels and (
-            public != 0 or trained_on(attack, self._input_shape) is not None
+            public != 0 or trained_on(attack, self.first.examples.input_shape) is not None
         )
         return AttackStage(
             attack=ServerReading(server=self.server_attack, attack=attack) if self.server_attack else attack,
@@ -211,19 +199,8 @@ class Setup:
         texts = texts_of(self.dataset.train)
         return None if texts is None else texts.vocabulary
 
-    def threat_model(self) -> list[str]:
-        return describe_threats(
-            self.model,
-            self.plan,
-            self.audit,
-            self.defense,
-            self._assumed_knowledge(),
-            secure_aggregation=self.config.secure_aggregation["name"],
-            server=self.server_attack,
-            guarded="_target_" in self.config.guard,
-        )
-
-    def _assumed_knowledge(self) -> Knowledge:
+    def assumed_knowledge(self) -> Knowledge:
+        """Return the knowledge of the strongest attacker, with empty values."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None
@@ -262,31 +239,14 @@ def build_setup(config: RunSettings) -> Setup:
 
 
 def build_untrained(config: RunSettings) -> Setup:
-    """Build one client with a split of the data, perhaps a colluder, and no training.
-
-    Raises:
-        UserError: there are too few examples, or a setting is wrong.
-    """
-    dataset, defense = build_dataset(config.data), build_defense(config.defense)
-    plan = build_plan(config.federation.plan, config.model)
-    victims, batch_size = config.victims, config.batch_size
+    """Build a client with a split of the data, and perhaps a colluder; ``UserError`` if there are too few examples."""
+    dataset, victims, batch_size = build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
+    plan = build_plan(config.federation.plan, config.model)
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
-    prepare_defense(defense, dataset, model)
-    owner = Client(
-        id=VICTIM,
-        examples=attacked,
-        indices=torch.arange(len(attacked)),
-        model=model,
-        plan=plan,
-        defense=defense,
-        seed=config.seed,
-        device=resolve_device(config.device),
-        threads=config.client_threads,
-        guard=build_guard(config, dataset),
-    )
+    owner = replace(prepared_client(config, plan, dataset, model, attacked), guard=build_guard(config, dataset))
     if victims * batch_size > owner.number_of_examples:
         raise UserError(
             f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"

@@ -88,9 +88,7 @@ class StudyPlan(Generic[S]):
         """Return the result folders of each point; ``problems`` maps folder names of failed jobs to reasons."""
         return [
             StudyEntry(
-                family=planned.point.family,
-                strength=planned.point.strength,
-                overrides=planned.point.overrides,
+                **vars(planned.point),
                 own=planned.point.family in self.study.entry,
                 trainings={name: job.folder for name, job in planned.trainings.items()},
                 attacks={cell: job.folder for cell, job in planned.attacks.items()},
@@ -208,19 +206,16 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """Return the points of the user's defense ``entry``, and the SHA-256 of its code.
+    """Return the points of the user's defense ``entry``, and the SHA-256 of its code; ``UserError`` if there is none.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,
             ``package.module.function``, or the name of a plugin's option of ``defense=``.
         strengths: ``defense.KEY=VALUE``, of which one may list several values.
-
-    Raises:
-        UserError: there is no such defense.
     """
     if entry in options("defense"):
         content = options("defense")[entry].read_bytes()
-        return _points(entry, [f"defense={entry}", *strengths]), hashlib.sha256(content).hexdigest()
+        return list(grid_points(entry, [f"defense={entry}", *strengths])), hashlib.sha256(content).hexdigest()
     path, _, name = entry.partition(":")
     if path.endswith(".py"):
         module = _module_in(Path(path))
@@ -234,14 +229,8 @@ def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], s
         )
     function = _function_in(module, name)
     overrides = ["defense=custom", f"defense._target_={module.__name__}.{function}", *strengths]
-    file = module.__file__
-    return _points(function, overrides), hashlib.sha256(
-        Path(file).read_bytes() if file else module.__name__.encode()
-    ).hexdigest()
-
-
-def _points(family: str, overrides: Sequence[str]) -> list[GridPoint]:
-    return list(grid_points(family, overrides))
+    content = Path(module.__file__).read_bytes() if module.__file__ else module.__name__.encode()
+    return list(grid_points(function, overrides)), hashlib.sha256(content).hexdigest()
 
 
 def _module_in(path: Path) -> ModuleType:

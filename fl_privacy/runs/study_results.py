@@ -60,11 +60,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off's finished jobs.
-
-    Raises:
-        UserError: the undefended training and a defense have not finished.
-    """
+    """Build the table of a trade-off's finished jobs; ``UserError`` unless one and the undefended one finished."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

@@ -10,12 +10,12 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.adaptive import uncountered
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
-from fl_privacy.defenses import Defense
 from fl_privacy.effects import Description, Mixed, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit
 from fl_privacy.models import TextModel, has_batch_norm
-from fl_privacy.types import Knowledge, LocalPlan
+from fl_privacy.runs.setup import Setup
+from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 _SHARED = {
@@ -33,12 +33,10 @@ _SECURE = {
     " the secret key: one of them that colludes with the server reveals every update.",
 }
 
-
 _GUARDED = (
     " They look at each model before they train on it and refuse what looks crafted (guard=on); a server that knows the"
     " guard can stay within it."
 )
-
 
 _SCHEMA = (
     "The attacker knows the table's schema, which all clients share: names, kinds and categories of the columns, mean,"
@@ -46,28 +44,14 @@ _SCHEMA = (
 )
 
 
-def describe_threats(
-    model: nn.Module,
-    plan: LocalPlan,
-    audit: Audit,
-    defense: Defense,
-    knowledge: Knowledge,
-    *,
-    secure_aggregation: str,
-    server: ServerAttack | None,
-    guarded: bool = False,
-) -> list[str]:
-    """Describe attackers, observations, knowledge and defense.
-
-    Args:
-        knowledge: knowledge of the strongest attacker.
-        secure_aggregation: method that hides updates from the server, or ``none``.
-        guarded: ``True`` if clients refuse models that look crafted.
-    """
-    parts = [(part.name, ", ".join(f"{key}={value}" for key, value in part.settings.items())) for part in defense.parts]
+def describe_threats(setup: Setup) -> list[str]:
+    """Describe attackers, observations, knowledge of the strongest attacker, and defense."""
+    model, plan, audit, server = setup.model, setup.plan, setup.audit, setup.server_attack
+    knowledge, secure_aggregation = setup.assumed_knowledge(), setup.config.secure_aggregation["name"]
+    parts = [(part.name, ", ".join(f"{k}={v}" for k, v in part.settings.items())) for part in setup.defense.parts]
     named = " and ".join(f"{name} ({settings})" if settings else name for name, settings in parts)
     defended = f"Clients defend themselves with {named}." if parts else "Clients do not defend themselves."
-    defended += _GUARDED * guarded
+    defended += _GUARDED * ("_target_" in setup.config.guard)
     if secure_aggregation != "none":
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
         return [*_server(server), _SECURE[secure_aggregation], *known, defended]
@@ -201,14 +185,11 @@ MOST_SEEN = 10.0
 def describe_image_prior(
     attack: ReconstructionAttack | None, image: Sequence[int], victims: Tensor | None
 ) -> list[str]:
-    """Describe the generator of ``attack``, if any.
+    """Describe the generator of ``attack``, if any; ``UserError`` if it makes other images, or was trained on these.
 
     Args:
         image: (C, H, W).
         victims: (N, C, H, W) images that victims are drawn from, uint8 or in [0, 1]; ``None`` if not known.
-
-    Raises:
-        UserError: there is no generator of such images, or it was trained on these.
     """
     known = None if attack is None else trained_on(attack, image)
     if known is None:

@@ -1,9 +1,9 @@
 """Save and load a model's values."""
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -11,8 +11,7 @@ from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.files import write_whole
-from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.runs.build import build_defense, build_network, build_plan, prepare_defense
+from fl_privacy.runs.build import build_network, build_plan, prepared_client
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.types import ModelState
@@ -28,14 +27,10 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load parameters and buffers with the names and shapes of ``like`` from a safetensors file.
+    """Load values with the names and shapes of ``like`` from a file or run; ``UserError`` if they do not fit.
 
     Args:
-        path: file, or folder of a run.
         fresh: module that keeps the values of ``like`` if the file has none.
-
-    Raises:
-        UserError: there is no such file, or it does not fit the model.
     """
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
@@ -66,12 +61,9 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build client ``client`` of ``config`` on the images in ``folder``, cached in this process only.
+    """Build client ``client`` on the images in ``folder``, cached; ``UserError`` if a setting that nodes share is open.
 
     Without a test split, every fifth image is used for testing only.
-
-    Raises:
-        UserError: the configuration lacks a setting that all nodes' images must share.
     """
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
@@ -82,17 +74,7 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
         )
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
-    defense, model = build_defense(config.defense), build_network(config.model, dataset, seed=config.seed)
-    prepare_defense(defense, dataset, model)
-    return Client(
-        id=client,
-        examples=dataset.train,
-        indices=torch.arange(len(dataset.train)),
-        model=model,
-        plan=build_plan(config.federation.plan, config.model),
-        defense=defense,
-        seed=config.seed,
-        device=resolve_device(config.device),
-        threads=config.client_threads,
-        test=dataset.test,
-    )
+    plan = build_plan(config.federation.plan, config.model)
+    model = build_network(config.model, dataset, seed=config.seed)
+    own = prepared_client(config, plan, dataset, model)
+    return replace(own, id=client, test=dataset.test)

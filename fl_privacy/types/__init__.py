@@ -14,9 +14,7 @@ if TYPE_CHECKING:
         Tensors as Tensors,
         Upload as Upload,
     )
-    from fl_privacy.types.plan import (
-        LocalPlan as LocalPlan,
-    )
+    from fl_privacy.types.plan import LocalPlan as LocalPlan
     from fl_privacy.types.victim_ids import Certainty as Certainty, VictimId as VictimId
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -23,11 +23,7 @@ LARGEST = 64
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """First image of a reconstruction at one moment.
-
-    Attributes:
-        image: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide.
-    """
+    """First image of a reconstruction at one moment: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide."""
 
     at: int
     image: Tensor
@@ -35,11 +31,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TextFrame:
-    """First text of a reconstruction at one moment.
-
-    Attributes:
-        tokens: (L,) on the CPU, padded with -1.
-    """
+    """First text of a reconstruction at one moment: (L,) tokens on the CPU, padded with -1."""
 
     at: int
     tokens: Tensor

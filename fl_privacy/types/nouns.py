@@ -16,7 +16,7 @@ from fl_privacy.types.film import Snapshot
 from fl_privacy.types.modality import IMAGES, Modality
 from fl_privacy.types.plan import LocalPlan
 from fl_privacy.types.schema import Schema, with_schema
-from fl_privacy.types.user_gradients import Weights, as_tensor, expect_range, read_gradients, read_update
+from fl_privacy.types.user_gradients import UserUpload, Weights, as_tensor, expect_range, read_gradients, read_update
 from fl_privacy.types.victim_ids import Certainty, VictimId
 
 _SHAPES = "give input_shape=tuple(images.shape[1:]), or the number of columns of a row"
@@ -138,30 +138,23 @@ class Knowledge:
     bounds: Mapping[str, tuple[Tensor, Tensor]] | None = None
 
     def describe(self, modality: Modality = IMAGES) -> list[str]:
-        lines = []
-        if self.labels is not None:
-            lines.append("The attacker is given the true labels.")
-        if self.lengths is not None:
-            lines.append("The attacker is given the number of tokens of each text.")
-        if self.public_images is not None:
-            kind = f"{len(self.public_images)} public {modality.one}s"
-            lines.append(f"The attacker holds {kind} of the same domain, none attacked.")
-        if self.previous is not None:
-            lines.append("The attacker starts from its own guess at the same examples in the round it attacked before.")
-        if self.colluder is not None:
-            lines.append(
-                f"Client {self.colluder} colludes: its private layers stand in for those of the victims; it is not"
-                " attacked itself."
-            )
-        elif self.private is not None:
-            lines.append("For private layers, which it does not see, the attacker takes values of its own draw.")
-        if self.features is not None:
-            where = (self.features_at or "the first public layer") + " after local training" * (self.front is not None)
-            lines.append(f"The attacker sees what enters {where} of a victim's model.")
-        if self.defense is not None:
-            lines.append(f"The attacker knows the defense and its settings ({settings_in_words(self.defense)}).")
-        if self.same_data is not None:
-            lines.append("The attacker knows which updates of different rounds come from the same examples.")
+        entrance = (self.features_at or "the first public layer") + " after local training" * (self.front is not None)
+        images, guess = self.public_images, self.previous
+        number = 0 if images is None else len(images)
+        alone = self.private is not None and self.colluder is None
+        sentences = {
+            "The attacker is given the true labels.": self.labels,
+            "The attacker is given the number of tokens of each text.": self.lengths,
+            f"The attacker holds {number} public {modality.one}s of the same domain, none attacked.": images,
+            "The attacker starts from its own guess at the same examples in the round it attacked before.": guess,
+            f"Client {self.colluder} colludes: its private layers stand in for those of the victims; it is not attacked"
+            " itself.": self.colluder,
+            "For private layers, which it does not see, the attacker takes values of its own draw.": alone or None,
+            f"The attacker sees what enters {entrance} of a victim's model.": self.features,
+            f"The attacker knows the defense and its settings ({settings_in_words(self.defense or ())}).": self.defense,
+            "The attacker knows which updates of different rounds come from the same examples.": self.same_data,
+        }
+        lines = [sentence for sentence, known in sentences.items() if known is not None]
         return lines or ["The attacker knows nothing beyond the protocol."]
 
 
@@ -229,21 +222,11 @@ class Observation:
             UserError: gradients, images or the loss do not fit the model, or the batch size can't be inferred.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
-        read = read_gradients(model, gradients, input_shape=shape, batch_size=batch_size, loss=loss)
         mode: Literal["train", "eval"] = "train" if model.training else "eval"
         of_norms = mode if batch_norm is None else batch_norm
-        return cls(
-            id=VictimId(0, 0, number),
-            model=read.model if schema is None else with_schema(read.model, schema),
-            sent=ModelState(read.parameters, read.buffers),
-            upload=Upload(tensors=read.gradients, num_examples=read.batch_size),
-            plan=LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode),
-            input_shape=shape,
-            num_classes=read.num_classes,
-            loss=read.loss,
-            input_range=expect_range(input_range),
-            notes=read.notes,
-        )
+        plan = LocalPlan(shares="gradient", batch_norm=of_norms, probe_batch_norm=of_norms, mode=mode)
+        read = read_gradients(model, gradients, plan, shape=shape, batch_size=batch_size, loss=loss)
+        return cls._of_user(read, shape, input_range, schema, number)
 
     @classmethod
     @expects_its_arguments(
@@ -278,31 +261,35 @@ class Observation:
             UserError: weights do not fit the model, are the same before and after, or a number is invalid.
         """
         shape = checks.shape("input_shape", input_shape, example=_SHAPES)
-        read = read_update(before, after, plan, model=model, input_shape=shape, num_examples=num_examples, loss=loss)
+        read = read_update(before, after, plan, model=model, shape=shape, num_examples=num_examples, loss=loss)
+        return cls._of_user(read, shape, input_range, schema, number)
+
+    @classmethod
+    def _of_user(
+        cls,
+        read: UserUpload,
+        shape: tuple[int, ...],
+        input_range: tuple[float, float],
+        schema: Schema | None,
+        number: int,
+    ) -> "Observation":
         return cls(
             id=VictimId(0, 0, number),
             model=read.model if schema is None else with_schema(read.model, schema),
             sent=ModelState(read.parameters, read.buffers),
-            upload=Upload(tensors=read.weights, buffers=read.statistics, num_examples=num_examples),
+            upload=Upload(tensors=read.tensors, buffers=read.statistics, num_examples=read.num_examples),
             plan=read.plan,
             input_shape=shape,
             num_classes=read.num_classes,
             loss=read.loss,
             input_range=expect_range(input_range),
+            notes=read.notes,
         )
 
     def to(self, device: torch.device | str) -> "Observation":
-        known: dict[str, Any] = {
-            f.name: value.to(device)
-            for f in fields(Knowledge)
-            if isinstance(value := getattr(self.knowledge, f.name), Tensor | ModelState)
-        }
-        return replace(
-            self,
-            sent=self.sent.to(device),
-            upload=self.upload.to(device),
-            knowledge=replace(self.knowledge, **known),
-        )
+        known = {each.name: getattr(self.knowledge, each.name) for each in fields(Knowledge)}
+        moved = {name: value.to(device) for name, value in known.items() if isinstance(value, Tensor | ModelState)}
+        return replace(self, sent=self.sent.to(device), upload=self.upload.to(device)).told(**moved)
 
     @property
     def precision(self) -> torch.dtype:

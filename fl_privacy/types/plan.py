@@ -110,11 +110,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are frozen, or not among those trained.
-
-        Raises:
-            UserError: a pattern matches none, or nothing is left to train.
-        """
+        """Return the ``names`` that are not trained; ``UserError`` if a pattern matches none, or nothing is trained."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)
@@ -148,12 +144,7 @@ def _in_round(plan: LocalPlan, round: int, probe: bool) -> LocalPlan:
 
 @dataclass(frozen=True)
 class Normalization:
-    """``(x - mean) / std`` by channel, like ``torchvision.transforms.Normalize``.
-
-    Attributes:
-        mean: value of each channel, or one for all, for images in [0, 1].
-        std: value of each channel, or one for all, above 0.
-    """
+    """``(x - mean) / std`` by channel, or by one value for all, of images in [0, 1]; ``std`` is above 0."""
 
     mean: Sequence[float]
     std: Sequence[float]

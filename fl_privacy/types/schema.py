@@ -80,12 +80,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Schema:
-    """Columns of a table, public in a federation, so that all clients encode rows equally.
+    """Columns of a table without the target, public in a federation, so that all clients encode rows equally.
 
     A row is C cells (numbers, or indices of categories), or F encoded values.
-
-    Attributes:
-        columns: C columns, without the target.
     """
 
     columns: tuple[Column, ...]
@@ -129,16 +126,13 @@ class Schema:
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
         """Return the indices (G, L) of each column's categories, padded by its first, and their mask."""
-        picked = [
-            (start, len(c.categories)) for start, c in zip(self.starts, self.columns, strict=True) if c.categories
-        ]
+        pairs = zip(self.starts, self.columns, strict=True)
+        picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
         places = [[start + k if k < size else start for k in range(longest)] for start, size in picked]
         there = [[k < size for k in range(longest)] for _, size in picked]
-        return (
-            torch.tensor(places, dtype=torch.long).reshape(-1, longest),
-            torch.tensor(there, dtype=torch.bool).reshape(-1, longest),
-        )
+        indices, mask = torch.tensor(places, dtype=torch.long), torch.tensor(there, dtype=torch.bool)
+        return indices.reshape(-1, longest), mask.reshape(-1, longest)
 
     @cached_property
     def shift(self) -> Tensor:
@@ -153,9 +147,7 @@ class Schema:
     @cached_property
     def bounds(self) -> Tensor:
         """Return least and largest encoded values, (2, N), of the N numbers."""
-        own = [column for column in self.columns if column.is_number]
-        limits = torch.tensor([[c.low for c in own], [c.high for c in own]]).reshape(2, -1)
-        return (limits - self.shift[self.number_values]) / self.scale[self.number_values]
+        return (torch.stack(self._limits).float() - self.shift[self.number_values]) / self.scale[self.number_values]
 
     @cached_property
     def tolerances(self) -> Tensor:
@@ -176,12 +168,8 @@ class Schema:
     def encode(self, cells: Tensor) -> Tensor:
         """Encode cells (..., C) to values (..., F) float32."""
         cells = torch.as_tensor(cells, dtype=torch.float64)
-        parts = [
-            cells[..., number : number + 1]
-            if column.is_number
-            else (cells[..., number : number + 1] == torch.arange(len(column.categories))).double()
-            for number, column in enumerate(self.columns)
-        ]
+        pairs = zip(self.columns, cells.unsqueeze(-1).unbind(-2), strict=True)
+        parts = [own if c.is_number else (own == torch.arange(len(c.categories))).double() for c, own in pairs]
         return ((torch.cat(parts, -1) - self.shift.double()) / self.scale.double()).float()
 
     def raw(self, inputs: Tensor) -> Tensor:
@@ -265,16 +253,9 @@ def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
 def number_column(name: str, values: Tensor) -> Column:
     """Describe the unscaled numbers (N,) of a column, with their own tolerance."""
     std = float(values.std()) or 1.0
-    whole = bool((values == values.round()).all())
-    return Column(
-        name=name,
-        shift=(0.0,),
-        scale=(1.0,),
-        low=float(values.min()),
-        high=float(values.max()),
-        std=std,
-        decimals=0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std)))),
-    )
+    whole, low, high = bool((values == values.round()).all()), float(values.min()), float(values.max())
+    decimals = 0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std))))
+    return Column(name=name, shift=(0.0,), scale=(1.0,), low=low, high=high, std=std, decimals=decimals)
 
 
 M = TypeVar("M")

@@ -49,12 +49,14 @@ _SAME = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class SharedGradient:
-    """Shared gradient of one batch.
+class UserUpload:
+    """What a user states of one upload, under the model's own names.
 
     Attributes:
-        parameters, buffers: copies of the user's values.
-        batch_size: B.
+        parameters, buffers: copies of the values sent, by name.
+        tensors: gradients, or parameters after the local training.
+        statistics: uploaded buffers.
+        num_examples: number of examples of the gradient or the training.
         num_classes: K, the number of outputs.
         notes: sentences on an inferred batch size above 1, or one that the rank contradicts.
     """
@@ -62,8 +64,10 @@ class SharedGradient:
     model: nn.Module
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    gradients: dict[str, Tensor]
-    batch_size: int
+    tensors: dict[str, Tensor]
+    statistics: dict[str, Tensor]
+    num_examples: int
+    plan: LocalPlan
     num_classes: int
     loss: Loss | None
     notes: tuple[str, ...] = ()
@@ -72,14 +76,14 @@ class SharedGradient:
 def read_gradients(
     model: nn.Module,
     gradients: Mapping[str, Tensor] | Sequence[Tensor],
+    plan: LocalPlan,
     *,
-    input_shape: Sequence[int],
+    shape: tuple[int, ...],
     batch_size: int | None,
     loss: LossLike | None,
-) -> SharedGradient:
+) -> UserUpload:
     """Infer the origin of ``gradients``; see :meth:`fl_privacy.types.Observation.of_gradients`."""
-    shape, named = tuple(input_shape), named_tensors(model, gradients)
-    plain = plain_model(model, shape)
+    named, plain = named_tensors(model, gradients), plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
     parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}
     buffers = {names[name]: b.detach().clone() for name, b in inner.named_buffers()}
@@ -104,15 +108,11 @@ def read_gradients(
         )
     assert found is not None
     known = None if loss is None else loss_of(loss, num_classes, next(plain.parameters()))
-    return SharedGradient(plain, parameters, buffers, named, found, num_classes, known, notes)
+    return UserUpload(plain, parameters, buffers, named, {}, found, plan, num_classes, known, notes)
 
 
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
-    """Return ``given`` as the least and the largest value of inputs.
-
-    Raises:
-        UserError: they are no two increasing numbers.
-    """
+    """Return the least and the largest value of inputs; ``UserError`` unless they are two increasing numbers."""
     try:
         low, high = (float(value) for value in given)
     except (TypeError, ValueError):
@@ -183,11 +183,6 @@ class _LinearCalls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def count_outputs(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> int:
-    """Return K, the number of outputs of ``model`` for images of ``shape``."""
-    return _watched(model, shape, parameters)[0]
-
-
 @without_checkpointing()
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return K, and the linear layers whose gradients distinguish examples: called once, on one vector per example.
@@ -256,11 +251,7 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples of a gradient.
-
-    Attributes:
-        vectors: linear layers that take one vector of each example.
-    """
+    """Evidence for the number of examples of a gradient; ``vectors``: linear layers with one vector of each example."""
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
@@ -350,35 +341,16 @@ Weights = nn.Module | Mapping[str, Any] | Sequence[Any]
 """Model, its ``state_dict()``, or the arrays of that in order, like Flower's ``get_parameters``."""
 
 
-@dataclass(frozen=True, eq=False)
-class SharedUpdate:
-    """Model sent to a client and the client's reply.
-
-    Attributes:
-        parameters, buffers: values that were sent, by name.
-        weights, statistics: parameters and uploaded buffers after the local training.
-    """
-
-    model: nn.Module
-    parameters: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    statistics: dict[str, Tensor]
-    plan: LocalPlan
-    num_classes: int
-    loss: Loss | None
-
-
 def read_update(
     before: Weights,
     after: Weights,
     plan: LocalPlan,
     *,
     model: nn.Module | None,
-    input_shape: Sequence[int],
+    shape: tuple[int, ...],
     num_examples: int,
     loss: LossLike | None,
-) -> SharedUpdate:
+) -> UserUpload:
     """Infer the origin of ``before`` and ``after``; see :meth:`fl_privacy.types.Observation.of_update`."""
     if model is None and not isinstance(before, nn.Module):
         raise UserError(
@@ -398,9 +370,7 @@ def read_update(
             f"num_examples is expected to be how many examples the client trained on, at least 1, but got"
             f" {num_examples!r}: an update of several steps does not show it; give num_examples=8."
         )
-    shape = tuple(input_shape)
-    plain = plain_model(used, shape)
-    inner = unwrapped(used)
+    plain, inner = plain_model(used, shape), unwrapped(used)
     sent, replied = _values("before", inner, before), _values("after", inner, after)
     own = set(plain_names(inner).values()) & {plain_names(inner).get(n, n) for n in first_names(inner)}
     (parameters, buffers), (weights, statistics) = (
@@ -416,9 +386,9 @@ def read_update(
             " own; keep copy.deepcopy(net.state_dict()) from before the training."
         )
     plan = replace(plan, shares="weights", buffers="shared" if statistics else "withheld")
-    outputs = count_outputs(plain, shape, parameters)
+    outputs, _ = _watched(plain, shape, parameters)
     known = None if loss is None else loss_of(loss, outputs, next(detached_copy(plain).parameters()))
-    return SharedUpdate(plain, parameters, buffers, weights, statistics, plan, outputs, known)
+    return UserUpload(plain, parameters, buffers, weights, statistics, num_examples, plan, outputs, known)
 
 
 def _values(what: str, inner: nn.Module, given: Weights) -> dict[str, Tensor]:

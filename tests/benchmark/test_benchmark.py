@@ -20,8 +20,7 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.measure import aggregate
 from fl_privacy.report.benchmark_page import SCHEMA
 from fl_privacy.runs.config.study import AttackCell
-from fl_privacy.runs.folder import Attacker, Leakage, is_finished
-from fl_privacy.runs.folder.leakage import LeakageResult
+from fl_privacy.runs.folder import Attacker, LeakageResult, is_finished
 from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Threat
 from fl_privacy.runs.study import Job
 from tests.benchmark.tracks import OWN, write_defense, write_track
@@ -243,7 +242,7 @@ def test_an_image_that_no_attack_read_makes_its_cell_unknown() -> None:
 
     def missing(*failures: int, threat: Threat = "honest") -> list[AttackCell]:
         readings = tuple(
-            LeakageResult(attacker=attacker, leakage=Leakage(metrics={"psnr": read}, images=3, failures=failed))
+            LeakageResult(attacker=attacker, metrics={"psnr": read}, images=3, failures=failed)
             for attacker, failed in zip(Attacker, failures, strict=False)
         )
         return StudyRow(entry=entry, trainings={}, undefended={}, readings={cell: readings}).missing(threat)

@@ -10,7 +10,7 @@ import yaml
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run, options, study
-from fl_privacy.runs.config.study import UNDEFENDED, load_track, track_names
+from fl_privacy.runs.config.study import UNDEFENDED, load_track, names_in
 from fl_privacy.runs.study import plan_study
 from tests.benchmark.tracks import TINY, write_track
 
@@ -23,7 +23,7 @@ def chosen(overrides: tuple[str, ...]) -> str:
     return str(compose_run(overrides).choices["defense"])
 
 
-@pytest.mark.parametrize("name", track_names())
+@pytest.mark.parametrize("name", names_in(TRACKS))
 def test_a_shipped_track_has_every_defense_or_says_why_not(name: str) -> None:
     track = load_track(name)
     used = {chosen(point.overrides) for point in {point.family: point for point in reversed(track.points)}.values()}
@@ -42,7 +42,7 @@ def test_a_new_defense_is_named_by_shipped_tracks_alone(tmp_path: Path, monkeypa
     assert "brand_new" not in load_track(write_track(tmp_path)).left_out
 
 
-@pytest.mark.parametrize("name", track_names())
+@pytest.mark.parametrize("name", names_in(TRACKS))
 def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
     track = load_track(name)
     assert {cell.state for cell in track.cells} == {"untrained", "early", "trained"}
@@ -56,7 +56,7 @@ def test_a_shipped_track_attacks_in_every_way(name: str) -> None:
         assert attacked.federation.plan["shares"] == ("delta" if "FedAvg" in cell.uploads else "gradient")
 
 
-@pytest.mark.parametrize("name", [name for name in track_names() if name != "smoke"])
+@pytest.mark.parametrize("name", [name for name in names_in(TRACKS) if name != "smoke"])
 def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
     track = load_track(name)
     of_refiner = [point for point in track.points if "defense=refiner" in point.overrides][:1]
@@ -66,7 +66,7 @@ def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
     assert set(map(str, planned.evaluators)) <= files, "Refiner looks with the networks that the track trains"
 
 
-@pytest.mark.parametrize("name", [name for name in track_names() if load_track(name).evaluators])
+@pytest.mark.parametrize("name", [name for name in names_in(TRACKS) if load_track(name).evaluators])
 def test_networks_that_a_defense_looks_with_have_not_seen_the_victims(name: str) -> None:
     track = load_track(name)
     for training, recipe in track.evaluators.items():

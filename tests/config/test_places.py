@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.errors import UserError
-from fl_privacy.runs.config.study import grid_names, load_grid
+from fl_privacy.runs.config.study import GRIDS, load_grid, names_in
 from fl_privacy.runs.config.untrusted import expect_below_here
 
 OUTSIDE = (
@@ -31,7 +31,7 @@ def test_places_below_and_other_values_are_taken() -> None:
 
 
 def test_a_grid_from_elsewhere_is_held_to_it_and_the_command_line_is_not(tmp_path: Path) -> None:
-    assert "tiny" in grid_names()
+    assert "tiny" in names_in(GRIDS)
     text = "settings: [out=/any]\ntrain: []\nattack: []\nattacks: {}\nweights: initial\ndefenses: {}\n"
     (tmp_path / "own.yaml").write_text(text)
     with pytest.raises(UserError, match="say it on the command line"):

@@ -1,6 +1,8 @@
 """Every setting is declared once, and what is derived from its role holds."""
 
+import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -10,7 +12,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.runs.config import CONFIG_DIR, Role, compose_file, compose_run
 from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups, is_within, keys_of
 from fl_privacy.runs.config.parse import put, select
-from fl_privacy.runs.config.table import with_table
 from fl_privacy.runs.folder.identity import LATER, attacked_hash, run_hash, training_hash
 
 DECLARED = [key for key, _ in declared_settings()]
@@ -93,6 +94,12 @@ def test_captured_updates_bring_what_decided_them() -> None:
     assert set(captured_groups()) <= set(taken)
 
 
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "docs"))
+    return importlib.import_module("settings_table")
+
+
 def test_settings_are_frozen_and_changed_by_dotted_keys() -> None:
     config = compose_run()
     changed = config.changed({"federation.rounds": 3, "defense": compose_run(["defense=pruning"]).defense})
@@ -104,14 +111,14 @@ def test_settings_are_frozen_and_changed_by_dotted_keys() -> None:
         config.changed({"federation.ruonds": 3})
 
 
-def test_the_table_of_settings_is_current() -> None:
+def test_the_table_of_settings_is_current(table: ModuleType) -> None:
     page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
-    assert with_table(page) == page, "run `make settings`"
+    assert table.with_table(page) == page, "run `make settings`"
 
 
-def test_a_page_without_marks_is_refused() -> None:
+def test_a_page_without_marks_is_refused(table: ModuleType) -> None:
     with pytest.raises(UserError, match="marks"):
-        with_table("# fl_privacy\n")
+        table.with_table("# fl_privacy\n")
 
 
 def test_other_files_of_settings_are_composed_too() -> None:

@@ -1,7 +1,8 @@
+import errno
+
 import pytest
 import torch
 from PIL import Image
-from safetensors import SafetensorError
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_privacy.errors import UserError
@@ -164,7 +165,7 @@ def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_pa
     find._small.cache_clear()
     if reason == "full disk":
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
-        monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.save_file", _no_space)
+        monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.write_private", _no_space)
     else:
         (tmp_path / "file").touch()
         monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path / "file"))
@@ -176,4 +177,4 @@ def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_pa
 
 
 def _no_space(*arguments, **settings):
-    raise SafetensorError("I/O error: No space left on device (os error 28)")
+    raise OSError(errno.ENOSPC, "No space left on device")

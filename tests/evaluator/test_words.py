@@ -7,8 +7,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.evaluator import EvaluatorPlan
-from fl_privacy.models.pretrained.evaluator_files import find_evaluator, save_evaluator
-from fl_privacy.models.pretrained.find_words import find_word_evaluator
+from fl_privacy.models.pretrained.evaluator_files import find_evaluator, find_word_evaluator, save_evaluator
 from fl_privacy.models.pretrained.word_evaluator import (
     WordBox,
     mix_with_random_words,
@@ -64,9 +63,11 @@ def test_what_is_behind_a_text_does_not_matter() -> None:
 
 def test_it_is_made_once_of_public_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FL_PRIVACY_CACHE", str(tmp_path))
-    monkeypatch.setattr("fl_privacy.models.pretrained.find_words.SMALL_OF_TEXTS", EvaluatorPlan(widths=(4,), epochs=1))
+    monkeypatch.setattr(
+        "fl_privacy.models.pretrained.evaluator_files.SMALL_OF_TEXTS", EvaluatorPlan(widths=(4,), epochs=1)
+    )
     first = find_word_evaluator(None, table(), public(20))
-    monkeypatch.setattr("fl_privacy.models.pretrained.find_words.train_word_evaluator", None)
+    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.train_word_evaluator", None)
     again = find_word_evaluator(None, table(), public(20))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
 

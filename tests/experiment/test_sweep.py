@@ -77,7 +77,7 @@ def test_what_has_finished_is_found_before_anything_is_built(
 
     for module in ("fl_privacy.runs.run", "fl_privacy.runs.attack"):
         monkeypatch.setattr(f"{module}.build_setup", refuse)
-    for name in ("build_dataset", "agreed_network", "build_defense", "prepare_defense", "Client"):
+    for name in ("build_dataset", "agreed_network", "prepared_client"):
         monkeypatch.setattr(f"fl_privacy.runs.setup.{name}", refuse)
     again = run(*settings, out=tmp_path)
     assert again.status == 0

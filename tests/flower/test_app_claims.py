@@ -109,7 +109,7 @@ def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_array
     (found,) = claims(write(folder, mods="LocalDpMod(1.0, 0.25, 1.0, 1e-5)"))
     assert found.status == Status.CONTRADICTED
     assert found.claim is not None and found.claim.epsilon == 1.0
-    assert any("sends train_loss: figures" in note and "does not cover" in note for note in found.notes)
+    assert any("send train_loss: figures" in note and "no noise covers" in note for note in found.notes)
 
 
 def test_of_a_claim_about_one_round_the_whole_training_is_said(folder: Path) -> None:

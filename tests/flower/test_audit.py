@@ -27,8 +27,8 @@ from fl_privacy.defenses import dp_noise, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid
 from fl_privacy.report.audit_file import read_captured, write_audit
-from fl_privacy.report.audit_page import AuditRecord, Captured
-from fl_privacy.runs.folder import Attacker, Run, read_run
+from fl_privacy.report.audit_page import AuditRecord, Captured, audit_of_run
+from fl_privacy.runs.folder import Attacker, Run, read_run, verdict_of
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net, pictures
 
@@ -62,9 +62,12 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_shows_what_single_images_give_away(probed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_in(probed)
 
-    assert run.finished and (run.path / "report.html").is_file()
+    page, record = (run.path / "report.html").read_text(), audit_of_run(run.name, verdict_of(run))
+    assert run.finished and "audit of a Flower app" in page and "1. Round 1" in page and "2. Round 2" in page
+    assert [step.counts for step in record.steps] == [one.counts for one in verdict_of(run).readings]
+    assert record.tone == verdict_of(run).tone and ("tag leak" in page) == (record.tone == "leak")
     assert [entry.round for entry in run.summary.attacked] == [1, 2]
-    assert run.summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].mean > 15
+    assert run.summary.attacked[0].metrics["psnr"].mean > 15
     assert run.summary.plain.images == 4 and run.summary.plain.failures == 0
     told = " ".join(run.threat_model)
     assert "normalized before the model: (x - 0.5) / 0.5" in told
@@ -81,7 +84,7 @@ def test_a_defense_shows_on_the_page(probed: Path, tmp_path: Path) -> None:
 
     assert run.summary.adaptive is not None
     assert run.defenses == ("dp_noise",) and "defended by dp_noise" in (run.path / "report.html").read_text()
-    assert mean_psnr(run) < run_in(probed).summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].mean - 5
+    assert mean_psnr(run) < run_in(probed).summary.attacked[0].metrics["psnr"].mean - 5
 
 
 def test_the_training_is_the_one_without_audit(tmp_path: Path) -> None:
@@ -119,6 +122,9 @@ def test_updates_of_many_steps_are_rehearsed(tmp_path: Path, monkeypatch: pytest
     told = " ".join(run.threat_model)
     assert "computed by the server itself" in told and "Clients took 3 local steps on 6 examples" in told
     assert run.summary.plain.images == 2 and mean_psnr(run) > 15
+    assert audit_of_run(run.name, verdict_of(run)).tone == "open"  # no client's upload leaks
+    page = (run.path / "report.html").read_text()
+    assert "uploads of one image each that the server computed itself" in page and "never leaves the client" in page
 
 
 def make_strategy(kind: type[Any]) -> Any:
@@ -214,13 +220,14 @@ def test_captures_are_attacked_later_without_and_with_truth(
     alone = read_run(Path(capsys.readouterr().out.split()[-1]))
     page = (alone.path / "report.html").read_text()
     assert "are these yours?" in page and "Is this one of yours?" in page and "Net of a Flower app" in page
+    assert "Not known" in page and "the originals of" in page
     assert not alone.summary.plain.metrics and alone.summary.plain.images > 0
 
     images = tmp_path / "truth"
     save_pictures(images)
     assert run_command_line(without_truth(folder, f"out={tmp_path}", f"truth={images}")) == 0
     judged = read_run(Path(capsys.readouterr().out.split()[-1]))
-    assert judged.summary.attacked[0].by[Attacker.PLAIN].metrics["psnr"].n == 4
+    assert judged.summary.attacked[0].metrics["psnr"].n == 4
     assert run_command_line(["report", str(judged.path)]) == 0
     assert run_command_line(["attack", f"captured={folder}", f"out={tmp_path}"]) == 2
     assert "model._target_=tests.flower.foreign_app.Net" in capsys.readouterr().err
@@ -377,7 +384,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
             {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
         )
         attacked = run_in(out).summary.attacked
-        read = {(e.round, a): leak.metrics["psnr"].mean for e in attacked for a, leak in e.by.items()}
+        read = {(leak.round, leak.attacker): leak.metrics["psnr"].mean for leak in attacked}
         assert f"; mean PSNR {max(read.values()):.1f} dB" in capsys.readouterr().out  # whoever read most
         found.append(read[attacked[0].round, Attacker.PLAIN])
     assert found[0] > found[1] + 3, found

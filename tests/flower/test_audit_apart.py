@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_privacy import audit, probe_mod
 from fl_privacy.flower import LocalGrid
 from fl_privacy.runs.build import attack_called
-from fl_privacy.runs.folder import Attacker, read_run
+from fl_privacy.runs.folder import read_run
 from fl_privacy.types import Observation, Reconstruction
 from tests.flower import liars
 from tests.flower.liars import Small, as_bytes, own_pictures, pictures, train
@@ -110,9 +110,8 @@ def test_images_that_a_transform_draws_at_random_are_found(stream: str, tmp_path
     strategy = audited(tmp_path, data=lambda client: Augmented(client, DRAWS[stream]))
     trained(strategy, augmented_app(DRAWS[stream]))
     (folder,) = tmp_path.glob("audit-*")
-    (round,) = read_run(folder).summary.attacked
-    assert round.by[Attacker.PLAIN].metrics["psnr"].n == 4
-    assert round.by[Attacker.PLAIN].metrics["psnr"].mean > 60
+    (found,) = read_run(folder).summary.attacked
+    assert found.metrics["psnr"].n == 4 and found.metrics["psnr"].mean > 60
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -201,7 +200,7 @@ def test_a_defense_that_one_of_three_tells_of_is_not_that_of_all(tmp_path: Path)
     assert rows == liars.audited({}, 3, tmp_path / "true")[2], "who knows of a defense attacks those that tell of it"
     (folder,) = tmp_path.glob("false/audit-*")
     run = read_run(folder)
-    assert run.summary.attacked[0].by[Attacker.ADAPTIVE].metrics["psnr"].n == 2
+    assert run.summary.adaptive.metrics["psnr"].n == 2
     assert strategy.failure is None and run.defenses == ()
     told = " ".join(run.threat_model)
     assert "1 of 3 clients state a defense: pruning.rate=0.9." in told

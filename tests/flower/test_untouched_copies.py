@@ -161,7 +161,7 @@ def test_settings_and_shares_that_a_column_has_as_well_are_no_figures() -> None:
 
 
 def test_what_is_many_times_in_one_reply_is_found_in_one_reply() -> None:
-    grid = TappedGrid([0], ClientApp(), {}, 1)
+    grid = TappedGrid([0], ClientApp(), {}, 1, tables={}, node_config={})
     sent = Sent(direction=UP, kind="train", round=1, node=0, values={("m", "who"): ["ann@c.org", "anna@c.org"]})
     grid.replies["train"] += 1
     grid._count("train", findings_of(sent, Loaded(), [], trained=True))
@@ -198,7 +198,7 @@ def test_a_comparison_in_pieces_finds_what_one_of_all_does(monkeypatch: pytest.M
         found.append([copies.copies_in(one, [table], unknown=True) for one in asked])
         found[-1].append(copies.figure_of_features(table.std(0), [table]))
     assert found[0] == found[1] == found[2]
-    assert [one.rows if isinstance(one, copies.Copies) else one for one in found[0]] == [1, 2, 2, "standard deviation"]
+    assert [str(one).partition(" of ")[0] for one in found[0]] == ["1", "2", "2", "standard deviation"]
 
 
 def _headed(array: np.ndarray, **header: object) -> bytes:

@@ -44,7 +44,7 @@ def test_nobody_else_watches_layers():
     """Hooks that change a model's inputs or outputs make another model of it, and live where models are made."""
     root = Path(fl_privacy.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if "register_forward" in path.read_text()}
-    makers = {"models/build.py", "attacks/malicious/imprint_block.py", "models/unwrap_model.py"}
+    makers = {"models/build.py", "attacks/malicious/imprint.py", "models/unwrap_model.py"}
     apps = {"flower/opacus_watch.py"}  # the batches of somebody else's model
     assert found - makers - apps == {"models/gradients/hooks.py"}
 

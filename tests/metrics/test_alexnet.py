@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fl_privacy.files.foreign import ArrayUnpickler
 from fl_privacy.measure import lpips as alexnet
-from fl_privacy.measure.lpips import LAYERS, convolutions
+from fl_privacy.measure.lpips import CONVOLUTIONS, convolutions
 
 TORCHVISIONS = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
 
@@ -30,7 +30,7 @@ def layers() -> dict[str, dict[str, np.ndarray]]:
     rng = np.random.default_rng(0)
     return {
         f"Conv_{n}": {"kernel": rng.random((3, 2, 4, 5), np.float32), "bias": rng.random(5, np.float32)}
-        for n in range(len(LAYERS))
+        for n in range(len(CONVOLUTIONS))
     }
 
 
@@ -47,7 +47,7 @@ def test_a_package_brings_them_without_being_imported(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(alexnet, "DIGEST", alexnet.hashlib.sha256(content).hexdigest())
     found = convolutions()
-    assert set(found) == {f"features.{layer}.{part}" for layer in LAYERS for part in ("weight", "bias")}
+    assert set(found) == {f"features.{layer}.{part}" for layer in CONVOLUTIONS for part in ("weight", "bias")}
     weight = found["features.3.weight"]
     assert weight.shape == (5, 4, 3, 2)
     assert weight[1, 2, 0, 1] == torch.tensor(made["Conv_1"]["kernel"][0, 1, 2, 1])

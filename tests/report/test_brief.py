@@ -75,7 +75,7 @@ def test_figures_are_of_the_round_and_of_the_image_that_leaked_most(tmp_path):
         for round, noises in ((1, [0.05] * 6), (6, [0.01, *[0.9] * 5]), (12, [0.9] * 6)):
             for victim, noise in enumerate(noises):
                 folder.add_victim(score(round, victim, noise=noise))
-        best = folder.finish().attacked[1].by["plain"].metrics["psnr"].max
+        best = folder.finish().attacked[1].metrics["psnr"].max
     words = words_of(write_brief(folder.path))
     assert "Reconstructed 6 of 6 0 exactly, 6 identified, 0 recognizable; round 1" in words
     assert f"The best reconstruction has PSNR {best:.1f} dB." in words

@@ -14,8 +14,7 @@ from fl_privacy.report import write_report
 from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
 from fl_privacy.runs.config.study import AttackCell
-from fl_privacy.runs.folder import Leakage, Traced, read_run
-from fl_privacy.runs.folder.leakage import LeakageResult
+from fl_privacy.runs.folder import LeakageResult, Traced, read_run
 from fl_privacy.runs.folder.study import StudyRow, Versus
 from fl_privacy.runs.folder.summary import summarize
 from tests.experiment.runs import run
@@ -31,15 +30,17 @@ def statistic(mean: float) -> Statistic:
     return Statistic(mean=mean, ci95=None, n=1, groups=1, median=mean, min=mean, max=mean)
 
 
-def leakage(rmse: float, labels: float, tracing: float | None) -> Leakage:
+def leakage(rmse: float, labels: float, tracing: float | None) -> LeakageResult:
     rest = {"attacked": 0.0, "queries": 1, "participants": 2, "chance": 0.5}
-    return Leakage(
+    return LeakageResult(
         metrics={"rmse": statistic(rmse), "label_correct": statistic(labels)},
         tracing=None if tracing is None else Traced(**asdict(statistic(tracing)), **rest),
     )
 
 
-def row(family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, Leakage]) -> StudyRow:
+def row(
+    family: str, strength: str, accuracy: float | None, ratio: float, found: dict[Versus, LeakageResult]
+) -> StudyRow:
     cell, summary = (
         AttackCell(attack="DLG"),
         replace(NOTHING, update_distortion={"signal_to_distortion": statistic(ratio)}),
@@ -49,9 +50,7 @@ def row(family: str, strength: str, accuracy: float | None, ratio: float, found:
         entry=study_entry(family, strength, Path(f"{family}{strength}")),
         trainings={} if accuracy is None else {"": replace(NOTHING, final_accuracy=accuracy)},
         undefended={},
-        readings={
-            cell: tuple(LeakageResult(attack="DLG", attacker=v.attacker, leakage=own) for v, own in found.items())
-        },
+        readings={cell: tuple(replace(own, attack="DLG", attacker=v.attacker) for v, own in found.items())},
         attacks={cell: attacked},
     )
 

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Attacker, Recognized, RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import candidate_of
-from fl_privacy.runs.folder.leakage import facts_of, few, leaks_most, readings_of, worst_by
+from fl_privacy.runs.folder.leakage import facts_of, few, leaks_most, worst_by
 from fl_privacy.runs.folder.measured import measured_rows
 from fl_privacy.runs.folder.study import read_study
-from fl_privacy.runs.folder.summary import AttackedRound, Leakage
+from fl_privacy.runs.folder.summary import LeakageResult
 from fl_privacy.runs.folder.verdict import judged
 from tests.report.kinds import every_kind
 from tests.results.runs import config, defended, record, round_report, score, study_entry
@@ -50,7 +51,7 @@ def tags(text):
 
 def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     summary = read_run(adaptive).summary
-    worst = worst_by("psnr", readings_of(summary))
+    worst = worst_by("psnr", summary.attacked)
     mean = worst.statistic("psnr").mean
     assert worst.attacker == "adaptive" and mean > summary.plain.metrics["psnr"].mean
     assert said_of(adaptive).tone == "leak" and said_of(silent).tone == "open"
@@ -81,16 +82,12 @@ def test_every_page_begins_with_the_verdict(tmp_path):
 def test_what_stands_in_place_of_the_original_was_read(silent, read, told):
     run = read_run(silent)
     seen = Recognized(metric="transformed_psnr", value=15.0, leaks="above", source="x", recognizable=read, n=6)
-
-    def exposed(leakage):
-        return replace(leakage, thresholds=(*leakage.thresholds, seen))
-
-    rounds = [replace(r, by={who: exposed(found) for who, found in r.by.items()}) for r in run.summary.attacked]
+    rounds = [replace(found, thresholds=(*found.thresholds, seen)) for found in run.summary.attacked]
     summary = replace(run.summary, attacked=tuple(rounds))
     said = headline_of(judged(summary, facts_of(run)))
     assert "reconstructed none of 6 attacked images" in said.text and told in said.text
     assert said.tone == "open" and ("look at the pictures" in said.basis) == bool(told)
-    candidate = candidate_of(readings_of(summary), name="silent", accuracy=0.9, pmm=None)
+    candidate = candidate_of(summary.attacked, name="silent", accuracy=0.9, pmm=None)
     assert candidate.unread() == (not told)
 
 
@@ -99,8 +96,8 @@ def test_what_stands_in_place_of_more_originals_than_were_read_is_said_in_the_fi
     seen = Recognized(metric="transformed_psnr", value=15.0, leaks="above", source="x", recognizable=4, n=6)
     for read, said in ((1, "1 of 6 attacked images"), (4, "4 of 6"), (6, "6 of 6")):
         counts = Counts(identified=read, nothing=6 - read, candidates=1000, groups=6)
-        one = Leakage(counts=counts, thresholds=(seen,), images=6)
-        summary = replace(run.summary, attacked=(AttackedRound(round=1, by={Attacker.PLAIN: one}),))
+        one = LeakageResult(round=1, counts=counts, thresholds=(seen,), images=6)
+        summary = replace(run.summary, attacked=(one,))
         text = headline_of(judged(summary, facts_of(run))).text
         assert text.startswith(f"The server reconstructed {said}") and (
             "but 4 of the 6 images that the defense put" in text
@@ -194,17 +191,15 @@ def test_an_early_round_that_leaks_is_not_forgotten(tmp_path):
 
 def test_images_are_counted_once_and_rounds_kept_apart(adaptive):
     summary = read_run(adaptive).summary
-    assert [entry.round for entry in summary.attacked] == [1, 12]
-    for entry in summary.attacked:
-        assert entry.by.keys() == set(Attacker)
-        for leakage in entry.by.values():
-            assert leakage.images == leakage.counts.images == leakage.metrics["psnr"].groups == 6
-    assert summary.plain == summary.attacked[-1].by[Attacker.PLAIN]
+    assert [(found.round, found.attacker) for found in summary.attacked] == [*product((1, 12), Attacker)]
+    for found in summary.attacked:
+        assert found.images == found.counts.images == found.metrics["psnr"].groups == 6
+    assert summary.plain == summary.attacked[-2]
 
 
 def test_the_json_says_what_the_page_says(adaptive, tmp_path):
     told = json.loads((adaptive / "summary.json").read_text())["verdict"]
-    most = leaks_most(readings_of(read_run(adaptive).summary))
+    most = leaks_most(read_run(adaptive).summary.attacked)
     assert (told["tone"], told["ground"]) == ("leak", "read")
     assert (told["most"]["attacker"], told["most"]["round"]) == ("adaptive", most.round)
     assert (told["most"]["read"], told["most"]["judged"]) == (6, 6) and told["most"]["interval95"][1] == 1
@@ -228,8 +223,8 @@ def test_the_images_of_one_upload_are_one_group(tmp_path):
 
 def test_an_attack_that_failed_leaves_it_open(tmp_path):
     failed = read_run(record(tmp_path, failures=6, noise=0.9))
-    assert leaks_most(readings_of(failed.summary)) is None and verdict_of(failed).tone == "open"
-    assert candidate_of(readings_of(failed.summary), name="a", accuracy=0.5, pmm=None) is None
+    assert leaks_most(failed.summary.attacked) is None and verdict_of(failed).tone == "open"
+    assert candidate_of(failed.summary.attacked, name="a", accuracy=0.5, pmm=None) is None
     assert said_of(failed.path).text == "The attack failed on all 6 images: nothing is known"
 
 

@@ -14,8 +14,7 @@ from fl_privacy.measure import Statistic
 from fl_privacy.report import grid_picture, run_page as single, write_report
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
-from fl_privacy.runs.folder import Leakage, RunFolder
-from fl_privacy.runs.folder.leakage import LeakageResult
+from fl_privacy.runs.folder import LeakageResult, RunFolder
 from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
@@ -249,8 +248,8 @@ def test_many_attacked_rounds_are_a_curve_and_a_closed_table(tmp_path, monkeypat
 def test_a_first_round_that_failed_hides_no_curve_of_texts(monkeypatch):
     monkeypatch.setattr(single, "ROUNDS_SHOWN", 1)
     statistic = Statistic(mean=0.5, ci95=None, n=1, groups=1, median=0.5, min=0.5, max=0.5)
-    read = LeakageResult(attacker="plain", leakage=Leakage(metrics={"token_f1": statistic}, images=1), round=2)
-    failed = replace(read, leakage=Leakage(images=1, failures=1), round=1)
+    read = LeakageResult(metrics={"token_f1": statistic}, images=1, round=2)
+    failed = LeakageResult(images=1, failures=1, round=1)
     assert "over the attacked rounds" in str(single._over_rounds([failed, read, replace(read, round=3)]))
 
 

@@ -55,9 +55,9 @@ def test_the_adaptive_attacker_is_recorded_beside_the_plain_one(tmp_path):
     assert plain.summary.adaptive is None
     own = {"attacked": (), "countermeasures": (), "seconds": None}
     assert replace(both.summary, **own) == replace(plain.summary, **own)
-    of_plain = [[entry.by[Attacker.PLAIN] for entry in run.summary.attacked] for run in (plain, both)]
+    of_plain = [[f for f in run.summary.attacked if f.attacker is Attacker.PLAIN] for run in (plain, both)]
     assert of_plain[0] == of_plain[1]
-    assert all(Attacker.ADAPTIVE not in entry.by for entry in plain.summary.attacked)
+    assert all(found.attacker is Attacker.PLAIN for found in plain.summary.attacked)
     assert both.summary.seconds.attack == plain.summary.seconds.attack
     adaptive = both.summary.adaptive
     assert adaptive.images == adaptive.metrics["psnr"].n == 6 and adaptive.failures == 0
@@ -197,7 +197,8 @@ def test_the_undefended_baseline_is_found(tmp_path):
     path = record(tmp_path, undefended=True)
     (tmp_path / "cifar10-aaaa").mkdir()
     (tmp_path / "cifar10-aaaa" / "summary.json").write_text("{")
-    assert find_baseline(tmp_path, settings).path == path
+    found, _ = find_baseline(tmp_path, settings)
+    assert found == path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")

@@ -8,19 +8,18 @@ from fl_privacy.measure.counts import Words, counts_of
 from fl_privacy.measure.outcome import CHANCE
 from fl_privacy.measure.roc import identification_bound
 from fl_privacy.report.headline import headline_of
-from fl_privacy.runs.folder import Attacker, Counts, Finding, Leakage, Measure
+from fl_privacy.runs.folder import Counts, Finding, LeakageResult, Measure
 from fl_privacy.runs.folder.identity import Identity
 from fl_privacy.runs.folder.leakage import (
     REHEARSED,
     WORST,
     AttackedUploads,
     AttackFacts,
-    LeakageResult,
     described_facts,
     extent_of,
     leaks_most,
 )
-from fl_privacy.runs.folder.summary import AttackedRound, Spent, summarize
+from fl_privacy.runs.folder.summary import Spent, summarize
 from fl_privacy.runs.folder.verdict import BOUNDED_AT_MOST, Ground, judged
 from fl_privacy.types.modality import IMAGES, TEXTS
 
@@ -41,10 +40,7 @@ def images(*records):
 def verdict_on(*counts, privacy=None, inferred=(), facts=None):
     """On rounds with such counts."""
     summary = summarize([], finished=True, undefended_accuracy=None, total_seconds=None)
-    rounds = [
-        AttackedRound(round=number, by={Attacker.PLAIN: Leakage(counts=found, images=found.images)})
-        for number, found in enumerate(counts, 1)
-    ]
+    rounds = [LeakageResult(round=number, counts=found, images=found.images) for number, found in enumerate(counts, 1)]
     return judged(
         replace(summary, attacked=tuple(rounds), privacy=privacy, inferred=tuple(inferred)), facts or AttackFacts()
     )
@@ -176,7 +172,7 @@ def test_no_attack_makes_anything_green():
 
 
 def reading(counts, round=1):
-    return LeakageResult(attacker=Attacker.PLAIN, leakage=Leakage(counts=counts), round=round)
+    return LeakageResult(counts=counts, round=round)
 
 
 def test_one_ordering_in_which_what_is_not_known_counts_as_read():

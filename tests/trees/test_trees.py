@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
+from experiments.measures import leaves_of, margins_of
 from fl_privacy.attacks.trees import (
     Exchange,
     Knowledge,
@@ -80,7 +81,7 @@ def chain(levels: int) -> bytes:
 def test_a_model_predicts_what_xgboost_predicts(kind: str) -> None:
     model = read_model((MODELS / f"two_trees.{kind}").read_bytes())
     expected = json.loads((MODELS / "two_trees_margins.json").read_text())
-    assert np.allclose(model.margins(table()[0])[:, 0], expected, atol=1e-5)
+    assert np.allclose(margins_of(model, table()[0])[:, 0], expected, atol=1e-5)
     assert (model.features, model.classes, model.objective) == (5, 1, "binary:logistic")
 
 
@@ -97,7 +98,7 @@ def test_counts_and_labels_of_the_first_tree_are_exact() -> None:
     rows, labels = table()
     trees = own("bagging")
     found = count_first_tree(trees, "binary:logistic", infer_training(trees), rows=120)
-    leaf = trees[0].tree.apply(rows)
+    leaf = leaves_of(trees[0].tree, rows)
     true = [tuple(int(((leaf == k) & (labels == y)).sum()) for y in (0, 1)) for k in range(len(found.leaves))]
     assert [each.labels for each in found.leaves] == true
     assert (found.exact, found.rows) == (True, 120)
@@ -159,7 +160,7 @@ def test_leaves_by_masks_are_those_of_the_tree() -> None:
     grid = make_grid(trees, 5, [False, True, False, False, False])
     masks = leaf_masks(trees, grid)
     found = leaf_of(np.bitwise_and.reduce(masks[grid.first + states_of(rows, grid)], axis=1))
-    assert (found == np.stack([tree.apply(rows) for tree in trees], 1)).all()
+    assert (found == np.stack([leaves_of(tree, rows) for tree in trees], 1)).all()
 
 
 def test_masks_of_more_than_64_leaves() -> None:
@@ -186,7 +187,7 @@ def test_the_first_tree_s_counts_are_kept_and_seeds_repeat() -> None:
     second = reconstruct_rows(exchanges("bagging"), chains=2, sweeps=2, seed=5)
     assert np.array_equal(first.rows, second.rows)
     assert first.first is not None
-    leaf = exchanges("bagging")[0].reply.trees[0].apply(first.rows)
+    leaf = leaves_of(exchanges("bagging")[0].reply.trees[0], first.rows)
     for place, each in enumerate(first.first.leaves):
         labels = first.labels[leaf == place]
         assert (int((labels == 0).sum()), int((labels == 1).sum())) == each.labels

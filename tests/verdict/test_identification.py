@@ -8,9 +8,8 @@ import torch
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.comparison import LUCK
 from fl_privacy.measure.distractors import Distractors, other_updates
-from fl_privacy.measure.identification import aligned, control, identify
+from fl_privacy.measure.identification import LUCK, aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome
 from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.texts import most_frequent

@@ -1,44 +1,23 @@
 """Countermeasures of an attack that knows the defense."""
 
 from fl_privacy.attacks.adaptive.constraints import (
-    AssumedTransform,
-    Clips,
-    Constraints,
-    HiddenGradient,
-    KnownFeatures,
-    Unknowns,
-    UpdateConstraints,
-    all_known,
-    choose_transforms,
-    estimate_clip_norm,
-    estimate_noise_std,
-    estimate_step,
+    AssumedTransform as AssumedTransform,
+    Clips as Clips,
+    Constraints as Constraints,
+    HiddenGradient as HiddenGradient,
+    KnownFeatures as KnownFeatures,
+    Unknowns as Unknowns,
+    UpdateConstraints as UpdateConstraints,
+    all_known as all_known,
+    choose_transforms as choose_transforms,
+    estimate_clip_norm as estimate_clip_norm,
+    estimate_noise_std as estimate_noise_std,
+    estimate_step as estimate_step,
 )
 from fl_privacy.attacks.adaptive.countermeasures import (
-    Circumstances,
-    Countermeasure,
-    countermeasures_against,
-    looks_noisy,
+    Circumstances as Circumstances,
+    Countermeasure as Countermeasure,
+    countermeasures_against as countermeasures_against,
+    looks_noisy as looks_noisy,
 )
-from fl_privacy.attacks.adaptive.known_defense import KnownDefense, uncountered
-
-__all__ = [
-    "AssumedTransform",
-    "Circumstances",
-    "Clips",
-    "Constraints",
-    "Countermeasure",
-    "HiddenGradient",
-    "KnownDefense",
-    "KnownFeatures",
-    "Unknowns",
-    "UpdateConstraints",
-    "all_known",
-    "choose_transforms",
-    "countermeasures_against",
-    "estimate_clip_norm",
-    "estimate_noise_std",
-    "estimate_step",
-    "looks_noisy",
-    "uncountered",
-]
+from fl_privacy.attacks.adaptive.known_defense import KnownDefense as KnownDefense, uncountered as uncountered

@@ -3,8 +3,9 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import methodcaller
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +39,7 @@ class Clip:
         return {name: g * factors[name].view(-1, *[1] * (g.dim() - 1)) for name, g in gradients.items()}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Clip":
-        counted = {name: change(each) for name, each in self.counted.items()}
-        return Clip(change(self.norms), self.scope, counted)
+        return Clip(change(self.norms), self.scope, {name: change(each) for name, each in self.counted.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +71,10 @@ class Clipping:
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
-        norm, std = self.norm, self.noise_std
-        norms = [
-            estimate_clip_norm(one, estimate_noise_std(one) if std is None else std) if norm is None else norm
-            for one in matched
-        ]
+        norms = [self.norm or 0.0] * len(matched)
+        if self.norm is None:
+            stds = [estimate_noise_std(one) if self.noise_std is None else self.noise_std for one in matched]
+            norms = [estimate_clip_norm(one, std) for one, std in zip(matched, stds, strict=True)]
         return Clip(torch.tensor(norms), self.scope, counted)
 
 
@@ -91,39 +90,28 @@ _THRESHOLD = 3.0
 """Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise itself."""
 
 
-def where_shared(effect: Sparse) -> Rule:
-    """Build the rule for sparse updates: zeros may have been anything below the smallest kept value.
-
-    After noise or clipping, the known share of smallest values counts as zero.
-    """
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        bounds = {}
-        for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
-            part = {name: update[name] for name in layers}
-            least, limit = _hidden(effect, torch.cat([t.flatten() for t in part.values()]), noise_std)
-            for name, t in part.items():
-                hidden = t.abs() <= least
-                bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
-        return bounds
-
-    return rule
+def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
+    """Bound zeros, or the known share of smallest values, by the smallest value that was kept."""
+    bounds = {}
+    for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
+        part = {name: update[name] for name in layers}
+        least, limit = _hidden(effect, torch.cat([t.flatten() for t in part.values()]), noise_std)
+        for name, t in part.items():
+            hidden = t.abs() <= least
+            bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
+    return bounds
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude among possibly dropped elements of ``values`` (n,), and a bound on their values.
-
-    It is below 0, for no element, if noise hides the dropped ones.
-    """
+    """Return the largest magnitude of dropped elements of ``values`` (n,), -1 if noise hides them, and their bound."""
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
     kept = sizes[sizes > least]
     bounded = effect.largest and not (effect.error_feedback or effect.noise_std)
     limit = float(kept.min()) if bounded and len(kept) else torch.inf
-    if bounded and len(kept):
-        drowned = limit <= _THRESHOLD * noise_std
-    else:
+    drowned = limit <= _THRESHOLD * noise_std
+    if not (bounded and len(kept)):
         drowned = _drowned(sizes, dropped / len(sizes), noise_std)
     return (-1.0, 0.0) if drowned else (least, limit)
 
@@ -133,20 +121,12 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 
-def within_bins(effect: Quantized) -> Rule:
-    """Build the rule for quantized updates: elements may be anything that rounds to the observed level.
-
-    If the noise is larger than the bins, values stay as observed.
-    """
-    stochastic = effect.rounding != "nearest"
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        bins = {name: _bin(t, effect.bits, stochastic=stochastic) for name, t in update.items()}
-        rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
-        drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
-        return {name: (t, t) for name, t in update.items()} if drowned else bins
-
-    return rule
+def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
+    """Bound elements by all that rounds to the level observed, unless the noise is larger than the bins."""
+    bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
+    rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
+    drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
+    return {name: (t, t) for name, t in update.items()} if drowned else bins
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
@@ -160,49 +140,31 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
     return (tensor - reach).clamp_min(-largest), (tensor + reach).clamp_max(largest)
 
 
-def shared_columns(weight: str, dropped: float | None) -> Rule:
-    """Build the rule that leaves the zero columns of ``weight`` unconstrained, as after Soteria.
-
-    Under noise, the columns with the smallest norms count as zero.
-    """
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        if weight not in update:
-            return {}
-        t = update[weight]
-        if _drowned(t, dropped or 0.0, noise_std):
-            return {weight: (t, t)}
-        sizes = torch.linalg.vector_norm(t, dim=0)
-        muted = int((dropped or 0.0) * len(sizes) + 1e-6)
-        hidden = (sizes <= (sizes.kthvalue(muted).values if muted else 0.0)).expand_as(t)
-        return {weight: (t.masked_fill(hidden, -torch.inf), t.masked_fill(hidden, torch.inf))}
-
-    return rule
+def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
+    """Leave the zero columns of ``weight``, under noise the smallest, unconstrained, as after Soteria."""
+    if weight not in update:
+        return {}
+    t = update[weight]
+    if _drowned(t, dropped or 0.0, noise_std):
+        return {weight: (t, t)}
+    sizes = torch.linalg.vector_norm(t, dim=0)
+    muted = int((dropped or 0.0) * len(sizes) + 1e-6)
+    hidden = (sizes <= (sizes.kthvalue(muted).values if muted else 0.0)).expand_as(t)
+    return {weight: (t.masked_fill(hidden, -torch.inf), t.masked_fill(hidden, torch.inf))}
 
 
-def only_layer(layer: str) -> Rule:
-    """Build the rule that leaves all tensors but those of ``layer`` unconstrained."""
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        return {
-            name: (torch.full_like(t, -torch.inf), torch.full_like(t, torch.inf))
-            for name, t in update.items()
-            if name.rpartition(".")[0] != layer
-        }
-
-    return rule
+def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
+    """Leave all tensors but those of ``layer`` unconstrained."""
+    others = {name: torch.full_like(t, torch.inf) for name, t in update.items() if name.rpartition(".")[0] != layer}
+    return {name: (-most, most) for name, most in others.items()}
 
 
-def bare_layers(effect: NoisedLayers, reach: float) -> Rule:
-    """Build the rule for noise on some layers: values are within ``reach`` of those observed there, exact elsewhere."""
-
-    def rule(update: Tensors, noise_std: float) -> Bounds:
-        noised = effect.noised(update)
-        if len(noised) == len(update):
-            return {}
-        return {name: (update[name] - reach, update[name] + reach) for name in update if name in noised}
-
-    return rule
+def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
+    """Bound layers with noise within ``reach`` of what was observed; the others are exact."""
+    noised = effect.noised(update)
+    if len(noised) == len(update):
+        return {}
+    return {name: (update[name] - reach, update[name] + reach) for name in update if name in noised}
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
@@ -220,8 +182,7 @@ def all_known(bounds: Bounds) -> bool:
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
-Transform = Callable[[Tensor], Tensor]
-"""(N, C, H, W) -> the same, differentiable."""
+Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiable
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,8 +196,7 @@ class AssumedTransform:
         flat, chosen = images.flatten(0, 1), self.chosen.flatten()
         rows = [(chosen == number).nonzero().flatten() for number in range(len(self.transforms))]
         changed = [transform(flat[some]) for transform, some in zip(self.transforms, rows, strict=True) if len(some)]
-        back = torch.cat(rows).argsort()
-        return torch.cat(changed)[back].reshape(images.shape)
+        return torch.cat(changed)[torch.cat(rows).argsort()].reshape(images.shape)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "AssumedTransform":
         return AssumedTransform(self.transforms, change(self.chosen))
@@ -244,37 +204,22 @@ class AssumedTransform:
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
     """Choose one of ``number`` transforms (B,) for each image: in turn for a single image, at random for a batch."""
-    if size == 1:
-        return torch.tensor([restart % number])
-    return torch.randint(number, (size,), generator=generator)
+    return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the different transforms that ``policies`` can apply to an image, with all signs.
-
-    Args:
-        by_probability: ``True`` if the client leaves operations out at random.
-    """
+    """List the transforms that ``policies`` can apply, with all signs, ``by_probability`` with operations left out."""
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
-        kept = [policy]
-        if by_probability:
-            kept = [
-                Policy(part, table)
-                for n in range(len(policy.indices) + 1)
-                for part in itertools.combinations(policy.indices, n)
-            ]
-        for one in kept:
+        parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]
+        for one in [Policy(part, table) for part in parts] if by_probability else [policy]:
             signs = [(1, -1) if operation.signed else (1,) for operation in one.operations]
             found |= dict.fromkeys((one, combination) for combination in itertools.product(*signs))
     return tuple(partial(apply_policy, policy=policy, signs=signs) for policy, signs in found)
 
 
-_NORMAL = 0.6744897501960817
-"""Median of |z| of a standard normal z."""
-
-_FEWEST = 64
-"""Least number of elements for which a median estimates a spread."""
+_NORMAL = 0.6744897501960817  # median of |z| of a standard normal z
+_FEWEST = 64  # least number of elements for which a median estimates a spread
 
 
 def estimate_noise_std(update: Tensors) -> float:
@@ -293,8 +238,7 @@ def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
     squared = float(torch.stack([t.double().square().sum() for t in update.values()]).sum())
-    count = sum(t.numel() for t in update.values())
-    return math.sqrt(max(squared - count * noise_std**2, 1e-4 * squared))
+    return math.sqrt(max(squared - sum(t.numel() for t in update.values()) * noise_std**2, 1e-4 * squared))
 
 
 def estimate_step(tensor: Tensor) -> float:
@@ -346,9 +290,7 @@ class UpdateConstraints:
     clip: Clips | None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device=device, dtype=dtype)
-
+        move = methodcaller("to", device=device, dtype=dtype)
         bounds = {name: (move(low), move(high)) for name, (low, high) in self.bounds.items()}
         return UpdateConstraints(bounds=bounds, clip=self.clip and self.clip.map(move))
 
@@ -398,11 +340,10 @@ class Constraints:
     features: KnownFeatures | None = None
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Constraints":
-        return Constraints(
+        return replace(
+            self,
             transform=self.transform and self.transform.map(change),
             smoothness=None if self.smoothness is None else change(self.smoothness),
             likeliest=None if self.likeliest is None else change(self.likeliest),
-            any_contrast=self.any_contrast,
-            unknowns=self.unknowns,
             features=self.features and self.features.map(change),
         )

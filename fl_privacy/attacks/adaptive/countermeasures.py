@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
+from functools import partial, singledispatch
 
 from fl_privacy.attacks.adaptive.constraints import (
     Clipping,
@@ -86,11 +86,8 @@ FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
 """Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised; chosen on
 two LeNets with sigmoids, of whose gradients the image makes up a hundredth and a hundred-thousandth."""
 
-_MANY_BITS = 6
-"""Bits of a quantized value above which its levels hide little."""
-
-_REACH = 3.0
-"""Standard deviations of the noise within which nearly all of it is."""
+_MANY_BITS = 6  # bits of a quantized value above which its levels hide little
+_REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
 UNSCALED, UNTOLD = 1.0, 1.0
 """Assumptions about SPN's unknown weights: the cross entropy is unchanged, and the gradient sent back into the features
@@ -119,7 +116,7 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
             " have been shared.",
-            rule=where_shared(effect),
+            rule=partial(where_shared, effect),
         ),
         *_prefer_smooth(circumstances, BLURRED if effect.noise_std else HIDDEN),
     ]
@@ -130,11 +127,9 @@ def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Se
     """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
         return _smooth_away(circumstances)
+    sentence = "It accepts every gradient that rounds to the levels observed."
     return [
-        Countermeasure(
-            sentence="It accepts every gradient that rounds to the levels observed.",
-            rule=within_bins(effect),
-        ),
+        Countermeasure(sentence=sentence, rule=partial(within_bins, effect)),
         *_prefer_smooth(circumstances, FINE if (effect.bits or 0) >= _MANY_BITS else HIDDEN),
     ]
 
@@ -144,11 +139,9 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
     """Mute the columns that are zero, which works a little better than muting the whole layer."""
     if circumstances.head is None:
         return []
+    rule = partial(shared_columns, circumstances.head, effect.dropped)
     return [
-        Countermeasure(
-            sentence="It mutes those columns of the last layer's gradient that are zero.",
-            rule=shared_columns(circumstances.head, effect.dropped),
-        ),
+        Countermeasure(sentence="It mutes those columns of the last layer's gradient that are zero.", rule=rule),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
 
@@ -162,10 +155,7 @@ def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequen
 @countermeasures_against.register(AdversarialPerturbation)
 @countermeasures_against.register(PrivateLayers)
 def _against_lookalikes(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    """Prefer smooth images.
-
-    Robust data and RecUP-FL's perturbations look like noise; only stand-ins of private layers are known.
-    """
+    """Prefer smooth images: perturbations look like noise, and of private layers only stand-ins are known."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
@@ -187,11 +177,9 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
 @countermeasures_against.register
 def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter noise on the update or on the local steps' gradients, after clipping it."""
-    unit = circumstances.matched_per_uploaded
+    unit, clips = circumstances.matched_per_uploaded, circumstances.unrolls or not circumstances.plan.weight_decay
     if effect.at == "gradient":
         unit, clips = 1.0, not circumstances.unrolls
-    else:
-        clips = circumstances.unrolls or not circumstances.plan.weight_decay
     std = effect.std and effect.std * unit
     clipping = _clip(effect.clip, unit, std, circumstances) if effect.clip and clips else []
     return [*clipping, *_smooth_away(circumstances)]
@@ -208,7 +196,7 @@ def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> 
         *clipping,
         Countermeasure(
             sentence="It matches the layers without noise exactly, and the others within what the noise hides.",
-            rule=bare_layers(effect, reach),
+            rule=partial(bare_layers, effect, reach),
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
@@ -252,24 +240,16 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
         return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
     weight = f"{effect.layer}.weight" if effect.layer else circumstances.head
     if weight is not None and weight in circumstances.learnable:
-        return [
-            Countermeasure(
-                sentence="It learns what the private head sends back into the features, jointly with the image.",
-                hidden=HiddenGradient(
-                    weight=weight,
-                    strength=strength,
-                    weight_rms=effect.bound and effect.bound / math.sqrt(3),
-                    layers=1 + len(effect.widths),
-                ),
-                loss_factor=factor,
-            )
-        ]
+        sentence = "It learns what the private head sends back into the features, jointly with the image."
+        rms, layers = effect.bound and effect.bound / math.sqrt(3), 1 + len(effect.widths)
+        hidden = HiddenGradient(weight=weight, strength=strength, weight_rms=rms, layers=layers)
+        return [Countermeasure(sentence=sentence, hidden=hidden, loss_factor=factor)]
     if circumstances.head is None:
         return []
     return [
         Countermeasure(
             sentence="It matches only the output layer, where the private loss has no part.",
-            rule=only_layer(circumstances.head.rpartition(".")[0]),
+            rule=partial(only_layer, circumstances.head.rpartition(".")[0]),
             loss_factor=factor,
         ),
         *_prefer_smooth(circumstances, HIDDEN),
@@ -282,21 +262,15 @@ def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumst
     if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
     estimated = "" if clip.norm else ", to the norm that it sees"
-    return [
-        Countermeasure(
-            sentence=f"It clips the guessed gradient as the clients clip theirs{estimated}.",
-            clipping=Clipping(norm=clip.norm and clip.norm * unit, noise_std=std, scope=scope),
-        )
-    ]
+    sentence = f"It clips the guessed gradient as the clients clip theirs{estimated}."
+    clipping = Clipping(norm=clip.norm and clip.norm * unit, noise_std=std, scope=scope)
+    return [Countermeasure(sentence=sentence, clipping=clipping)]
 
 
 def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Countermeasure]:
     """Prefer smooth images, since many fit an update that is known only in part."""
-    if circumstances.smooths:
-        return []
-    return [
-        Countermeasure(sentence="Among the images that fit it prefers smooth ones (total variation).", smoothness=share)
-    ]
+    sentence = "Among the images that fit it prefers smooth ones (total variation)."
+    return [] if circumstances.smooths else [Countermeasure(sentence=sentence, smoothness=share)]
 
 
 def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:

@@ -30,11 +30,9 @@ from fl_privacy.types import Observation, Tensors
 
 logger = logging.getLogger(__name__)
 
-MOST_SEQUENCES = 1024
-"""Largest number of sequences of transforms that are tried one by one."""
+MOST_SEQUENCES = 1024  # largest number of sequences of transforms that are tried one by one
 
-Matched = Callable[[Observation], Tensors]
-"""Function from an observation to the tensors that an attack matches."""
+Matched = Callable[[Observation], Tensors]  # function from an observation to the tensors that an attack matches
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,7 @@ class KnownDefense:
 
     @property
     def _numbers_of_transforms(self) -> list[int]:
-        return [
-            len(countermeasure.transforms) for countermeasure in self.countermeasures if countermeasure.transforms
-        ] or [0]
+        return [len(each.transforms) for each in self.countermeasures if each.transforms] or [0]
 
     @property
     def smoothness(self) -> float:
@@ -109,11 +105,8 @@ class KnownDefense:
     def noisy(self) -> bool:
         return any(m.noisy for m in self.countermeasures)
 
-    def bounds(self, update: Tensors) -> Bounds:
-        """Bound the undefended tensors of ``update``; tensors not named are as observed."""
-        return self._bounds(update, len(self.countermeasures))
-
-    def _bounds(self, update: Tensors, number: int) -> Bounds:
+    def bounds(self, update: Tensors, number: int | None = None) -> Bounds:
+        """Bound the undefended tensors of ``update`` by the first ``number`` rules; others are as observed."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return widest(rule(update, std) for rule in rules)
@@ -131,20 +124,14 @@ class KnownDefense:
         clipped = [matched(o) for o in observations] if clippings else []
         clips = []
         for number, clipping in clippings:  # the elements that countermeasures before it may have dropped count for 0
-            each = [self._bounds(update, number) for update in updates]
+            each = [self.bounds(update, number) for update in updates]
             pairs = {name: [bounds[name] for bounds in each] for name in each[0]}
             kept = {n: torch.stack([1 - ((low < 0) & (high > 0)).float() for low, high in p]) for n, p in pairs.items()}
             clips.append(clipping.of(clipped, kept))
-        bounds = [
-            _in_matched_units(o, self.bounds(update), matched) for o, update in zip(observations, updates, strict=True)
-        ]
-        return UpdateConstraints(
-            bounds={
-                name: (torch.stack([b[name][0] for b in bounds]), torch.stack([b[name][1] for b in bounds]))
-                for name in bounds[0]
-            },
-            clip=Clips(tuple(clips)) if clips else None,
-        )
+        each = [_in_matched_units(o, self.bounds(u), matched) for o, u in zip(observations, updates, strict=True)]
+        low, high = ({name: torch.stack([bounds[name][end] for bounds in each]) for name in each[0]} for end in (0, 1))
+        bounds = {name: (low[name], high[name]) for name in low}
+        return UpdateConstraints(bounds=bounds, clip=Clips(tuple(clips)) if clips else None)
 
 
 def _as_seen(parts: Description) -> Description:
@@ -152,22 +139,17 @@ def _as_seen(parts: Description) -> Description:
     number = math.prod(part.effect.clients for part in parts if isinstance(part.effect, Summed))
     if number == 1:
         return parts
+
+    def of_mean(noise: Noise) -> Noise:
+        return replace(noise, std=None if noise.std is None else noise.std / math.sqrt(number), clip=None)
+
     seen = []
-    for part in parts:
-        effect = part.effect
-        if isinstance(effect, Noise):
-            seen.append(replace(part, effect=_of_mean(effect, number)))
-        elif isinstance(effect, NoisedLayers):
-            added = effect.added and _of_mean(effect.added, number)
-            seen.append(replace(part, effect=replace(effect, added=added)))
-        elif not isinstance(effect, Clipped):
-            seen.append(part)
+    for part in (part for part in parts if not isinstance(part.effect, Clipped)):
+        effect = of_mean(part.effect) if isinstance(part.effect, Noise) else part.effect
+        if isinstance(effect, NoisedLayers):
+            effect = replace(effect, added=effect.added and of_mean(effect.added))
+        seen.append(replace(part, effect=effect))
     return tuple(seen)
-
-
-def _of_mean(effect: Noise, number: int) -> Noise:
-    std = None if effect.std is None else effect.std / math.sqrt(number)
-    return replace(effect, std=std, clip=None)
 
 
 def uncountered(parts: Description) -> list[str]:

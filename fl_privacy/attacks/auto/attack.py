@@ -2,39 +2,323 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, within
-from fl_privacy.attacks.auto import stages
-from fl_privacy.attacks.auto.stages import AutoStage, StageState
-from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, SOLVED, Budget
-from fl_privacy.attacks.auto.tables import TableMembers
-from fl_privacy.attacks.auto.texts import TextMembers
+from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, seconds_left, within
+from fl_privacy.attacks.auto.other_modalities import TableMembers, TextMembers
+from fl_privacy.attacks.auto.race import Race
+from fl_privacy.attacks.auto.sub_attacks import (
+    EVALUATIONS,
+    LEAST,
+    SOLVED,
+    Budget,
+    affordable,
+    entries,
+    how_to_repeat,
+    most_attempts,
+    rungs,
+    seconds_of,
+    time_of_one,
+)
+from fl_privacy.attacks.exact import CocktailParty, ExactInversion
+from fl_privacy.attacks.exact.attack import BLOCKS
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
+from fl_privacy.attacks.feature_presets import model_inversion
+from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
+from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
+from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
 from fl_privacy.checks import number, one_of, whole
+from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
 from fl_privacy.errors import UserError
-from fl_privacy.types import Observation, Reconstruction
+from fl_privacy.models.gradients import number_of_steps
+from fl_privacy.progress import counted
+from fl_privacy.rng import derive_generator
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger = logging.getLogger(__name__)
 
-SOLUTIONS = (
-    AutoStage("model inversion", stages.has_features, stages.invert_features, until=0.1),
-    AutoStage("cocktail party", stages.has_equations_of_batch, stages.separate, until=0.05),
-    AutoStage("exact", stages.has_equations, stages.solve, until=0.1),
-    AutoStage("hidden features", stages.has_gradient, stages.solve_features, until=0.1),
+Found = Mapping[int, Reconstruction]
+"""Reconstructions by position."""
+
+
+@dataclass
+class StageState:
+    """The victims of a group that are left, and what stages found out about them, by position.
+
+    Attributes:
+        evaluations: evaluations of a victim; ``None`` for a budget in seconds.
+        cut: ``True`` once the clock has ended a search for exact solutions.
+        starts: images that one may start from, and the attacks that found them.
+        features: features that a later fully connected layer leaks exactly.
+        likeliest: likeliest images.
+    """
+
+    group: Group
+    seed: int
+    evaluations: int | None = None
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str | None = None
+    most_victims: int | None = None
+    cut: bool = False
+    results: dict[int, Reconstruction] = field(default_factory=dict)
+    starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
+    features: dict[int, HiddenFeatures] = field(default_factory=dict)
+    likeliest: dict[int, WithPosterior] = field(default_factory=dict)
+
+    @property
+    def victims(self) -> Mapping[int, Observation]:
+        return self.group.observations
+
+    def take(self, found: Found) -> None:
+        self.results |= found
+        self.group = self.group.only(position for position in self.victims if position not in found)
+
+
+Stage = tuple[str, Callable[[StageState, Report], Found | None], float]
+"""Name, attack on the victims left, which returns ``None`` unless it applies, and the share of the progress after it.
+
+The attack may fail with ``NotAttackableError``."""
+
+
+def _in_units(report: Report) -> Progress:
+    return lambda done, total: report(done / max(total, 1))
+
+
+def invert_features(state: StageState, report: Report) -> Found | None:
+    """Reconstruct images from the features of their layer that a client shared."""
+    if state.group.first.knowledge.features is None:
+        return None
+    asked, evaluations = list(state.victims.values()), state.evaluations
+
+    def inverted(evaluations: int, progress: Progress) -> list[Reconstruction]:
+        iterations = max(2, evaluations // LEAST)
+        attack = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
+        return attack(asked, seed=state.seed, progress=progress)
+
+    if evaluations is None:
+        each = time_of_one(lambda number: seconds_of(lambda: inverted(number, no_progress)) / max(2 * LEAST, number))
+        evaluations = max(2 * LEAST, int(min(EVALUATIONS["standard"], seconds_left() / each)))
+        logger.info(how_to_repeat(evaluations, len(asked), cut=False))
+    pairs = zip(state.victims, inverted(evaluations, _in_units(report)), strict=True)
+    return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
+
+
+def _has_equations(first: Observation) -> bool:
+    """Test that all of a gradient of the images themselves is known."""
+    known = first.knowledge
+    transformed = any(isinstance(part.effect, Transformed) for part in known.defense or ())
+    return known.features is None and known.bounds is None and not transformed
+
+
+def _rounds(state: StageState) -> int:
+    """Return the rounds of a search for exact solutions."""
+    return min(400, max(1, state.evaluations // 12)) if state.evaluations else 400
+
+
+def separate(state: StageState, report: Report) -> Found | None:
+    """Separate a batch by the independence of its images."""
+    if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
+        return None
+    attack = CocktailParty(steps=min(20, _rounds(state)))
+    found = attack(list(state.victims.values()), seed=state.seed, progress=_in_units(report))
+    results = {}
+    for position, one in zip(state.victims, found, strict=True):
+        if one.batch is not None and one.certainty is Certainty.APPROXIMATE:
+            state.starts[position] = [(one.batch, "cocktail party")]
+        elif one.batch is not None:
+            results[position] = replace(one, member="cocktail party")
+    return results
+
+
+_NO_DESCENT = 1e-2
+"""Share of squared features left behind residual blocks below which no descent on the whole update, which fails there,
+starts from the solution."""
+
+
+def solve(state: StageState, report: Report) -> Found | None:
+    """Solve for images; unproven solutions are the first starts."""
+    if not _has_equations(state.group.first):
+        return None
+    evaluations = max(4, state.evaluations or EVALUATIONS["standard"])
+    attack = ExactInversion(rounds=_rounds(state), evaluations=evaluations)
+    solved = attack(list(state.victims.values()), seed=state.seed, progress=_in_units(report))
+    results = {}
+    for position, one in zip(state.victims, solved, strict=True):
+        if one.member == BLOCKS and one.loss is not None and one.loss < _NO_DESCENT:
+            results[position] = one
+        elif one.certainty is not Certainty.APPROXIMATE:
+            results[position] = replace(one, member="exact")
+        elif one.batch is not None:
+            state.starts.setdefault(position, []).insert(0, (one.batch, "exact"))
+    return results
+
+
+def solve_features(state: StageState, report: Report) -> Found | None:
+    """Find features that a later fully connected layer leaks exactly; the descents use them."""
+    if state.group.first.knowledge.bounds is not None:
+        return None
+    path = first_hidden_layer(state.group.first)
+    if path is None:
+        return {}
+    model = model_as_sent(state.group.first)
+    for done, (position, observation) in enumerate(counted("hidden features", list(state.victims.items()))):
+        rng = derive_generator(state.seed, "hidden", str(observation.id))
+        with even_share(len(state.victims) - done):
+            found = hidden_features(Reproduction(observation, model), path, rng)
+        if found is not None:
+            state.features[position] = found
+    return {}
+
+
+def deconvolve(state: StageState, report: Report) -> Found | None:
+    """Reconstruct images behind first layers that a client keeps, and that no colluding client knows."""
+    known = state.group.first.knowledge
+    if known.private is None or known.colluder is not None or known.features is not None:
+        return None
+    found = BlindDeconvolution().solve(state.group, state.seed, report)
+    return {position: one for position, one in found.items() if one.failure is None}
+
+
+_SHARE = 0.25
+"""Share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's."""
+
+_SEVERAL_STEPS, _MANY_STEPS = 4, 32
+"""Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
+each evaluation takes as many times as long, and their unknown order matters more than the images."""
+
+_SURROGATE = 1000
+"""Most iterations."""
+
+ON_THE_WAY = "surrogate model"
+"""Name of results at a model on the way, from which descents start."""
+
+
+def surrogate(state: StageState, report: Report) -> Found | None:
+    """Find images at a model between the one sent and the one returned; starts unless steps are too many to replay."""
+    first, known = state.group.first, state.group.first.knowledge
+    plan, size = first.plan, first.upload.num_examples
+    if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":
+        return None
+    if (steps := number_of_steps(size, plan)) < _SEVERAL_STEPS:
+        return None
+    too_many_steps = size > 1 and steps > _MANY_STEPS
+    share = 1.0 if too_many_steps else _SHARE
+    number = _SURROGATE if state.evaluations is None else max(_LEAST_ITERATIONS, int(share * state.evaluations))
+    attack = SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
+    with within(seconds_left() if state.evaluations else share * seconds_left()):
+        found = attack.solve(state.group, state.seed, report)
+    if too_many_steps and all(one.batch is not None for one in found.values()):
+        return {position: replace(one, member=ON_THE_WAY) for position, one in found.items()}
+    for position, one in found.items():
+        state.starts.setdefault(position, []).extend([(one.batch, ON_THE_WAY)] if one.batch is not None else [])
+    return {}
+
+
+_MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
+
+
+def find_likeliest(state: StageState, report: Report) -> Found | None:
+    """Find the likeliest images under the defense, which are compared with the descents'."""
+    parts = state.group.first.knowledge.defense
+    if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
+        return None
+    number = _MOST_ITERATIONS if state.evaluations is None else int(_SHARE * state.evaluations / _ATTEMPTS)
+    attack = MaximumAPosteriori(
+        dtype=state.dtype,
+        device=state.device,
+        most_victims=state.most_victims,
+        iterations=max(_LEAST_ITERATIONS, min(_MOST_ITERATIONS, number)),
+        attempts=_ATTEMPTS,
+    )
+    with within(seconds_left() if state.evaluations else _SHARE * seconds_left()):
+        state.likeliest = attack.explain(state.group, state.seed, report)
+    return {}
+
+
+ROUNDS_RACED = 8
+"""Most rounds of the same examples that descents match; the likelihood takes all."""
+
+
+def descend(state: StageState, report: Report) -> Found:
+    """Race descents from several starts; keep the likelier of the best one and the likeliest images."""
+    race, evaluations = entered(state)
+    if race.attempts and state.evaluations is None:
+        logger.info(how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
+    race.run(rungs(evaluations, race.most), report)
+    failures = {position: failed(state.victims[position], why) for position, why in race.failures.items()}
+    model, found = model_as_sent(state.group.first), {}
+    for position in race.attempts:
+        best = race.best(position)
+        if best.batch is not None and best.loss < ROUNDING:
+            reproduced = Reproduction(state.victims[position], model).distance(best.batch) < ROUNDING
+            best = replace(best, certainty=Certainty.CONSISTENT if reproduced else best.certainty)
+        found[position] = best
+    return failures | likelier(state.likeliest, found)
+
+
+def entered(state: StageState) -> tuple[Race, int]:
+    """Set up the race, with the evaluations given or affordable; a start that is no solution replaces another."""
+    started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
+    group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
+
+    def placed(attack: GradientInversion) -> GradientInversion:
+        return replace(attack, dtype=state.dtype, device=state.device, most_victims=state.most_victims)
+
+    def enter(evaluations: int) -> Race:
+        own = entries(group.first, max(1, most_attempts(evaluations) - started), placed)
+        race = Race(group, own, state.seed, features=state.features)
+        for position, given in state.starts.items():
+            for batch, found_by in given:
+                race.add(position, batch, found_by)
+        return race
+
+    if state.evaluations is not None:
+        return enter(state.evaluations), state.evaluations
+    race = enter(LEAST)
+    if not race.attempts or not seconds_left():
+        return race, LEAST
+    each = time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
+    found = affordable(seconds_left() / each, race.most - 1)
+    return (race if most_attempts(found) == 1 else enter(found)), found
+
+
+def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
+    """Return the likelier of descents' results and likeliest images, by position."""
+    result, chunks = dict(found), dict[Posterior, list[int]]()
+    for position, answer in likeliest.items():
+        if answer.posterior is not None and position in found:
+            chunks.setdefault(answer.posterior, []).append(position)
+    for posterior, positions in chunks.items():
+        losses = posterior.losses({likeliest[position].row: found[position].batch for position in positions})
+        for position in positions:
+            descent, own = found[position], likeliest[position].reconstruction
+            exact = descent.certainty is not Certainty.APPROXIMATE and descent.batch is not None
+            if not exact and own.batch is not None and not losses[likeliest[position].row] < own.loss:
+                result[position] = own
+    return result
+
+
+SOLUTIONS: tuple[Stage, ...] = (
+    ("model inversion", invert_features, 0.1),
+    ("cocktail party", separate, 0.05),
+    ("exact", solve, 0.1),
+    ("hidden features", solve_features, 0.1),
 )
 """Stages that share at most three quarters of a budget in seconds, in order."""
 
-SEARCHES = (
-    AutoStage("blind deconvolution", stages.has_private_convolution, stages.deconvolve, until=0.9),
-    AutoStage("surrogate model", stages.has_several_steps, stages.surrogate, until=0.3),
-    AutoStage("maximum a posteriori", stages.has_likelihood, stages.find_likeliest, until=0.3),
-    AutoStage("descents", lambda first: True, stages.descend, until=1.0),
+SEARCHES: tuple[Stage, ...] = (
+    ("blind deconvolution", deconvolve, 0.9),
+    ("surrogate model", surrogate, 0.3),
+    ("maximum a posteriori", find_likeliest, 0.3),
+    ("descents", descend, 1.0),
 )
 """Stages on the victims that are left, in order."""
 
@@ -110,19 +394,20 @@ class AutoAttack:
         return self.evaluations or EVALUATIONS.get(str(self.budget))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        placed = {"dtype": self.dtype, "device": self.device, "most_victims": self.most_victims}
-        state = StageState(group=group, seed=seed, evaluations=self._evaluations, **placed)  # type: ignore[arg-type]
+        state = StageState(group, seed, self._evaluations, self.dtype, self.device, self.most_victims)
         done, why = 0.0, ""
-        for stages_in_order, share in ((SOLUTIONS, SOLVED), (SEARCHES, 1.0)):
+        for stages, share in ((SOLUTIONS, SOLVED), (SEARCHES, 1.0)):
             with within(share * seconds_left()) as limit:
-                for stage in stages_in_order:
-                    if not state.victims or not stage.applies(state.group.first):
-                        continue
+                for name, run, until in stages:
+                    if not state.victims:
+                        break
                     try:
-                        state.take(stage.run(state, part_of(report, done, max(done, stage.until))))
+                        found = run(state, part_of(report, done, max(done, until)))
                     except NotAttackableError as reason:
-                        why = str(reason)
-                        logger.debug("%s left out: %s", stage.name, why)
-                    done = max(done, stage.until)
+                        why, found = str(reason), {}
+                        logger.debug("%s left out: %s", name, why)
+                    if found is not None:
+                        state.take(found)
+                        done = max(done, until)
             state.cut = state.cut or limit.cut
         return state.results | {position: failed(one, why) for position, one in state.victims.items()}

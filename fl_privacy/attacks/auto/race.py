@@ -3,36 +3,127 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import KnownFeatures
 from fl_privacy.attacks.attack import Report, part_of
-from fl_privacy.attacks.auto.judgment import EXACT, Judgment, judge, margin
 from fl_privacy.attacks.auto.sub_attacks import Entry, Rung, normalizes_by_batch, seconds_of
 from fl_privacy.attacks.exact.first_layer import HiddenFeatures
+from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, failed
-from fl_privacy.attacks.gradient_inversion.labels import (
-    expected_counts,
-    infer_labels,
-    nearest_counts,
-    output_layer,
-    usual_outputs,
-)
+from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatistics
 from fl_privacy.attacks.gradient_inversion.minimization import Descent, filmed_rows, films_of, minimize
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.models import Front
+from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.models.losses import is_plain
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.film import Snapshot, joined, shortened
+
+ROUGHNESS = 3.0
+"""An image has to fit the update exp(3) times better for each further unit of total variation; noise has about 0.7,
+photographs about 0.1. If the update is exact, misfits differ by many orders and this decides nothing; if noise was
+added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
+
+EXACT = 1e-12
+"""Mismatch of an update that is reproduced up to rounding in single precision."""
+
+UNDERDETERMINED = 1e-6
+"""The same if fewer values of the update are known than there are pixels: many images reproduce them, rough ones more
+exactly, so that the smoothest below this is the likeliest."""
+
+_LEAST_VARIATION = 0.01
+"""Least total variation of an image."""
+
+
+@dataclass(frozen=True, eq=False)
+class Judgment:
+    """Judgment of V attempts.
+
+    Attributes:
+        mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
+            or evident defense leaves open; tensors of noise change all attempts' alike.
+        widest: (V,) the same of the tensor with the most elements, which noise affects the least.
+        balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
+            zero gradient's.
+        score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
+            batch; the least wins. If noise says how smooth images are, angle and total variation at that weight.
+            Infinite if it isn't a number.
+    """
+
+    mismatch: Tensor
+    widest: Tensor
+    balance: Tensor
+    score: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfAllLayers(Cosine):
+    """Geometric mean over layers, instead of the arithmetic one."""
+
+    per_layer: bool = True
+
+    def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        terms = [self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]
+        return torch.stack(terms).mean(0).exp()
+
+    def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
+        return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
+
+
+_common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
+
+
+@torch.no_grad()
+def judge(problem: Problem, variables: Tensor) -> Judgment:
+    """Judge the attempts ``variables`` (V, N), with their images cut to [0, 1]."""
+    images = problem.images(variables).clamp(0, 1)
+    transform = problem.constraints.transform
+    seen = transform(images) if transform else images
+    given = seen, problem.guessed_labels(variables), problem.hidden_gradients(variables)
+    with differentiable_twice(), torch.no_grad():
+        found = []  # of all tensors, the widest and the whole
+        for one, hidden in zip(problem.rounds, given[2], strict=True):
+            statistics = one.statistics(*given[:2], hidden)
+            found.append(torch.stack([_common(statistics), _common.of_widest(statistics), _angle(statistics)]))
+        mismatch, widest, angle = torch.stack(found).mean(0).double()
+        misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
+    rough = problem.roughness(Guess(images, 1, lambda: ())).double()
+    least = torch.where(_is_underdetermined(problem), UNDERDETERMINED, EXACT)
+    score = torch.maximum(mismatch, least.to(mismatch)).log() + ROUGHNESS * rough
+    if (weight := problem.constraints.likeliest) is not None:
+        weight = weight.double()
+        score = torch.where(weight > 0, angle / weight.clamp_min(EXACT) + rough, score)
+    balance = misfit / rough.clamp_min(_LEAST_VARIATION)
+    return Judgment(mismatch, widest, balance, score.nan_to_num(math.inf, math.inf, math.inf))
+
+
+def margin(problem: Problem) -> float:
+    """Return the fall of the logarithm of the widest tensor's mismatch that free pixels explain.
+
+    It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
+    """
+    return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
+
+
+def _is_underdetermined(problem: Problem) -> Tensor:
+    """Return ``True`` (V,) if some values are known exactly, but fewer than pixels."""
+    targets = [target for one in problem.rounds for target in one.targets.values()]
+    bounded = [t.low.eq(t.high).sum(1) for t in targets if t.low is not None and t.high is not None]
+    free = sum(target.size for target in targets if target.low is None)
+    exact = torch.stack(bounded).sum(0) if bounded else targets[0].squared.new_zeros(len(targets[0].squared))
+    return (exact > 0) & (exact + free < problem.pixels)
+
 
 _EASED = 10.0
 """Largest factor by which total variation is eased from one rung to the next."""
@@ -43,13 +134,14 @@ class Attempt:
     """One contender's attempt at one victim.
 
     Attributes:
+        member, position: numbers of the contender and of the victim.
         roughness: weight of total variation in the next rung, as a share of a zero gradient's loss.
         labels: labels (B,) of its own; ``None``: the common ones.
         held: ``True`` if it is held to known features.
         given: attack that found its first images, or empty.
         margin: least fall of the logarithm of ``widest`` before these images are left.
         variables: (N,); ``None`` before the first rung.
-        mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.judgment.Judgment`.
+        mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
         history: losses of all rungs.
     """
 
@@ -66,6 +158,7 @@ class Attempt:
     score: float = math.inf
     history: tuple[float, ...] = ()
     film: tuple[Snapshot, ...] = ()
+    position: int = 0
 
     @property
     def order(self) -> tuple[float, int, int]:
@@ -105,16 +198,16 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
     """Return up to ``number`` alternative labels (B,), most likely first, without the inferred ones."""
-    layer = output_layer(observation.model, observation.num_classes)
+    layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
         return []
     like = next(prepared.observer.parameters())
     rng = derive_generator(prepared.seed, "attack", str(observation.id), "labels")
     gradient = _gradient_of(observation, layer, like)
-    outputs = usual_outputs(prepared.observer, observation.input_shape, layer, rng, gradient)
-    expected = expected_counts(gradient, layer, size, *outputs)
-    return [] if expected is None else nearest_counts(expected, size, number + 1)[1:]
+    outputs = labeling.usual_outputs(prepared.observer, observation.input_shape, layer, rng, gradient)
+    expected = labeling.expected_counts(gradient, layer, size, *outputs)
+    return [] if expected is None else labeling.nearest_counts(expected, size, number + 1)[1:]
 
 
 def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: Tensor) -> Tensors:
@@ -129,16 +222,15 @@ def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor,
     Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images, which are closer to
     the client's than noise. Images keep their labels as far as the counts allow.
     """
-    layer = output_layer(observation.model, observation.num_classes)
+    layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
         return None
     probabilities = prepared.observer(images).softmax(1).mean(0)
     gradient = _gradient_of(observation, layer, images)
-    found = infer_labels(gradient, layer, len(labels), probabilities, torch.ones_like(probabilities))
+    found = labeling.infer_labels(gradient, layer, len(labels), probabilities, torch.ones_like(probabilities))
     if found is None:
         return None
-    spare = torch.bincount(found, minlength=observation.num_classes)
-    result, unlabeled = labels.clone(), []
+    spare, result, unlabeled = torch.bincount(found, minlength=observation.num_classes), labels.clone(), []
     for place, label in enumerate(labels.tolist()):
         if spare[label] > 0:
             spare[label] -= 1
@@ -156,85 +248,71 @@ _SURE_OF_LABELS = 2
 
 
 class Race:
-    """The contenders for one group of victims.
-
-    Args:
-        entered: attempts at each victim.
+    """The contenders for one group of victims, with the attempts ``entered`` at each.
 
     Raises:
         NotAttackableError: no contender can attack the group.
     """
 
     def __init__(
-        self,
-        group: Group,
-        entered: Sequence[Entry],
-        seed: int,
-        *,
-        features: Mapping[int, HiddenFeatures] = MappingProxyType({}),
+        self, group: Group, entered: Sequence[Entry], seed: int, *, features: Mapping[int, HiddenFeatures] | None = None
     ) -> None:
-        self._features = features
+        self._features = features or {}
         self._members = list(dict.fromkeys(member for member, _, _ in entered))
         with cpu_threads(1):
             self._prepared: list[Prepared] = [prepare(member.attack, group, seed) for member in self._members]
         first = self._prepared[0]
         self.failures: Mapping[int, str] = first.failures
         self._victims = [{victim.position: victim for victim in one.victims} for one in self._prepared]
-        self._rough = entered[0][2]
         self._any_contrast = normalizes_by_batch(group.first)
+        blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entered]
+        self._rough = blank[0].roughness
         # enter an attempt of the first contender for each transformation that the client may have done
-        transforms = len(self._prepared[0].rounds[0].known.transforms)
-        member, _, rough = entered[0]
-        entries = (
-            entered if transforms < 2 else [(member, start, rough) for start in range(max(transforms, len(entered)))]
-        )
-        blank = [Attempt(self._members.index(member), start, rough) for member, start, rough in entries]
+        if (transforms := len(first.rounds[0].known.transforms)) > 1:
+            blank = [replace(blank[0], start=start) for start in range(max(transforms, len(entered)))]
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
         """Give all but the first attempts at a batch with inferred labels other likely labels."""
-        known = self._features.get(victim.position)
-        if known is not None:
+        blank = [replace(attempt, position=victim.position) for attempt in blank]
+        if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
             held = replace(free[0], start=1 + max(attempt.start for attempt in free), held=True)
             return [free[0], held, *free[1:]][: max(2, len(free))]
         told = victim.label_source != "inferred" or not is_plain(self._prepared[0].rounds[0].victim_model.loss)
         if told or len(blank) <= _SURE_OF_LABELS:
-            return list(blank)
+            return blank
         others = other_labels(self._prepared[0], victim.observation, len(blank) - _SURE_OF_LABELS)
-        tried: list[Tensor | None] = [*([None] * _SURE_OF_LABELS), *others]
-        tried += [None] * (len(blank) - len(tried))
-        return [replace(attempt, labels=labels) for attempt, labels in zip(blank, tried, strict=True)]
+        sure, unsure = blank[:_SURE_OF_LABELS], blank[_SURE_OF_LABELS:]
+        relabeled = [replace(attempt, labels=labels) for attempt, labels in zip(unsure, others, strict=False)]
+        return [*sure, *relabeled, *unsure[len(others) :]]
 
     def add(self, position: int, batch: Batch, found_by: str = "") -> None:
-        if position not in self.attempts:
+        first, labels = self._prepared[0], None if batch.labels.is_floating_point() else batch.labels
+        variables = first.settings.space.to_variables(batch.inputs).flatten()
+        if position not in self.attempts or len(variables) != torch.Size(first.shape).numel():
             return
-        labels = None if batch.labels.is_floating_point() else batch.labels
-        variables = self._prepared[0].settings.space.to_variables(batch.inputs).flatten()
-        if len(variables) != torch.Size(self._prepared[0].shape).numel():
-            return
-        row, _ = self._prepared[0].start([self._victims[0][position]], [0])
+        row, _ = first.start([self._victims[0][position]], [0])
         variables = torch.cat([variables.to(row), row[0, len(variables) :]])
         number = 1 + max(attempt.start for attempt in self.attempts[position])
-        given = Attempt(0, number, self._rough, labels=labels, given=found_by, variables=variables)
-        problem = self._problem(0, [(position, given)])
+        given = Attempt(0, number, self._rough, labels, given=found_by, variables=variables, position=position)
+        problem = self._problem([given])
         judged = judge(problem, variables[None])
         rough = min(self._rough, float(judged.balance[0]))
         self.attempts[position].append(replace(given.judged(judged, 0), roughness=rough, margin=margin(problem)))
 
     def seconds_per_evaluation(self, evaluations: int) -> float:
         positions = list(self.attempts)[: self._prepared[0].capacity]
-        jobs = [(position, Attempt(0, 0, self._rough)) for position in positions]
+        jobs = [Attempt(0, 0, self._rough, position=position) for position in positions]
         number = max(evaluations, self._members[0].evaluations)
-        return seconds_of(lambda: self._descend(0, jobs, number, lambda share: None)) / (number * len(jobs))
+        return seconds_of(lambda: self._descend(jobs, number, lambda share: None)) / (number * len(jobs))
 
     @property
     def most(self) -> int:
         return max(map(len, self.attempts.values()), default=1)
 
     def run(self, rungs: Sequence[Rung], report: Report) -> None:
-        total = sum(rung.attempts * rung.evaluations for rung in rungs)
-        done = 0.0
+        total, done = sum(rung.attempts * rung.evaluations for rung in rungs), 0.0
         for number, rung in enumerate(rungs):
             if number:
                 self._keep(rung.attempts)
@@ -254,13 +332,14 @@ class Race:
         if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
             return
         for position, attempts in self.attempts.items():
-            self.attempts[position] = [self._relabeled_attempt(position, attempt) for attempt in attempts]
+            self.attempts[position] = [self._relabeled(attempt) for attempt in attempts]
 
-    def _relabeled_attempt(self, position: int, attempt: Attempt) -> Attempt:
-        prepared, victim = self._prepared[attempt.member], self._victims[attempt.member][position]
-        labels = _relabeled(victim, attempt).labels
-        told = victim.label_source != "inferred" or labels is None or labels.is_floating_point()
-        if told or labels is None or attempt.variables is None or position in self._features:
+    def _relabeled(self, attempt: Attempt) -> Attempt:
+        prepared, victim = self._prepared[attempt.member], self._victim(attempt)
+        labels = victim.labels
+        if labels is None or labels.is_floating_point() or victim.label_source != "inferred":
+            return attempt
+        if attempt.variables is None or attempt.position in self._features:
             return attempt
         pixels = attempt.variables[: torch.Size(prepared.shape).numel()]
         images = prepared.settings.space.to_images(pixels.reshape(prepared.shape)).clamp(0, 1)
@@ -268,49 +347,38 @@ class Race:
         if found is None:
             return attempt
         other = replace(attempt, labels=found)
-        judged = judge(self._problem(attempt.member, [(position, other)]), attempt.variables[None])
-        other = other.judged(judged, 0)
+        other = other.judged(judge(self._problem([other]), attempt.variables[None]), 0)
         return other if other.score < attempt.score else attempt
 
     def _rung(self, rung: Rung, report: Report) -> None:
-        jobs: dict[int, list[tuple[int, Attempt]]] = {}
-        for position, attempts in self.attempts.items():
-            for attempt in attempts:
-                if attempt.mismatch > EXACT:
-                    jobs.setdefault(attempt.member, []).append((position, attempt))
-        done, total = 0, sum(len(own) for own in jobs.values())
-        for member in sorted(jobs):
-            own_jobs, capacity = jobs[member], self._prepared[member].capacity
-            chunks = [own_jobs[begin : begin + capacity] for begin in range(0, len(own_jobs), capacity)]
+        left = [attempt for own in self.attempts.values() for attempt in own if attempt.mismatch > EXACT]
+        done = 0
+        for member in sorted({attempt.member for attempt in left}):
+            jobs, capacity = [attempt for attempt in left if attempt.member == member], self._prepared[member].capacity
+            chunks = [jobs[begin : begin + capacity] for begin in range(0, len(jobs), capacity)]
             for chunk in counted(self._members[member].name, chunks):
-                shown = part_of(report, done / total, (done + len(chunk)) / total)
-                after = self._staged(member, chunk, rung, shown)
+                after = self._staged(chunk, rung, part_of(report, done / len(left), (done + len(chunk)) / len(left)))
                 done += len(chunk)
-                for (position, before), attempt in zip(chunk, after, strict=True):
-                    own = self.attempts[position]
+                for before, attempt in zip(chunk, after, strict=True):
+                    own = self.attempts[attempt.position]
                     own[own.index(before)] = attempt
 
-    def _staged(
-        self, member: int, jobs: Sequence[tuple[int, Attempt]], rung: Rung, report: Report
-    ) -> Sequence[Attempt]:
-        stages = rung.stages if self._members[member].staged else 1
+    def _staged(self, jobs: Sequence[Attempt], rung: Rung, report: Report) -> Sequence[Attempt]:
+        stages = rung.stages if self._members[jobs[0].member].staged else 1
         for stage in range(stages):
             shown = part_of(report, stage / stages, (stage + 1) / stages)
-            after = self._descend(member, jobs, rung.evaluations // stages, shown)
-            jobs = [(position, attempt) for (position, _), attempt in zip(jobs, after, strict=True)]
-        return [attempt for _, attempt in jobs]
+            jobs = self._descend(jobs, rung.evaluations // stages, shown)
+        return jobs
 
-    def _descend(
-        self, member: int, jobs: Sequence[tuple[int, Attempt]], evaluations: int, report: Report
-    ) -> list[Attempt]:
-        prepared = self._prepared[member]
-        victims = [self._victims[member][position] for position, _ in jobs]
-        settings, known = self._members[member].settings(evaluations), [attempt.variables for _, attempt in jobs]
+    def _descend(self, jobs: Sequence[Attempt], evaluations: int, report: Report) -> list[Attempt]:
+        prepared, member = self._prepared[jobs[0].member], self._members[jobs[0].member]
+        victims = [self._victims[attempt.member][attempt.position] for attempt in jobs]
+        settings, known = member.attack, [attempt.variables for attempt in jobs]
         assert not isinstance(settings.optimizer, EvolutionStrategy)
         with cpu_threads(1):
-            variables, generators = prepared.start(victims, [attempt.start for _, attempt in jobs])
+            variables, generators = prepared.start(victims, [attempt.start for attempt in jobs])
             rows = [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
-            variables, problem = torch.stack(rows), self._problem(member, jobs)
+            variables, problem = torch.stack(rows), self._problem(jobs)
             size = multiplications_of_a_layer(prepared.observer, problem.images(variables))
         with fitting_threads(size):
             found = minimize(
@@ -320,7 +388,7 @@ class Race:
                 enough=0.0 * problem.zero_loss(),
                 descent=Descent(
                     optimizer=settings.optimizer,
-                    iterations=settings.iterations,
+                    iterations=max(1, evaluations // member.evaluations),
                     projection=settings.projection,
                     noise=settings.noise,
                 ),
@@ -331,16 +399,21 @@ class Race:
             judged, films = judge(problem, found.variables), films_of(problem, found)
         return [
             attempt.after(found.variables[row], judged, row, found.history[:, row], films.get(row, ()))
-            for row, (_, attempt) in enumerate(jobs)
+            for row, attempt in enumerate(jobs)
         ]
 
-    def _problem(self, member: int, jobs: Sequence[tuple[int, Attempt]]) -> Problem:
-        prepared = self._prepared[member]
-        victims = [_relabeled(self._victims[member][position], attempt) for position, attempt in jobs]
-        problem = prepared.problem(victims, [attempt.start for _, attempt in jobs])
-        zero = problem.zero_loss()
-        weights = torch.tensor([attempt.roughness for _, attempt in jobs]).to(zero)
-        least = problem.constraints.smoothness
+    def _victim(self, attempt: Attempt) -> PreparedVictim:
+        """Return the victim of ``attempt``, with the attempt's labels."""
+        victim = self._victims[attempt.member][attempt.position]
+        if attempt.labels is None or victim.labels is None:
+            return victim
+        return replace(victim, labels=attempt.labels.to(victim.labels.device))
+
+    def _problem(self, jobs: Sequence[Attempt]) -> Problem:
+        prepared = self._prepared[jobs[0].member]
+        problem = prepared.problem([self._victim(attempt) for attempt in jobs], [attempt.start for attempt in jobs])
+        zero, least = problem.zero_loss(), problem.constraints.smoothness
+        weights = torch.tensor([attempt.roughness for attempt in jobs]).to(zero)
         known = replace(
             problem.constraints,
             smoothness=weights * zero if least is None else torch.maximum(weights * zero, least),
@@ -349,11 +422,9 @@ class Race:
         )
         return replace(problem, constraints=known)
 
-    def _known_features(
-        self, prepared: Prepared, jobs: Sequence[tuple[int, Attempt]], zero: Tensor
-    ) -> KnownFeatures | None:
+    def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
         """Return the known features, with weights in units of ``zero`` (V,), 0 for other attempts."""
-        own = [self._features[position] if attempt.held else None for position, attempt in jobs]
+        own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:
             return None
@@ -364,20 +435,20 @@ class Race:
 
     def best(self, position: int) -> Reconstruction:
         (attempt,) = self.attempts[position]
-        victim, prepared = self._victims[attempt.member][position], self._prepared[attempt.member]
+        victim, prepared = self._victim(attempt), self._prepared[attempt.member]
         if attempt.variables is None or not math.isfinite(attempt.score):
             return failed(victim.observation, "The objective is not finite at any start; check the update.")
         size, pixels = prepared.shape[0], torch.Size(prepared.shape).numel()
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
-        labels, loss = _relabeled(victim, attempt).labels, prepared.rounds[0].victim_model.loss
+        labels, loss = victim.labels, prepared.rounds[0].victim_model.loss
         if labels is None:
             logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
             labels = loss.expected(logits)
         own = self._members[attempt.member].name
-        images = images.clamp(0, 1).float().to(victim.observation.precision)
+        images = images.clamp(0, 1).float().to(victim.observation.precision).cpu()
         return Reconstruction(
             id=victim.observation.id,
-            batch=Batch(images.cpu(), loss.answers(labels).cpu()),
+            batch=Batch(images, loss.answers(labels).cpu()),
             loss=attempt.mismatch,
             history=attempt.history,
             film=shortened(attempt.film),
@@ -385,9 +456,3 @@ class Race:
             countermeasures=prepared.countermeasures,
             member=f"{attempt.given}, then {own}" if attempt.given else own,
         )
-
-
-def _relabeled(victim: PreparedVictim, attempt: Attempt) -> PreparedVictim:
-    if attempt.labels is None or victim.labels is None:
-        return victim
-    return replace(victim, labels=attempt.labels.to(victim.labels.device))

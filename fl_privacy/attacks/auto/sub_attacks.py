@@ -78,12 +78,10 @@ def most_attempts(evaluations: int) -> int:
 def affordable(evaluations: float, beside: int) -> int:
     """Return the most evaluations of a victim whose rungs fit in ``evaluations``, with ``beside`` given attempts."""
     number = max(LEAST, int(evaluations))
-    # sum the evaluations of all rungs; no attempt gets less than ``LEAST``
-    while (
-        number > LEAST
-        and sum(rung.attempts * rung.evaluations for rung in rungs(number, most_attempts(number) + beside))
-        > evaluations
-    ):
+    while number > LEAST:
+        planned = rungs(number, most_attempts(number) + beside)
+        if sum(rung.attempts * rung.evaluations for rung in planned) <= evaluations:
+            break
         number = max(LEAST, number - max(1, number // 50))
     return number
 
@@ -128,13 +126,9 @@ def rungs(evaluations: int, attempts: int) -> list[Rung]:
     while numbers[-1] > 1:
         numbers.append(math.ceil(numbers[-1] / _KEPT))
     last = int(_LAST * evaluations) if attempts > 1 else evaluations
-    stages = max(1, min(_STAGES, last // _STAGE))
-    late = Rung(1, max(LEAST, last), stages)
-    if attempts == 1:
-        return [late]
-    each = (1 - _LAST) * evaluations / (len(numbers) - 1)
+    each = (1 - _LAST) * evaluations / max(1, len(numbers) - 1)
     early = [Rung(count, max(LEAST, int(each / count))) for count in numbers[:-1]]
-    return [*early, late]
+    return [*early, Rung(1, max(LEAST, last), stages=max(1, min(_STAGES, last // _STAGE)))]
 
 
 _ROUGH = (
@@ -178,9 +172,6 @@ class Contender:
     evaluations: int = 1
     staged: bool = False
 
-    def settings(self, evaluations: int) -> GradientInversion:
-        return replace(self.attack, iterations=max(1, evaluations // self.evaluations))
-
 
 Entry = tuple[Contender, int, float]
 """A contender, the number of its start, and the weight of total variation that it starts with, as a share of the loss
@@ -196,14 +187,17 @@ def entries(
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
     smooth = not any(isinstance(module, _ROUGH) for module in observation.model.modules())
     thin = _share_known(observation)
+
+    def smoothed(weight: float) -> Contender:
+        return replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=weight),)))
+
     if observation.knowledge.bounds is not None:
         # a step of Adam leaves only small values of a gradient: try images that stay smooth
-        held = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_BEHIND_ADAM),)))
-        smoother = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=4 * _BEHIND_ADAM),)))
-        chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoother, 0, 0.0), (curved, 0, 1e-2)]
+        held = smoothed(_BEHIND_ADAM)
+        chosen = [(held, 0, 0.0), (held, 1, 0.0), (smoothed(4 * _BEHIND_ADAM), 0, 0.0), (curved, 0, 1e-2)]
     elif thin < (_THIN if smooth else 1):
-        smoothed = replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=_HELD),)))
-        chosen = [(smoothed, 0, 1e-1), (smoothed, 1, 1e-1), (smoothed, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
+        held = smoothed(_HELD)
+        chosen = [(held, 0, 1e-1), (held, 1, 1e-1), (held, 2, 3e-1), (curved, 0, 3e-1), (layered, 0, 1e-1)]
     elif thin < 1:
         chosen = [(curved, 0, 3e-1), (signed, 0, 4e-1), (curved, 1, 1e-1), (signed, 1, 1e-1), (layered, 0, 1e-1)]
     elif _is_noisy(observation):
@@ -225,10 +219,7 @@ def entries(
     more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
     if _is_noisy(observation):
         more = [(signed, 0.0), (curved, 0.0)]
-    start = 5
-    while len(chosen) < most:
-        chosen += [(contender, start, weight) for contender, weight in more]
-        start += 1
+    chosen += [(contender, start, weight) for start in range(5, 5 + most) for contender, weight in more]
     return chosen[:most]
 
 
@@ -252,18 +243,12 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
     searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0),))
     statistics = (BatchNormStatistics(weight=1e-3),)
-    most = _MOVES * 5 // 4
+    by_layer = replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12))
+    curved = Contender(name="cosine by L-BFGS", attack=searching, evaluations=_MOVES * 5 // 4, staged=True)
     return (
-        Contender(name="cosine by L-BFGS", attack=searching, evaluations=most, staged=True),
-        Contender(
-            name="cosine of each layer by L-BFGS",
-            attack=replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12)),
-            evaluations=most,
-            staged=True,
-        ),
-        Contender(
-            name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True)), evaluations=most, staged=True
-        ),
+        curved,
+        replace(curved, name="cosine of each layer by L-BFGS", attack=by_layer),
+        replace(curved, name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True))),
         Contender(name="cosine by signed Adam", attack=base),
         Contender(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
@@ -275,8 +260,7 @@ def _share_known(observation: Observation) -> float:
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
     unrounded = observation.told(defense=tuple(part for part in parts if not isinstance(part.effect, Quantized)))
-    update = observation.update()
-    bounds = _known_defense(unrounded).bounds(update)
+    bounds = _known_defense(unrounded).bounds(update := observation.update())
     if all_known(bounds):
         return math.inf
     left = sum(int((low == high).sum()) for low, high in bounds.values())
@@ -286,9 +270,9 @@ def _share_known(observation: Observation) -> float:
 
 def _is_noisy(observation: Observation) -> bool:
     known = _known_defense(observation)
-    return (
-        known.noisy and all_known(known.bounds(observation.update())) and noise_over_gradient(observation) is not None
-    )
+    if not known.noisy or not all_known(known.bounds(observation.update())):
+        return False
+    return noise_over_gradient(observation) is not None
 
 
 def _known_defense(observation: Observation) -> KnownDefense:
@@ -307,5 +291,5 @@ def _known_defense(observation: Observation) -> KnownDefense:
 
 def normalizes_by_batch(observation: Observation) -> bool:
     """Return ``True`` if the client's batch norm used its own batch's statistics."""
-    layers = (module for module in observation.model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
-    return observation.plan.batch_norm == "train" and any(True for _ in layers)
+    norms = (isinstance(module, nn.modules.batchnorm._BatchNorm) for module in observation.model.modules())
+    return observation.plan.batch_norm == "train" and any(norms)

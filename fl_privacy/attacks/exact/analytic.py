@@ -19,9 +19,6 @@ from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 
-Numbered = tuple[int, Observation]
-"""A victim: its place among the results, and its observation."""
-
 _CHUNK_ELEMENTS = 1 << 24
 """Elements of weight gradients solved at a time (128 MB of float64)."""
 
@@ -61,30 +58,25 @@ class AnalyticInversion:
         layer = find_first_layer(first.model, first.sent, first.input_shape)
         if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
             raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
-        results: dict[int, Reconstruction] = {}
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
-        observations = list(group.observations.items())
+        observations, results = list(group.observations.items()), dict[int, Reconstruction]()
         for start in range(0, len(observations), at_once):
             results |= self._solve(observations[start : start + at_once], layer)
             report(len(results) / len(observations))
         return results
 
-    def _solve(self, members: Sequence[Numbered], layer: FirstLayer) -> dict[int, Reconstruction]:
+    def _solve(self, members: Sequence[tuple[int, Observation]], layer: FirstLayer) -> dict[int, Reconstruction]:
         gradients = {position: as_gradient(observation) for position, observation in members}
-        silent = [(p, o) for p, o in members if not gradients[p][layer.bias].any()]
-        members = [(p, o) for p, o in members if gradients[p][layer.bias].any()]
         reason = f"A gradient of {layer.bias} is expected, but all of it is zero."
-        failures = {p: failed(o, reason) for p, o in silent}
+        failures = {p: failed(o, reason) for p, o in members if not gradients[p][layer.bias].any()}
+        members = [(p, o) for p, o in members if p not in failures]
         if not members:
             return failures
-        weights = torch.stack([gradients[position][layer.weight] for position, _ in members])
-        biases = torch.stack([gradients[position][layer.bias] for position, _ in members])
-        count = members[0][1].upload.num_examples
-        inputs = (
-            fit(weights, biases)[:, None]
-            if count == 1
-            else distinct_ratios(weights, biases, count=count, smallest=self.smallest, alike=self.alike)
-        )
+        weights, biases = (torch.stack([gradients[p][name] for p, _ in members]) for name in layer.names)
+        if (count := members[0][1].upload.num_examples) == 1:
+            inputs = fit(weights, biases)[:, None]
+        else:
+            inputs = distinct_ratios(weights, biases, count=count, smallest=self.smallest, alike=self.alike)
         losses = residual(weights, biases, inputs)
         return failures | {
             position: _reconstruction(observation, layer, found, loss)
@@ -111,11 +103,11 @@ def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
     output = labeling.output_layer(observation.model, observation.num_classes)
     if output is None:
         return None
+    if not is_plain(observation.loss or CROSS_ENTROPY):
+        return Reproduction(observation, model_as_sent(observation)).labels(images)
     sent = observation.assumed()
     values = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
-    if not is_plain(observation.loss or CROSS_ENTROPY):
-        return Reproduction(observation, model_as_sent(observation)).labels(images)
     outputs = guessed_outputs(model, images.to(values), output[0])
     gradient = {name: g / observation.plan.loss_scale for name, g in as_gradient(observation).items() if name in output}
     return labeling.infer_labels(gradient, output, len(images), *outputs)

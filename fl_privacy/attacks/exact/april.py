@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.certificate import Read, is_muted
 from fl_privacy.attacks.exact.first_layer import Probed, probe_first_layer
 from fl_privacy.models.gradients import differentiable_twice, frozen_copy
 from fl_privacy.models.gradients.hooks import leaving
@@ -24,6 +25,9 @@ _ROUNDING = 1e-8
 
 _ALIKE = 1e-6
 """Gradients are the same up to this share of their length, in double precision."""
+
+_SURE = 1e-3
+"""Largest expected error of a pixel of a unique solution."""
 
 _MOST_OTHERS = 16
 """Largest number of tokens that are no patches, such as the class token."""
@@ -45,7 +49,7 @@ class PatchEmbedding:
     bias: str
     position: str
     first: int
-    image: tuple[int, int, int]
+    image: tuple[int, ...]
     patch: tuple[int, int]
     shift: Tensor
     scale: Tensor
@@ -53,10 +57,6 @@ class PatchEmbedding:
     @property
     def names(self) -> tuple[str, str, str]:
         return self.weight, self.bias, self.position
-
-    @property
-    def patches(self) -> int:
-        return (self.image[1] // self.patch[0]) * (self.image[2] // self.patch[1])
 
     def pixels(self, patches: Tensor) -> Tensor:
         """Turn the convolution's inputs (N, C P P) into an image (C, H, W)."""
@@ -66,27 +66,6 @@ class PatchEmbedding:
     def cut(self, image: Tensor) -> Tensor:
         """Cut an image (C, H, W) into its patches (N, C P P)."""
         return F.unfold(image[None], self.patch, stride=self.patch)[0].T
-
-    def output_gradient(self, gradients: Tensors) -> Tensor:
-        """Return the gradient of the convolution's outputs, (N, D) float64."""
-        position = gradients[self.position].double()
-        return position.reshape(-1, position.shape[-1])[self.first : self.first + self.patches]
-
-
-@dataclass(frozen=True, eq=False)
-class PatchSolution:
-    """The least squares solution of the patches' linear system.
-
-    Attributes:
-        image: (C, H, W) float64.
-        residual: share of the gradient that is left.
-        error: expected root mean squared error of the pixels, from redundant equations; infinite without these or a
-            unique solution.
-    """
-
-    image: Tensor
-    residual: float
-    error: float
 
 
 def find_patch_embedding(
@@ -104,27 +83,31 @@ def find_patch_embedding(
     found = _added(model, state, seen)
     if found is None:
         return None
-    channels, height, width = input_shape
-    kernel = (layer.kernel_size[0], layer.kernel_size[1])
-    names = f"{seen.name}.weight", f"{seen.name}.bias"
-    return PatchEmbedding(*names, *found, (channels, height, width), kernel, seen.black, seen.white - seen.black)
+    names, kernel = (f"{seen.name}.weight", f"{seen.name}.bias"), (layer.kernel_size[0], layer.kernel_size[1])
+    return PatchEmbedding(*names, *found, input_shape, kernel, seen.black, seen.white - seen.black)
 
 
-def solve(embedding: PatchEmbedding, gradients: Tensors) -> PatchSolution:
-    """Solve for the image of an update of one image."""
-    outputs, weight = embedding.output_gradient(gradients), gradients[embedding.weight].double().flatten(1)
+def solve(embedding: PatchEmbedding, gradients: Tensors) -> Read:
+    """Solve by least squares for the image (1, C, H, W), float64, of an update of one image.
+
+    It is unique if its pixels' expected root mean squared error, from redundant equations, is small.
+    """
+    own, (height, width) = embedding.image, embedding.patch
+    position = gradients[embedding.position].double()
+    outputs = position.reshape(-1, position.shape[-1])[embedding.first :][: own[1] // height * (own[2] // width)]
+    weight = gradients[embedding.weight].double().flatten(1)
     left, values, right = torch.linalg.svd(outputs, full_matrices=False)
     kept = values > _RANK * values[0]
     inverse = torch.where(kept, 1 / values.clamp_min(torch.finfo(values.dtype).tiny), 0.0)
     patches = (left * inverse) @ (right @ weight)
-    image = embedding.pixels(patches)
     apart, length = float((outputs.T @ patches - weight).norm()), float(weight.norm())
-    unknowns, equations = outputs.shape
-    if equations <= unknowns or not bool(kept.all()):
-        return PatchSolution(image, apart / length, math.inf)
-    deviation = max(apart / math.sqrt(1 - unknowns / equations), _ROUNDING * length) / math.sqrt(weight.numel())
-    spread = math.sqrt(float(values.square().reciprocal().sum()) / unknowns)
-    return PatchSolution(image, apart / length, deviation * spread / float(embedding.scale.abs().min()))
+    (unknowns, equations), error = outputs.shape, math.inf
+    if equations > unknowns and bool(kept.all()):
+        deviation = max(apart / math.sqrt(1 - unknowns / equations), _ROUNDING * length) / math.sqrt(weight.numel())
+        spread = math.sqrt(float(values.square().reciprocal().sum()) / unknowns)
+        error = deviation * spread / float(embedding.scale.abs().min())
+    muted = is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
+    return Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:

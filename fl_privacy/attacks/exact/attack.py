@@ -1,13 +1,13 @@
 """Reconstruct images from an update without any search among images, and certify them if they are proven."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
+from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, timely
 from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.feature_descent import (
@@ -25,27 +25,23 @@ from fl_privacy.attacks.exact.first_layer import (
     fit,
     residual,
 )
-from fl_privacy.attacks.exact.r_gap import LayerChain, find_chain, recursed
+from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.repeats import as_one, repeated, with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, Reading, expect_gradient, failed, read_group
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
-from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, Observation, Reconstruction
-
-_SURE = 1e-3
-"""Largest expected error of a pixel of patches that are solved."""
 
 BLOCKS = "exact behind residual blocks"
 """Name of the sub-attack that solves for one image behind residual blocks."""
 
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
 
-_TOGETHER, _NUMBERS = 16, 1 << 25
-"""Images behind convolutions that are solved for at once, and the largest number of numbers in their equations."""
+_TOGETHER = 16
+"""Images behind convolutions that are solved for at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,28 +107,24 @@ class ExactInversion:
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
-            return _recursed(group, source, report)
+            return in_parts(group.observations, _TOGETHER, "exact", report, partial(_recursed, source))
         if isinstance(source, Residual):
-            return _behind_blocks(group, source, seed, self.evaluations, report)
-        return read_group(group, self._reader(group.first, source), name="exact", seed=seed, report=report)
-
-    def _reader(self, first: Observation, source: FirstLayer | PatchEmbedding) -> Reading:
-        model = model_as_sent(first)
+            run = partial(_behind_blocks, source, seed, self.evaluations)
+            return in_parts(group.observations, _TOGETHER, "exact", report, run)
+        model = model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
                 return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
+            victim = Reproduction(observation, model)
             if isinstance(source, PatchEmbedding):
-                found = _patched(observation, source)
-            else:
-                found = self._connected(Reproduction(observation, model), source, rng, report)
-            return certified(Reproduction(observation, model), found)
+                return certified(victim, solve(source, as_gradient(observation)))
+            return certified(victim, self._connected(victim, source, rng, report))
 
-        return read
+        return read_group(group, read, name="exact", seed=seed, report=report)
 
     def _connected(self, victim: Reproduction, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
-        gradient = as_gradient(victim.observation)
-        weight, bias = gradient[layer.weight], gradient[layer.bias]
+        weight, bias = (as_gradient(victim.observation)[name] for name in layer.names)
         shade = layer.pixels(torch.zeros_like(layer.shift))
 
         def read(inputs: Tensor, unique: bool) -> Read:
@@ -156,8 +148,8 @@ class ExactInversion:
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
         """Return the layer's inputs (B, N), and ``True`` if no others could have entered."""
-        gradient, count = as_gradient(observation), observation.upload.num_examples
-        weight, bias, near = gradient[layer.weight], gradient[layer.bias], NEARLY
+        count, near = observation.upload.num_examples, NEARLY
+        weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
             return fit(weight[None], bias[None]), True
         if count == 2 and isinstance(layer, NormalizedLayer):
@@ -188,51 +180,25 @@ class ExactInversion:
         return alone[0], False
 
 
-def _patched(observation: Observation, embedding: PatchEmbedding) -> Read:
-    gradient = as_gradient(observation)
-    found = solve(embedding, gradient)
-    shade = -embedding.shift / embedding.scale
-    muted = is_muted(gradient[embedding.weight].flatten(1), embedding.cut(shade))
-    return Read(found.image[None], found.error < _SURE and not muted, found.residual)
-
-
-def _recursed(group: Group, chain: LayerChain, report: Report) -> dict[int, Reconstruction]:
-    observations, results = list(group.observations.items()), dict[int, Reconstruction]()
-    model, device = model_as_sent(group.first), chain.shift.device
-    for begin in counted("exact", range(0, len(observations), _TOGETHER)):
-        some = observations[begin : begin + _TOGETHER]
-        updates = [as_gradient(observation) for _, observation in some]
-        with cpu_threads(1), even_share(math.ceil((len(observations) - begin) / _TOGETHER)):
-            found = recursed(chain, stack(updates, list(chain.names), device, torch.float64))
-        for (position, observation), sound, image, left in zip(
-            some, found.sound.tolist(), found.images, found.left.tolist(), strict=True
-        ):
-            results[position] = (
-                _certified_in_range(Reproduction(observation, model), Read(image[None], unique=False, loss=left))
-                if sound
-                else failed(observation, _UNKNOWN)
-            )
-        report(len(results) / len(observations))
+def _recursed(chain: LayerChain, observations: dict[int, Observation], report: Report) -> dict[int, Reconstruction]:
+    updates, results = [as_gradient(each) for each in observations.values()], dict[int, Reconstruction]()
+    with cpu_threads(1):
+        images, lost = recursed(chain, stack(updates, list(chain.names), chain.shift.device, torch.float64))
+    model = model_as_sent(next(iter(observations.values())))
+    for (position, observation), image, left in zip(observations.items(), images, lost.tolist(), strict=True):
+        read = Read(image[None], unique=False, loss=left)
+        results[position] = (
+            _certified_in_range(Reproduction(observation, model), read)
+            if left < WRONG
+            else failed(observation, _UNKNOWN)
+        )
+    report(1.0)
     return results
 
 
+@cpu_threads(1)
 def _behind_blocks(
-    group: Group, network: Residual, seed: int, evaluations: int, report: Report
-) -> dict[int, Reconstruction]:
-    observations, results = list(group.observations.items()), dict[int, Reconstruction]()
-    for begin in counted("exact", range(0, len(observations), _TOGETHER)):
-        some = dict(observations[begin : begin + _TOGETHER])
-
-        def meter(part: float, begin: int = begin, size: int = len(some)) -> None:
-            report((begin + part * size) / len(observations))
-
-        with cpu_threads(1), even_share(math.ceil((len(observations) - begin) / _TOGETHER)):
-            results |= _some_behind_blocks(some, network, seed, evaluations, meter)
-    return results
-
-
-def _some_behind_blocks(
-    observations: dict[int, Observation], network: Residual, seed: int, evaluations: int, report: Report
+    network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
@@ -241,12 +207,12 @@ def _some_behind_blocks(
     for row in (~known.found).nonzero().flatten().tolist():
         own = positions[row]
         if len(positions) > 1 and known.started[row]:
-            results |= _some_behind_blocks({own: observations[own]}, network, seed, evaluations, lambda part: None)
+            results |= _behind_blocks(network, seed, evaluations, {own: observations[own]}, lambda part: None)
         else:
             results[own] = failed(observations[own], _UNKNOWN)
     if len(rows):
-        found = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
-        for row, image, left in zip(rows.tolist(), found.images, found.left.tolist(), strict=True):
+        images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
+        for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
             reproduction = Reproduction(observations[positions[row]], model_as_sent(observations[positions[row]]))
             solved = _certified_in_range(reproduction, Read(image[None], unique=False, loss=left))
             results[positions[row]] = replace(solved, member=BLOCKS)

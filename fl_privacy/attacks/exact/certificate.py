@@ -14,7 +14,6 @@ from fl_privacy.attacks.gradient_inversion.labels import Head, labels_behind
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.models.gradients import frozen_copy, loss_gradients
 from fl_privacy.models.gradients.hooks import entering
-from fl_privacy.models.layers import Rest
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors
 from fl_privacy.types.schema import Schema, schema_of
@@ -67,29 +66,51 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Compares the gradient of a batch with the one observed, in double precision on the device of the values sent.
-
-    Attributes:
-        observation: one update, taken for a mean gradient at the values sent.
-    """
+    """Compares a batch's gradient with an update's, taken for a mean gradient at values sent, in double precision."""
 
     observation: Observation
     model: nn.Module
 
-    def labels(self, images: Tensor) -> Tensor | None:
-        """Infer labels (B,) or (B, K) of images (B, C, H, W) or tokens (B, L); ``None`` without an output layer.
+    def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
+        """Infer labels (B,) or (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
 
         They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is the same
         multiple of p elsewhere, since clients may scale gradients.
         """
-        return self._solved(self.model, self._entering(images))
+        found = self.errors(inputs, network)
+        if found is None or is_plain(self.loss):
+            return _labels(found)
+        return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
         """Return p and p - y (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
 
         Under other losses p - y is the loss's slope of each, times B.
         """
-        return self._errors(network or self.model, self._entering(inputs))
+        observation, inputs = self.observation, self._entering(inputs)
+        output = labeling.output_layer(observation.model, observation.num_classes)
+        single, gradient = output is None, as_gradient(observation)
+        output = output or labeling.logit_layer(observation.model, observation.num_classes)
+        if output is None:
+            return None
+        weight, bias = gradient.get(output[0]), gradient.get(output[1] or "")
+        if weight is None and (bias is None or len(inputs) > 1):
+            return None
+        owner = output[0].rpartition(".")[0]
+        with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
+            probabilities = (network or self.model)(inputs).softmax(1)
+        if weight is None:  # the bias's gradient alone, of one example
+            assert bias is not None
+            bias = torch.cat([-bias, bias]) if single else bias
+            return probabilities, bias.double()[None] / observation.plan.loss_scale
+        entered, observed = calls[0].inputs, weight.double()
+        if entered.dim() != 2:
+            return None
+        if bias is not None:
+            entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
+            observed = torch.cat([observed, bias.double()[:, None]], 1)
+        errors = len(inputs) / observation.plan.loss_scale * least_squares(entered.T, observed.T)
+        return probabilities, torch.cat([-errors, errors], 1) if single else errors
 
     def head(self, inputs: Tensor, network: nn.Module | None = None) -> Head:
         """Return the output layer's :class:`Head` for inputs of ``network``, by default the model."""
@@ -104,10 +125,6 @@ class Reproduction:
         found = self.errors(images)
         return None if found is None else found[1].argmin(1)
 
-    def labels_of(self, features: Tensor, path: str) -> Tensor | None:
-        rest = Rest(self.model, path, self.observation.input_shape)
-        return self._solved(rest, features.to(self._device, torch.float64))
-
     def equals(self, distance: float) -> bool:
         """Return ``True`` for a distance of rounding, in the precision in which all of the gradient was computed."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
@@ -119,51 +136,21 @@ class Reproduction:
     def loss(self) -> Loss:
         return self.observation.loss or CROSS_ENTROPY
 
-    def _solved(self, network: nn.Module, inputs: Tensor) -> Tensor | None:
-        found = self._errors(network, inputs)
-        if found is None or is_plain(self.loss):
-            return _labels(found)
-        labels, _ = labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))
-        return labels
-
-    def _errors(self, network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
-        observation = self.observation
-        output = labeling.output_layer(observation.model, observation.num_classes)
-        single, gradient = output is None, as_gradient(observation)
-        output = output or labeling.logit_layer(observation.model, observation.num_classes)
-        if output is None:
-            return None
-        if output[0] not in gradient:
-            bias = gradient.get(output[1] or "")
-            bias = torch.cat([-bias, bias]) if single and bias is not None else bias
-            return self._errors_of_one(network, inputs, bias)
-        owner = output[0].rpartition(".")[0]
-        with torch.no_grad(), entering({owner: self.model.get_submodule(owner)}) as calls:
-            probabilities = network(inputs).softmax(1)
-        entered, observed = calls[0].inputs, gradient[output[0]].double()
-        if entered.dim() != 2:
-            return None
-        if output[1] is not None and output[1] in gradient:
-            entered = torch.cat([entered, torch.ones_like(entered[:, :1])], 1)
-            observed = torch.cat([observed, gradient[output[1]].double()[:, None]], 1)
-        errors = len(inputs) / observation.plan.loss_scale * least_squares(entered.T, observed.T)
-        return probabilities, torch.cat([-errors, errors], 1) if single else errors
-
-    def _errors_of_one(self, network: nn.Module, inputs: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y of one example from the output bias's gradient (K,)."""
-        if bias is None or len(inputs) > 1:
-            return None
-        with torch.no_grad():
-            probabilities = network(inputs).softmax(1)
-        return probabilities, bias.double()[None] / self.observation.plan.loss_scale
-
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """Return the distance of the gradient of ``batch`` from the one observed, relative to the latter's length.
 
         A common factor is ignored, since clients clip, unless ``any_scale`` is off. The worst tensor counts, so that no
         small layer hides.
         """
-        return _distance(self._gradients(batch), as_gradient(self.observation), any_scale=any_scale)
+        found, observed = self._gradients(batch), as_gradient(self.observation)
+        inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
+        squared = sum(float(found[name].double().square().sum()) for name in observed)
+        factor = (max(inner, 0.0) / squared if squared else 0.0) if any_scale else 1.0
+        lengths = {name: float(value.double().norm()) for name, value in observed.items()}
+        least = ROUNDING * max(lengths.values())
+        apart = {name: float((factor * found[name] - value.double()).norm()) for name, value in observed.items()}
+        shares = [apart[name] / max(lengths[name], least) for name in observed]
+        return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def share(self, batch: Batch, weight: float) -> float:
         """Return the relative length of ``weight`` times the gradient of ``batch``, in its largest tensor."""
@@ -206,11 +193,7 @@ def model_as_sent(observation: Observation) -> nn.Module:
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Infer the labels and the certainty of solved images.
-
-    Args:
-        ordered: ``True`` if known labels are in the order of the images.
-    """
+    """Infer the labels and the certainty of solved images; known labels are in their order if ``ordered``."""
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
     if labels is None or read.unique or not ordered:  # known labels are not in the order of the images
@@ -286,14 +269,3 @@ def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
     if bool((labels.amax(1) > (1 - _ROUNDED) * labels.sum(1)).all()):
         return labels.argmax(1)
     return labels / labels.sum(1, keepdim=True).clamp_min(torch.finfo(labels.dtype).tiny)
-
-
-def _distance(found: Tensors, observed: Tensors, *, any_scale: bool) -> float:
-    inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
-    squared = sum(float(found[name].double().square().sum()) for name in observed)
-    factor = (max(inner, 0.0) / squared if squared else 0.0) if any_scale else 1.0
-    lengths = {name: float(value.double().norm()) for name, value in observed.items()}
-    longest = max(lengths.values())
-    apart = {name: float((factor * found[name] - value.double()).norm()) for name, value in observed.items()}
-    shares = [apart[name] / max(lengths[name], ROUNDING * longest) for name in observed]
-    return math.nan if any(map(math.isnan, shares)) else max(shares)

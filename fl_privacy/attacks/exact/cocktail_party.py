@@ -12,16 +12,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, timely
+from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, part_of, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
-from fl_privacy.attacks.exact.unmixing import Behind, Mixture, misfit, mixture_of, unmixed_by_network
+from fl_privacy.attacks.exact.unmixing import Behind, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, expect_images
 from fl_privacy.checks import whole
-from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
@@ -63,18 +62,8 @@ def neighbors(images: Tensor) -> Tensor:
     """
     gray = images.mean(2, keepdim=True)
     kinds = [gray] if images.shape[2] == 1 else [gray, images[:, :, :-1] - gray]
-    found = []
-    for kind in kinds:
-        for apart in (kind[..., 1:] - kind[..., :-1], kind[..., 1:, :] - kind[..., :-1, :]):
-            flat = apart.flatten(2)
-            found.append(flat / flat.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1e-12))
-    return torch.cat(found, 2)
-
-
-def number_of_neighbors(shape: Sequence[int]) -> int:
-    """Return n of :func:`neighbors` for images (C, H, W)."""
-    channels, height, width = shape
-    return (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)
+    flat = [kind.diff(dim=dim).flatten(2) for kind in kinds for dim in (-1, -2)]
+    return torch.cat([each / each.square().mean((1, 2), keepdim=True).sqrt().clamp_min(1e-12) for each in flat], 2)
 
 
 def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
@@ -232,39 +221,34 @@ class CocktailParty:
             raise NotAttackableError(f"At least {count} outputs of the first layer are expected, but it has {outputs}.")
         if pixels < count:
             raise NotAttackableError(f"Images of at least {count} values are expected, but they have {pixels}.")
-        if (pairs := number_of_neighbors(first.input_shape)) <= count:
+        channels, height, width = first.input_shape
+        if (pairs := (channels + (channels > 1)) * (height * (width - 1) + (height - 1) * width)) <= count:
             raise NotAttackableError(f"More than {count} pairs of neighboring pixels are expected, but got {pairs}.")
-        model, results = model_as_sent(first), dict[int, Reconstruction]()
+        model = model_as_sent(first)
+
+        def attacked(chunk: dict[int, Observation], shown: Report) -> dict[int, Reconstruction]:
+            return self._taken_apart(chunk, layer, model, seed, shown)
+
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
-        positions = list(group.observations)
         with fitting_threads(count**2 * layer.shift.numel()):
-            for begin in counted("cocktail party", range(0, len(positions), at_once)):
-                chunk = {position: group.observations[position] for position in positions[begin : begin + at_once]}
-
-                def meter(part: float, begin: int = begin, size: int = len(chunk)) -> None:
-                    report((begin + part * size) / len(positions))
-
-                with even_share(math.ceil((len(positions) - begin) / at_once)):
-                    results |= self._taken_apart(chunk, layer, model, seed, meter)
-        return results
+            return in_parts(group.observations, at_once, "cocktail party", report, attacked)
 
     def _taken_apart(
         self, observations: Mapping[int, Observation], layer: FirstLayer, model: nn.Module, seed: int, report: Report
     ) -> dict[int, Reconstruction]:
-        results, total = dict[int, Reconstruction](), len(observations)
         basis, inputs, enough = self._components(list(observations.values()), layer, seed)
-        for row, (position, observation) in enumerate(counted("victim", list(observations.items()))):
+        rows = {position: row for row, position in enumerate(observations)}
 
-            def meter(part: float, row: int = row) -> None:
-                report(_COMPONENTS + (1 - _COMPONENTS) * (row + part) / total)
+        def attacked(alone: dict[int, Observation], shown: Report) -> dict[int, Reconstruction]:
+            ((position, observation),) = alone.items()
+            shown(0.0)
+            if not enough[row := rows[position]]:
+                reason = f"A gradient of {layer.weight} of rank {len(basis[row])} is expected."
+                return {position: failed(observation, reason)}
+            mixed = _Mixed(Reproduction(observation, model), layer, basis[row])
+            return {position: self._finished(mixed, inputs[row], shown)}
 
-            meter(0.0)
-            with even_share(total - row):
-                results[position] = (
-                    self._finished(_Mixed(Reproduction(observation, model), layer, basis[row]), inputs[row], meter)
-                    if enough[row]
-                    else failed(observation, f"A gradient of {layer.weight} of rank {len(basis[row])} is expected.")
-                )
+        results = in_parts(observations, 1, "victim", part_of(report, _COMPONENTS, 1.0), attacked)
         report(1.0)
         return results
 
@@ -274,8 +258,7 @@ class CocktailParty:
         """Return R (V, B, N), inputs (V, B, N) and whether the gradient has the rank of a batch (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
-        weights = torch.stack([gradient[layer.weight] for gradient in gradients])
-        biases = torch.stack([gradient[layer.bias] for gradient in gradients])
+        weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
         basis, enough = row_basis(weights, count)
         starts = []
         for observation in observations:
@@ -303,42 +286,21 @@ class CocktailParty:
         return replace(result, batch=Batch(result.batch.inputs, classes.cpu()))
 
 
-@dataclass(frozen=True, eq=False)
 class _Mixed:
-    reproduction: Reproduction
-    layer: FirstLayer
-    basis: Tensor
+    """A layer's mixed inputs, with orthonormal rows ``basis`` (B, N) of its gradient."""
 
-    @cached_property
-    def weight(self) -> Tensor:
-        """Return G (M, N)."""
-        return as_gradient(self.reproduction.observation)[self.layer.weight]
-
-    @cached_property
-    def bias(self) -> Tensor:
-        """Return g (M,)."""
-        return as_gradient(self.reproduction.observation)[self.layer.bias]
-
-    @cached_property
-    def _values(self) -> tuple[Tensor, Tensor]:
-        """Return W (M, N) and b (M,)."""
-        own = self.reproduction.observation.assumed().parameters
-        return own[self.layer.weight], own[self.layer.bias]
-
-    @cached_property
-    def _mixture(self) -> Mixture:
-        path = self.layer.weight.rpartition(".")[0]
-        shape = self.reproduction.observation.input_shape
-        return mixture_of(
-            self.weight,
-            self.bias,
-            self._values,
-            self.basis,
-            Behind(self.reproduction.model, path, shape, self.reproduction.loss),
-        )
+    def __init__(self, reproduction: Reproduction, layer: FirstLayer, basis: Tensor) -> None:
+        self.reproduction, self.layer, self.basis = reproduction, layer, basis
+        observation = reproduction.observation
+        gradient, sent = as_gradient(observation), observation.assumed().parameters
+        self.weight, self.bias = gradient[layer.weight], gradient[layer.bias]  # G (M, N), g (M,)
+        self._values = sent[layer.weight], sent[layer.bias]  # W (M, N), b (M,)
+        path, self._shape = layer.weight.rpartition(".")[0], observation.input_shape
+        behind = Behind(reproduction.model, path, self._shape, reproduction.loss)
+        self._mixture = mixture_of(self.weight, self.bias, self._values, basis, behind)
 
     def images(self, inputs: Tensor) -> Tensor:
-        return self.layer.pixels(inputs).reshape(len(inputs), *self.reproduction.observation.input_shape)
+        return self.layer.pixels(inputs).reshape(len(inputs), *self._shape)
 
     def differ(self, inputs: Tensor) -> bool:
         values = torch.linalg.svdvals(inputs @ self.basis.T) if inputs.isfinite().all() else inputs.new_zeros(1)
@@ -366,10 +328,8 @@ class _Mixed:
         Start or end is returned, whichever is likelier by misfit and independence.
         """
         first = inputs @ self.basis.T
-        known = [(first, labels)]
-        if self._is_silent(first, labels):
-            known += self._by_silence(first)
-        start = min(known, key=self._unlikeliness)
+        known = self._by_silence(first) if self._is_silent(first, labels) else []
+        start = min([(first, labels), *known], key=self._unlikeliness)
         (mixing, labels), reached = start, []
         for number in timely(range(_RELABELED)):
             report((1 + number) / (2 + _RELABELED))
@@ -384,10 +344,9 @@ class _Mixed:
 
     def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Find A (B, B) and its classes (B,) by silent neurons; empty if nothing is found."""
-        observed = self._mixture.observed
-        found = unmixed_by_silence(
-            observed[:, :-1], observed[:, -1], first, self._mixture.projected, self._mixture.bias
-        )
+        mixture = self._mixture
+        columns, bias = mixture.observed[:, :-1], mixture.observed[:, -1]
+        found = unmixed_by_silence(columns, bias, first, mixture.projected, mixture.bias)
         classes = None if found is None else self.classes(found @ self.basis)
         return [] if found is None or classes is None else [(found, classes)]
 
@@ -398,8 +357,7 @@ class _Mixed:
 
     @cached_property
     def _features(self) -> Tensor:
-        shape = self.reproduction.observation.input_shape
-        return neighbors((self.basis / self.layer.scale).reshape(1, len(self.basis), *shape))[0]
+        return neighbors((self.basis / self.layer.scale).reshape(1, len(self.basis), *self._shape))[0]
 
 
 def _or_worst(value: float) -> float:

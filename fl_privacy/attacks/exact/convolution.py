@@ -1,7 +1,7 @@
-"""Solve by least squares for the inputs of a convolution from its outputs and its weight's gradient."""
+"""Solve for the inputs of a convolution from its weight's gradient, with its outputs or the slopes at them."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,16 +24,16 @@ _SMOOTH = 1e-3
 """Weight of differences of neighbors if outputs are not all known, in units of an input's own weight."""
 
 
+_NOISE = 2.0
+"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
+
+
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, padded with zeros.
-
-    Attributes:
-        shape: (C, H, W) of its inputs.
-    """
+    """A convolution without groups, padded with zeros, of inputs of ``shape`` (C, H, W)."""
 
     module: nn.Conv2d
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
 
     @property
     def padding(self) -> tuple[int, ...]:
@@ -76,6 +76,12 @@ class Convolution:
         return conv2d_input(size, weight, deltas, *options)  # type: ignore[no-untyped-call, no-any-return]
 
 
+def above_noise(outputs: Tensor) -> Tensor:
+    """Zero the silent outputs (V, ...) of a ReLU; values below 0 show the noise."""
+    least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
+    return torch.where(outputs > -_NOISE * least, outputs, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Inputs of a convolution, solved for.
@@ -107,94 +113,42 @@ def solve_inputs(
         gradient: (V, O, C, kernel) of the weight.
         smooth: ``True`` for the smoothest of several solutions instead of the shortest.
     """
-    system = _system(layer, outputs, slopes, deltas, gradient, smooth=smooth)
-    found = conjugate_gradients(system.normal, system.right, system.diagonal)
-    apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in system.both(found)]).sum(0)
-    length = torch.stack([b.flatten(1).square().sum(1) for _, b in system.both(found)]).sum(0)
-    left = (apart / length.clamp_min(torch.finfo(length.dtype).tiny)).sqrt()
-    return Inputs(found, left, system.seen, system.enough)
-
-
-@dataclass(frozen=True, eq=False)
-class _System:
-    """A system of weighted linear equations, with its factorizations.
-
-    Attributes:
-        weights: (V, O, P, Q) of the ``outputs``, ``squared`` too.
-        moved: (V, n, H W) each channel's pixels -> its gradients.
-        gradients: (V, n, C) weighted.
-        products: (V, S, m, m) of columns of ``moved`` that a tap sees together; ``None`` if larger than ``moved``.
-        step: stride that divides the image, or 1; S is its square.
-        roughness: (V, 1, 1, 1) weight of differences of neighbors, if any.
-        diagonal: (V, C, H, W) of the normal matrix.
-    """
-
-    layer: Convolution
-    weights: Tensor
-    outputs: Tensor
-    moved: Tensor
-    gradients: Tensor
-    products: Tensor | None
-    step: int
-    squared: Tensor
-    roughness: Tensor | None
-    diagonal: Tensor
-    seen: Tensor
-    enough: Tensor
-
-    def both(self, inputs: Tensor) -> tuple[tuple[Tensor, Tensor], ...]:
-        moved = self.moved @ inputs.flatten(2).mT
-        return (self.weights * self.layer.outputs(inputs), self.outputs), (moved, self.gradients)
-
-    def normal(self, inputs: Tensor) -> Tensor:
-        found = self.layer.back(self.squared * self.layer.outputs(inputs))
-        if self.products is None:
-            found += ((inputs.flatten(2) @ self.moved.mT) @ self.moved).reshape(inputs.shape)
-        else:
-            seen = (_apart(inputs, self.step) @ self.products).transpose(1, 2)
-            height, width = (size // self.step for size in inputs.shape[2:])
-            found += F.pixel_shuffle(seen.reshape(len(inputs), -1, height, width), self.step)
-        return found if self.roughness is None else found.addcmul_(self.roughness, _unlike_neighbors(inputs))
-
-    @property
-    def right(self) -> Tensor:
-        second = (self.gradients.mT @ self.moved).reshape(len(self.outputs), *self.layer.shape)
-        return self.layer.back(self.weights * self.outputs) + second
-
-
-def _system(
-    layer: Convolution, outputs: Tensor, slopes: Tensor, deltas: Tensor, gradient: Tensor, *, smooth: bool
-) -> _System:
     tiny = torch.finfo(outputs.dtype).tiny
     largest = slopes.flatten(1).amax(1).clamp_min(tiny)[:, None, None, None]
     weights = torch.where(slopes > 0, (slopes / largest).clamp_min(_LEAST), 0)
     moved = layer.moved(deltas)
-    of_outputs = layer.back(weights.square(), squared=True)
+    of_outputs, squared = layer.back(weights.square(), squared=True), weights.square()
     of_gradients = moved.square().sum(1).reshape(len(moved), 1, *layer.shape[1:])
     sizes = [each.flatten(1).mean(1) for each in (of_outputs, of_gradients)]
     factor = (sizes[0] / sizes[1].clamp_min(tiny)).sqrt()
     seen = (of_outputs > 0) | (of_gradients > 0)
     enough = _number(slopes > 0) + gradient[0].numel() >= _number(seen)
     missing = ((slopes == 0).flatten(1).any(1) | ~enough | ~seen.flatten(1).all(1)) & smooth
-    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]
+    roughness = torch.where(missing, _SMOOTH * sizes[0], 0)[:, None, None, None]  # weight of differences of neighbors
     diagonal = of_outputs + factor.square()[:, None, None, None] * of_gradients + roughness
-    moved = factor[:, None, None] * moved
-    step = _common_step(layer)
+    moved = factor[:, None, None] * moved  # (V, n, H W), from each channel's pixels to its gradients
+    outputs, gradients = weights * outputs, factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3)
+    step, rough = _common_step(layer), bool(missing.any())
+    # products of columns that a tap sees together, (V, S, m, m), unless they are larger than the columns
     columns = _apart(moved.reshape(*moved.shape[:2], *layer.shape[1:]), step) if _multiplies(layer) else None
-    return _System(
-        layer=layer,
-        weights=weights,
-        outputs=weights * outputs,
-        moved=moved,
-        gradients=factor[:, None, None] * gradient.permute(0, 1, 3, 4, 2).flatten(1, 3),
-        products=None if columns is None else columns.mT @ columns,
-        step=step,
-        squared=weights.square(),
-        roughness=roughness if bool(missing.any()) else None,
-        diagonal=diagonal.clamp_min(tiny),
-        seen=seen,
-        enough=enough,
-    )
+    products = None if columns is None else columns.mT @ columns
+
+    def normal(inputs: Tensor) -> Tensor:
+        found = layer.back(squared * layer.outputs(inputs))
+        if products is None:
+            found += ((inputs.flatten(2) @ moved.mT) @ moved).reshape(inputs.shape)
+        else:
+            parts = (_apart(inputs, step) @ products).transpose(1, 2)
+            height, width = (size // step for size in inputs.shape[2:])
+            found += F.pixel_shuffle(parts.reshape(len(inputs), -1, height, width), step)
+        return found.addcmul_(roughness, _unlike_neighbors(inputs)) if rough else found
+
+    right = layer.back(weights * outputs) + (gradients.mT @ moved).reshape(len(outputs), *layer.shape)
+    found = conjugate_gradients(normal, right, diagonal.clamp_min(tiny))
+    both = (weights * layer.outputs(found), outputs), (moved @ found.flatten(2).mT, gradients)
+    apart = torch.stack([(a - b).flatten(1).square().sum(1) for a, b in both]).sum(0)
+    length = torch.stack([b.flatten(1).square().sum(1) for _, b in both]).sum(0)
+    return Inputs(found, (apart / length.clamp_min(tiny)).sqrt(), seen, enough)
 
 
 def _number(rows: Tensor) -> Tensor:
@@ -224,12 +178,9 @@ def _unlike_neighbors(images: Tensor) -> Tensor:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` for V victims, preconditioned by the ``diagonal``, for the shortest x.
+    """Solve ``normal(x) = right`` (V, ...) for the shortest x of V victims, preconditioned by ``diagonal``, above 0.
 
-    Args:
-        normal: (V, ...) -> (V, ...), symmetric and not negative.
-        right: (V, ...).
-        diagonal: (V, ...), above 0.
+    ``normal`` is symmetric and not negative.
     """
     found, rest = torch.zeros_like(right), right.clone()
     enough = _CONVERGED * _lengths(right)
@@ -303,10 +254,9 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs`` for both, and return the inputs; ``None`` if the rank is too low.
+    """Solve ``gradient = slopes * inputs`` of one image for the inputs; ``None`` if the rank is too low.
 
-    Args:
-        gradient: (O, C, kernel) of the weight, float64, for one image.
+    ``gradient`` (O, C, kernel) is that of the weight, in float64.
     """
     channels, places = layer.shape[0], layer.shape[1] * layer.shape[2]
     taps = gradient.flatten(2).permute(2, 0, 1)  # (K, O, C)
@@ -332,12 +282,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of the squared residual of ``taps`` X = Y ``shifts`` with the best Y.
-
-    Args:
-        shifts: (K, P, N).
-        taps: (K, O, R).
-    """
+    """Return the matrix (R N, R N) of the squared residual of ``taps`` (K, O, R) X = Y ``shifts`` (K, P, N), best Y."""
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
     products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)
@@ -360,3 +305,132 @@ def _least_eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
         block, _ = torch.linalg.qr(torch.cholesky_solve(block, lower))
     values, vectors = torch.linalg.eigh(block.T @ matrix @ block)
     return values, (block @ vectors)[:, 0]
+
+
+_SHORTCUT = 3.0
+"""Weight of an input that a shortcut shows, in units of the mean weight of the gradients' equations."""
+
+_FLIPS = 24
+"""Largest number of outputs that are newly taken for silent or not."""
+
+_BETTER = 0.95
+"""Share of the residual to which a flip has to reduce it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """Slopes of the loss, some of which a ReLU has stopped.
+
+    Attributes:
+        full: (V, C, H, W) without the ReLU.
+        open: (V, C, H, W) bool, the values let through; ``None``: all.
+    """
+
+    full: Tensor
+    open: Tensor | None = None
+
+    @property
+    def values(self) -> Tensor:
+        return self.full if self.open is None else self.full * self.open
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """Equations ``slopes`` * inputs = ``gradient`` (V, O, C, kernel), float64, for a layer's inputs."""
+
+    layer: Convolution
+    slopes: Slopes
+    gradient: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        """Return the right sides (V, O K, C)."""
+        return self.gradient.flatten(3).transpose(2, 3).flatten(1, 2)
+
+    @property
+    def left(self) -> Tensor:
+        """Return the matrices (V, O K, H W)."""
+        return self.layer.moved(self.slopes.values)
+
+    def of(self, rows: Tensor) -> "Equations":
+        gates = None if self.slopes.open is None else self.slopes.open[rows]
+        return Equations(self.layer, Slopes(self.slopes.full[rows], gates), self.gradient[rows])
+
+
+Shown = tuple[Tensor, Tensor]
+"""Number of times (V, C, H, W) that each input is known from elsewhere, and the sums (V, C, H, W) of these values."""
+
+
+@torch.no_grad()
+def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
+    """Solve for the inputs (V, C, H, W), and return the residual share (V,) too.
+
+    Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
+    falls.
+    """
+    for own in equations:
+        if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):
+            _turn_gates(own, own.slopes.open)
+    return _solved(equations, shown)
+
+
+def _turn_gates(own: Equations, gates: Tensor) -> None:
+    """Turn, in place, the ``gates`` (V, O, P, Q) that reduce the residual most."""
+    found, left = _solved([own], None)
+    flat, going = gates.flatten(1), left > 0
+    for _ in range(_FLIPS):
+        gain, place = _gains(own, gates, found).flatten(1).max(1)
+        going = going & (gain > 0)
+        if not going.any():
+            return
+        rows = going.nonzero().flatten()
+        flat[rows, place[rows]] ^= True
+        gates.copy_(flat.view_as(gates))
+        trial, after = _solved([own], None)
+        better = going & (after < _BETTER * left)
+        undone = (going & ~better).nonzero().flatten()
+        flat[undone, place[undone]] ^= True
+        gates.copy_(flat.view_as(gates))
+        found = torch.where(better[:, None, None, None], trial, found)
+        left, going = torch.where(better, after, left), better
+
+
+def _solved(equations: Sequence[Equations], shown: Shown | None) -> tuple[Tensor, Tensor]:
+    left = torch.cat([each.left for each in equations], 1)
+    right = torch.cat([each.right for each in equations], 1)
+    normal, sums = left.mT @ left, left.mT @ right  # (V, P, P), (V, P, C)
+    scale = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(left.dtype).tiny)[:, None, None]
+    normal, sums = normal / scale, sums / scale
+    normal.diagonal(dim1=1, dim2=2).add_(_RIDGE)
+    if shown is None:
+        found = torch.linalg.solve_ex(normal, sums)[0].mT
+    else:
+        often, own = (_SHORTCUT * values.flatten(2) for values in shown)
+        each, known = normal[:, None] + torch.diag_embed(often), sums.mT + own
+        found = torch.linalg.solve_ex(each, known[..., None])[0][..., 0]
+    apart = (left @ found.mT - right).flatten(1).norm(dim=1)
+    share = apart / right.flatten(1).norm(dim=1).clamp_min(torch.finfo(left.dtype).tiny)
+    return found.reshape(-1, *equations[0].layer.shape), torch.where(share.isfinite(), share, torch.inf)
+
+
+def _gains(own: Equations, gates: Tensor, found: Tensor) -> Tensor:
+    """Return the gain of turning each gate (V, O, P, Q), in the squared residual."""
+    left = own.left
+    outputs = own.slopes.full.shape[1]
+    step = torch.where(gates, -own.slopes.full, own.slopes.full).flatten(2)  # (V, O, P)
+    rest = own.right - left @ found.flatten(2).mT
+    rest = rest.reshape(len(rest), outputs, -1, rest.shape[2])  # (V, O, K, C)
+    module, (down, across) = own.layer.module, own.layer.padding
+    seen = F.unfold(found, module.kernel_size, module.dilation, (down, across), module.stride)
+    seen = seen.reshape(*found.shape[:2], -1, seen.shape[2])  # (V, C, K, P) inputs that each tap sees
+    inner = torch.einsum("vokc,vckp->vop", rest, seen)
+    normal = left.mT @ left
+    normal.diagonal(dim1=1, dim2=2).add_(_RIDGE * normal.diagonal(dim1=1, dim2=2).mean(1, keepdim=True))
+    lower, _ = torch.linalg.cholesky_ex(normal)
+    thin = torch.linalg.solve_triangular(lower, left.mT, upper=False)
+    thin = thin.reshape(*thin.shape[:2], outputs, -1)  # (V, N, O, K)
+    taken = torch.einsum("vnok,vnol->vokl", thin, thin)
+    free = torch.eye(taken.shape[-1], dtype=taken.dtype, device=taken.device) - taken
+    squared = torch.einsum("vokl,vklp->vop", free, torch.einsum("vckp,vclp->vklp", seen, seen))
+    gain = 2 * inner * step - step.square() * squared
+    return torch.where(gain.isfinite(), gain, 0).reshape(gates.shape)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.attack import Report, even_share, timely
+from fl_privacy.attacks.attack import Report, even_share, part_of, timely
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.residual import Known, Residual
 from fl_privacy.attacks.optimizers import LBFGS
@@ -27,33 +27,17 @@ _NEAREST = 2
 """Blocks nearest to the image whose outputs are matched."""
 
 
-@dataclass(frozen=True, eq=False)
-class FeatureImages:
-    """Images that match what is known between the layers.
+def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
+    """Descend to images (V, C, H, W), float64, with the known features and gradients of the first layers.
 
-    Attributes:
-        images: (V, C, H, W) in float64.
-        left: (V,) mismatch, as a mean share of squared lengths.
-        history: (V, n) losses.
-    """
-
-    images: Tensor
-    left: Tensor
-    history: Tensor
-
-
-def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> FeatureImages:
-    """Descend to images with the known features and gradients of the first layers.
-
-    Args:
-        evaluations: number for each victim.
+    Their mismatch (V,), as a mean share of squared lengths, is returned, too. ``evaluations`` are those of each victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
     rng = torch.Generator().manual_seed(seed)
-    start = 0.5 + _SPREAD * (torch.rand(1, *network.image, generator=rng, dtype=like.dtype) - 0.5)
+    start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
     images = start.to(like.device).repeat(len(like), 1, 1, 1)
-    history, each = [], max(1, evaluations // len(SMOOTH))
+    each = max(1, evaluations // len(SMOOTH))
     for stage, weight in enumerate(timely(SMOOTH)):
 
         def loss(images: Tensor, weight: float = weight) -> Tensor:
@@ -63,15 +47,11 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
                 + (F.relu(-images) + F.relu(images - 1)).square().flatten(1).mean(1)
             )
 
-        def meter(part: float, stage: int = stage) -> None:
-            report((stage + part) / len(SMOOTH))
-
+        shown = part_of(report, stage / len(SMOOTH), (stage + 1) / len(SMOOTH))
         with even_share(len(SMOOTH) - stage):
-            images, losses = _descended(loss, images, each, meter)
-        history.append(losses)
+            images = _descended(loss, images, each, shown)
     with torch.no_grad():
-        left = missed(images)
-    return FeatureImages(images, left, torch.cat(history, 1))
+        return images, missed(images)
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
@@ -85,22 +65,12 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
     furthest = max([*nearest, *(node for node, *_ in moved)], key=order.__getitem__)
 
     def missed(images: Tensor) -> Tensor:
-        found = _computed(network, images, furthest)
+        found = graph.values({graph.image: images}, furthest)
         parts = [_unlike(network, node, found, values) / sizes[node] for node, values in targets.items()]
         parts += [_squares(left @ found[node].flatten(2).mT - right) / size for node, _, left, right, size in moved]
         return torch.stack(parts).sum(0)
 
     return missed
-
-
-def _computed(network: Residual, images: Tensor, wanted: fx.Node) -> Mapping[fx.Node, Tensor]:
-    interpreter = fx.Interpreter(network.graph.module)
-    interpreter.env = {network.graph.image: images}
-    needed = network.graph.behind(wanted, ())
-    for node in network.graph.nodes:
-        if node in needed and node.op != "placeholder":
-            interpreter.env[node] = interpreter.run_node(node)
-    return interpreter.env
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
@@ -117,15 +87,12 @@ def _squares(values: Tensor) -> Tensor:
     return squares
 
 
-def _descended(
-    loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report
-) -> tuple[Tensor, Tensor]:
-    """Descend by L-BFGS, each victim alone; return the best images and the losses (V, n)."""
+def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report) -> Tensor:
+    """Descend by L-BFGS, each victim alone, and return the best images."""
     shape, variables = images.shape, images.flatten(1)
     best, least = variables, torch.full_like(variables[:, 0], torch.inf)
     settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
     run = settings.start(variables, iterations=evaluations, images=variables.shape[1])
-    history: list[Tensor] = []
     for number in timely(range(evaluations)):
         inputs = variables.detach().requires_grad_(True)
         values = loss(inputs.view(shape))
@@ -133,12 +100,11 @@ def _descended(
         values = values.detach()
         better = values < least
         best, least = torch.where(better[:, None], variables, best), torch.where(better, values, least)
-        history.append(least)
         variables, _, finished = run.step(variables, values, gradient)
         report(number / evaluations)
         if finished.all():
             break
-    return best.view(shape), torch.stack(history, 1)
+    return best.view(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,13 +136,13 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
     names = [f"{first.name}.running_mean", f"{first.name}.running_var"]
     if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
         return None
-    share = norm.momentum
-    if share is None:
+    if (share := norm.momentum) is None:
         share = 1 / (float(sent.buffers[f"{first.name}.num_batches_tracked"]) + 1)
     mean, variance = (
         (observation.upload.buffers[name].double() - (1 - share) * sent.buffers[name].double()) / share
         for name in names
     )
+    each = first.random.numel() // len(mean)
     values = size * first.random.numel() // len(mean)
     variance = (variance * (values - 1) / values).clamp_min(0)
     found = dict(zip(names, (each.to(sent.buffers[names[0]]) for each in (mean, variance)), strict=True))
@@ -184,21 +150,12 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
     layer = find_first_layer(observation.model, state, shape, fixed_norms=True)
     weight = sent.parameters.get(f"{first.name}.weight", torch.ones_like(mean)).double()
     bias = sent.parameters.get(f"{first.name}.bias", torch.zeros_like(mean)).double()
-    spread = weight * (variance / (variance + norm.eps)).sqrt()
-    each = first.random.numel() // len(mean)
-    return NormalizedLayer(
-        *(layer.weight, layer.bias, layer.shift, layer.scale),
-        center=bias.repeat_interleave(each),
-        spread=spread if each == 1 else None,
-    )
+    spread = weight * (variance / (variance + norm.eps)).sqrt() if each == 1 else None
+    return NormalizedLayer(*layer.names, layer.shift, layer.scale, bias.repeat_interleave(each), spread)
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradient.
-
-    Args:
-        weight, bias: gradients (M, N) and (M,).
-    """
+    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradients (M, N), (M,)."""
     if layer.spread is None:
         return None
     apart = weight.double() - bias.double()[:, None] * layer.center

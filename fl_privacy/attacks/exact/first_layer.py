@@ -105,32 +105,24 @@ def probe_first_layer(
 ) -> Probed:
     """Observe the inputs of the first layer with parameters."""
     values = next(iter(state.parameters.values()))
-    plan = LocalPlan(batch_norm="eval")
-    frozen = frozen_copy(model, state, plan, device=values.device, dtype=values.dtype).eval()
+    frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=values.device, dtype=values.dtype).eval()
     random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
-    probes = torch.stack([torch.zeros_like(random), torch.ones_like(random), random])
-    name, module, seen = _first_call(frozen, probes, beyond_norms=fixed_norms)
-    if len(seen) != len(probes):
-        raise NotFullyConnectedError(f"The layer {name} is expected to take image by image, but mixes them.")
-    black, white, mixed = seen
-    return Probed(name, module, black, white, mixed, random)
-
-
-@torch.no_grad()
-def _first_call(model: nn.Module, inputs: Tensor, *, beyond_norms: bool) -> tuple[str, nn.Module, Tensor]:
-    owning = owners(model)
-    watched = dict[str, nn.Module]()
+    owning, watched = owners(frozen), dict[str, nn.Module]()
     for name, module in owning.items():
         inner = {id(each) for each in module.modules() if each is not module}
         holds_others = any(id(other) in inner for other in owning.values())
-        norm = beyond_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)
+        norm = fixed_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)
         if not norm and (isinstance(module, nn.MultiheadAttention) or not holds_others):
             watched[name] = module
-    with entering(watched) as calls:
-        model(inputs)
+    with torch.no_grad(), entering(watched) as calls:
+        frozen(torch.stack([torch.zeros_like(random), torch.ones_like(random), random]))
     if not calls:
         raise NotFullyConnectedError("The model is expected to call a layer with parameters, but calls none.")
-    return calls[0].name, calls[0].module, calls[0].inputs
+    first = calls[0]
+    if len(first.inputs) != 3:
+        raise NotFullyConnectedError(f"The layer {first.name} is expected to take image by image, but mixes them.")
+    black, white, mixed = first.inputs
+    return Probed(first.name, first.module, black, white, mixed, random)
 
 
 def fit(weights: Tensor, biases: Tensor) -> Tensor:
@@ -167,12 +159,9 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the different ratios W_i / b_i (R, N) that at least two rows share, most rows first.
+    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first.
 
-    Args:
-        weight: (M, N).
-        bias: (M,).
-        smallest, alike: same as for :func:`distinct_ratios`.
+    ``smallest`` and ``alike`` are those of :func:`distinct_ratios`.
     """
     sound = bias.abs() > smallest * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
@@ -268,14 +257,13 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
 
 def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
     """Repeat features (R, N) as often as they occur, with labels; ``None`` if either is not clear."""
-    observation = reproduction.observation
-    rest = Rest(reproduction.model, path, observation.input_shape)
-    if len(features) < observation.upload.num_examples:
-        times = times_of(reproduction, features, rest)(observation.upload.num_examples)
+    rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
+    if len(features) < (size := reproduction.observation.upload.num_examples):
+        times = times_of(reproduction, features, rest)(size)
         if times is None:
             return None
         features = features.repeat_interleave(torch.tensor(times, device=features.device), 0)
-    labels = reproduction.labels_of(features, path)
+    labels = reproduction.labels(features, rest)
     if labels is not None and labels.is_floating_point():
         classes = labels.argmax(1)
         one_each = float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT

@@ -11,16 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.exact.convolution import Convolution, solve_inputs
+from fl_privacy.attacks.exact.convolution import Convolution, above_noise, solve_inputs
 from fl_privacy.attacks.exact.first_layer import probe_first_layer
 from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
 _SILENT = 1e-5
 """Outputs of a ReLU up to this share of the largest are zero."""
-
-_NOISE = 2.0
-"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
 
 _ALIKE = 1e-6
 
@@ -32,10 +29,7 @@ _FARTHEST = 8.0
 class Activation:
     """An elementwise activation function that grows monotonically.
 
-    Attributes:
-        value: z -> a.
-        inverse: a -> z; for a ReLU only where it is not silent.
-        slope: a -> da/dz.
+    It has ``value`` z -> a, ``inverse`` a -> z, for a ReLU only where it is not silent, and ``slope`` a -> da/dz.
     """
 
     value: Callable[[Tensor], Tensor]
@@ -51,12 +45,6 @@ def _leaky(slope: float) -> Activation:
     )
 
 
-def _above_noise(a: Tensor) -> Tensor:
-    """Zero the silent outputs of a ReLU; values below 0 show the noise."""
-    least = a.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in a.shape[1:]))
-    return torch.where(a > -_NOISE * least, a, 0)
-
-
 def _above_silence(a: Tensor) -> Tensor:
     largest = a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))
     return (a > _SILENT * largest).to(a)
@@ -68,7 +56,7 @@ _SCALE, _DEPTH = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
 
 ACTIVATIONS: Sequence[Activation] = (
     Activation(torch.clone, torch.clone, torch.ones_like),
-    Activation(torch.relu, _above_noise, _above_silence),
+    Activation(torch.relu, above_noise, _above_silence),
     Activation(torch.sigmoid, lambda a: torch.logit(a, _EDGE), lambda a: a * (1 - a)),
     Activation(torch.tanh, lambda a: torch.atanh(a.clamp(_EDGE - 1, 1 - _EDGE)), lambda a: 1 - a.square()),
     Activation(
@@ -91,12 +79,6 @@ ACTIVATIONS: Sequence[Activation] = (
 """Activations that are distinguished by their outputs; a leaky ReLU of any slope is tried as well."""
 
 
-def telling(output: Tensor, rng: torch.Generator) -> Tensor:
-    """Return numbers to probe an activation with: of both signs, small and large."""
-    numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
-    return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
-
-
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
     """Return the activation that turns ``output`` into ``after``; ``None`` for anything else."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
@@ -115,7 +97,7 @@ _MOST = 1 << 15
 _MOST_NUMBERS = 1 << 26
 """Largest number of numbers in the equations of a layer, for a victim: half a gigabyte."""
 
-_WRONG = 0.1
+WRONG = 0.1
 """Residual share of a layer's equations above which they are not those of one image."""
 
 
@@ -151,30 +133,8 @@ class LayerChain:
     scale: Tensor
 
     @property
-    def numbers(self) -> int:
-        own = [_convolution(layer) for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
-        return max(convolution.numbers for convolution in own)
-
-    @property
     def names(self) -> tuple[str, ...]:
         return (*(f"{layer.name}.weight" for layer in self.layers), f"{self.layers[-1].name}.bias")
-
-
-@dataclass(frozen=True, eq=False)
-class Recursion:
-    """Images that solve a chain's equations for V victims.
-
-    Attributes:
-        images: (V, C, H, W).
-        left: (V,) residual share of the equations of the worst layer.
-    """
-
-    images: Tensor
-    left: Tensor
-
-    @property
-    def sound(self) -> Tensor:
-        return self.left < _WRONG
 
 
 @torch.no_grad()
@@ -187,7 +147,11 @@ def find_chain(observation: Observation) -> LayerChain | None:
     image = torch.rand(observation.input_shape, generator=rng, dtype=torch.float64)
 
     def replaced(module: nn.Module, given: tuple[object, ...], output: Tensor) -> Tensor:
-        return telling(output, rng) if isinstance(module, nn.Conv2d | nn.Linear) else output
+        if not isinstance(module, nn.Conv2d | nn.Linear):
+            return output
+        # numbers to probe an activation with, of both signs, small and large
+        numbers = torch.linspace(-_FARTHEST, _FARTHEST, output.numel(), dtype=output.dtype)
+        return numbers[torch.randperm(output.numel(), generator=rng)].view(output.shape).to(output.device)
 
     with leaving(owners(model), replaced) as calls:
         model(image.to(next(model.parameters()).device)[None])
@@ -220,7 +184,7 @@ def _layer(call: ModuleCall, activation: Activation) -> ChainLayer:
     return ChainLayer(call.name, call.module, call.inputs.shape[1:], call.output.shape[1:], activation)
 
 
-def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
+def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
     """Return ``True`` for a convolution with not too many equations, linear in all of its input (C, H, W)."""
     if not isinstance(module, nn.Conv2d) or module.groups > 1 or module.padding_mode != "zeros":
         return False
@@ -228,15 +192,14 @@ def _is_plain(module: nn.Module, shape: Sequence[int]) -> bool:
     if module.padding == "same" and any(span % 2 for span in spans):
         return False
     small = len(shape) == 3 and torch.Size(shape).numel() <= _MOST
-    return small and Convolution(module, (shape[0], shape[1], shape[2])).numbers <= _MOST_NUMBERS
+    return small and Convolution(module, shape).numbers <= _MOST_NUMBERS
 
 
 @torch.no_grad()
-def recursed(chain: LayerChain, gradients: Tensors) -> Recursion:
-    """Solve for the images behind V updates of one image each (R-GAP).
+def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
+    """Solve for the images (V, C, H, W) behind V updates ``gradients`` (V, *shape) of one image each (R-GAP).
 
-    Args:
-        gradients: (V, *shape) by name.
+    The residual share (V,) of the equations of the worst layer is returned, too.
     """
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()
@@ -251,7 +214,7 @@ def recursed(chain: LayerChain, gradients: Tensors) -> Recursion:
             values, back = _connected(layer, gradients, delta)
             known = torch.ones_like(values)
             continue
-        own = _convolution(layer)
+        own = Convolution(layer.module, layer.inputs)
         if layer.module.bias is not None:
             outputs = outputs - layer.module.bias[:, None, None]
         gradient = gradients[f"{layer.name}.weight"].double()
@@ -260,17 +223,12 @@ def recursed(chain: LayerChain, gradients: Tensors) -> Recursion:
         values, known, back = found.values, found.seen, own.back(delta)
         solvable = known.flatten(1).any(1) if first else found.enough
         left = torch.where(solvable, left.maximum(found.left), 1)
-        if not bool((left < _WRONG).any()):
+        if not bool((left < WRONG).any()):
             break
     size = len(values), *chain.image
     if values.shape[1:] != chain.shift.shape:  # no victim is solved for down to the image
-        return Recursion(values.new_zeros(size), left)
-    return Recursion(((values - chain.shift) / chain.scale).reshape(size), left)
-
-
-def _convolution(layer: ChainLayer) -> Convolution:
-    assert isinstance(layer.module, nn.Conv2d)
-    return Convolution(layer.module, (layer.inputs[0], layer.inputs[1], layer.inputs[2]))
+        return values.new_zeros(size), left
+    return ((values - chain.shift) / chain.scale).reshape(size), left
 
 
 def _connected(layer: ChainLayer, gradients: Mapping[str, Tensor], delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.exact.convolution import Convolution, can_be_blind, inputs_up_to_a_factor
-from fl_privacy.attacks.exact.gated_inputs import Equations, KnownInputs, Slopes, gated_inputs
+from fl_privacy.attacks.exact.convolution import (
+    Convolution,
+    Equations,
+    Shown,
+    Slopes,
+    above_noise,
+    can_be_blind,
+    gated_inputs,
+    inputs_up_to_a_factor,
+)
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
 from fl_privacy.types import Observation, Tensors
 
@@ -62,14 +70,17 @@ class FxGraph:
             return "add"
         return "chooses" if node.target in _CHOOSES else "other"
 
-    def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
-        needed = self.behind(wanted, given.keys())
-        interpreter = fx.Interpreter(self.module)
+    def values(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> dict[fx.Node, Tensor]:
+        """Compute the values of ``wanted``, and of all nodes between."""
+        needed, interpreter = self.behind(wanted, given.keys()), fx.Interpreter(self.module)
         interpreter.env = dict(given)
         for node in self.nodes:
             if node in needed and node not in given:
                 interpreter.env[node] = interpreter.run_node(node)
-        return interpreter.env[wanted]  # type: ignore[no-any-return]
+        return interpreter.env
+
+    def run(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> Tensor:
+        return self.values(given, wanted)[wanted]
 
     def behind(self, wanted: fx.Node, given: Collection[fx.Node]) -> set[fx.Node]:
         found, left = set[fx.Node](), [wanted]
@@ -99,9 +110,6 @@ def traced(model: nn.Module) -> FxGraph | None:
     nodes = list(module.graph.nodes)
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
 
-
-_NOISE = 2.0
-"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
 
 _FITS = 1e-2
 """Largest share of a block's outputs that the solved inputs may miss."""
@@ -155,10 +163,6 @@ class Residual:
     shapes: Mapping[fx.Node, tuple[int, ...]]
 
     @property
-    def image(self) -> tuple[int, ...]:
-        return self.shapes[self.graph.image]
-
-    @property
     def device(self) -> torch.device:
         return next(self.graph.module.parameters()).device
 
@@ -174,8 +178,7 @@ class Residual:
     def convolution(self, node: fx.Node) -> Convolution:
         module = self.graph.layer(node)
         assert isinstance(module, nn.Conv2d)
-        channels, height, width = self.shapes[_input_of(node)]
-        return Convolution(module, (channels, height, width))
+        return Convolution(module, self.shapes[_input_of(node)])
 
     @property
     def cuts(self) -> Sequence[fx.Node]:
@@ -199,11 +202,12 @@ def find_residual(observation: Observation) -> Residual | None:
     if graph is None or graph.logits is None or graph.kind(graph.logits) != "linear":
         return None
     image = torch.zeros(1, *observation.input_shape, dtype=torch.float64, device=next(graph.module.parameters()).device)
-    shapes = _shapes(graph, image)
-    found = Residual(graph, graph.logits, shapes)
-    plain = [_is_plain(graph.layer(node)) for node in found.convolutions]
-    missing = set(found.names) - observation.upload.tensors.keys()
-    return found if plain and all(plain) and not missing and any(_blind(found)) else None
+    found = Residual(graph, graph.logits, _shapes(graph, image))
+    layers = [found.convolution(node).module for node in found.convolutions]
+    if not layers or not observation.upload.tensors.keys() >= set(found.names):
+        return None
+    plain = all(m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str) for m in layers)
+    return found if plain and any(_blind(found)) else None
 
 
 def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
@@ -217,11 +221,6 @@ def _shapes(graph: FxGraph, image: Tensor) -> dict[fx.Node, tuple[int, ...]]:
     return shapes
 
 
-def _is_plain(layer: nn.Module | None) -> bool:
-    assert isinstance(layer, nn.Conv2d)
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
-
-
 def _blind(network: Residual) -> list[fx.Node]:
     cuts = set(network.cuts)
     own = [node for node in network.convolutions if _input_of(node) in cuts]
@@ -230,11 +229,7 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for the activations of V images, as near to the image as the equations reach.
-
-    Args:
-        gradients: (V, *shape) by name.
-    """
+    """Solve for the activations of V images by ``gradients`` (V, *shape), as near to the image as equations reach."""
     own = {name: value.double() for name, value in gradients.items()}
     slopes = own[f"{network.head.target}.bias"]
     at, values, found = _started(network, own, slopes)
@@ -288,7 +283,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
             blind = inputs_up_to_a_factor(layer, gradient)
             if blind is not None and blind.unique:
                 scaled, missed = _scaled(network, at, blind.values, features[victim])
-                values[victim], found[victim] = _heard(scaled) if _rectified(network, at) else scaled, missed < _FITS
+                values[victim], found[victim] = _heard(network, at, scaled[None])[0], missed < _FITS
         if best is None or int(found.sum()) > int(best[2].sum()):
             best = at, values, found
         if found.all():
@@ -317,14 +312,8 @@ def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) ->
     return best[0] * values, best[1]
 
 
-def _rectified(network: Residual, node: fx.Node) -> bool:
-    return network.graph.kind(node) == "relu"
-
-
-def _heard(values: Tensor) -> Tensor:
-    """Zero the silent outputs (..., C, H, W) of a ReLU; values below 0 show the noise."""
-    least = values.flatten(-3).amin(-1).clamp(max=0)[..., None, None, None]
-    return torch.where(values > -_NOISE * least, values, 0)
+def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
+    return above_noise(values) if network.graph.kind(node) == "relu" else values
 
 
 @dataclass(eq=False)
@@ -363,7 +352,8 @@ class _Step:
             if passed is None:
                 return False
             for given, value in passed.items():
-                slopes[given] = value.plus(slopes.get(given))
+                other = slopes.get(given)
+                slopes[given] = value if other is None else Slopes(value.values + other.values)
         return bool(self.equations)
 
     @property
@@ -382,7 +372,8 @@ class _Step:
         if layer.running_var is None:
             return None
         scale = torch.rsqrt(layer.running_var + layer.eps)
-        return {_input_of(node): own.times(scale if layer.weight is None else scale * layer.weight)}
+        scale = scale if layer.weight is None else scale * layer.weight
+        return {_input_of(node): Slopes(own.full * scale[:, None, None], own.open)}
 
     def _behind_relu(self, node: fx.Node, own: Slopes) -> dict[fx.Node, Slopes] | None:
         values = self.outputs if node is self.at else self.values.get(node)
@@ -402,22 +393,21 @@ class _Step:
         if given in self.values or not _enough([equations]):
             return None
         found, _ = gated_inputs([equations])
-        self.values[given] = _heard(found) if _rectified(self.network, given) else found
+        self.values[given] = _heard(self.network, given, found)
         return {given: Slopes(layer.back(own.values))}
 
     def solved(self) -> Tensor | None:
         """Solve for the values at ``before`` (V, C, H, W); ``None`` if equations are too few."""
         if not _enough(self.equations):
             return None
-        places = self.equations[0].layer.shape[1] * self.equations[0].layer.shape[2]
-        small = len(self.outputs) * self.equations[0].layer.shape[0] * places**2 <= _MOST_NUMBERS
+        channels, height, width = self.equations[0].layer.shape
+        small = len(self.outputs) * channels * (height * width) ** 2 <= _MOST_NUMBERS
         found, _ = gated_inputs(self.equations, self._shown() if small else None)
-        return _heard(found) if _rectified(self.network, self.before) else found
+        return _heard(self.network, self.before, found)
 
-    def _shown(self) -> KnownInputs | None:
+    def _shown(self) -> Shown | None:
         """Return the values that a shortcut shows: outputs minus the other branch's."""
-        graph = self.network.graph
-        ends = {self.before, graph.image}
+        graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
             return None
         branches = _input_of(self.at).all_input_nodes
@@ -426,29 +416,25 @@ class _Step:
         if len(known) != 1 or len(others) != 1:
             return None
         seen = torch.where(self.gates, self.outputs - graph.run(self.values, known[0]), 0)
+        if others[0] is self.before:
+            return self.gates.to(seen), seen
         zeros = torch.zeros(len(seen), *self.network.shapes[self.before], dtype=seen.dtype, device=seen.device)
         with torch.enable_grad():
-            inputs = zeros.requires_grad_(True)
-            chosen = inputs if others[0] is self.before else graph.run({self.before: inputs}, others[0])
+            chosen = graph.run({self.before: zeros.requires_grad_(True)}, others[0])
             often, sums = (
-                torch.autograd.grad(chosen, inputs, grad, retain_graph=True)[0]
-                if others[0] is not self.before
-                else grad
-                for grad in (self.gates.to(seen), seen)
+                torch.autograd.grad(chosen, zeros, own, retain_graph=True)[0] for own in (self.gates.to(seen), seen)
             )
-        return KnownInputs(often, sums)
+        return often, sums
 
     def _chooses(self, node: fx.Node) -> bool:
         """Return ``True`` if a node selects from the values at ``before`` alone."""
         graph = self.network.graph
-        own = graph.behind(node, {self.before}) - {self.before}
-        return all(graph.kind(each) in ("chooses", "same") for each in own) and self.before in graph.behind(
-            node, {self.before}
-        )
+        own = graph.behind(node, {self.before})
+        return self.before in own and all(graph.kind(each) in ("chooses", "same") for each in own - {self.before})
 
 
 def _enough(equations: Sequence[Equations]) -> bool:
     """Return ``True`` if there may be enough equations, and not too many unknowns."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
-    return places <= _MOST_PLACES and sum(each.rows for each in equations) >= places
+    return places <= _MOST_PLACES and sum(each.layer.gradients for each in equations) >= places

@@ -71,12 +71,10 @@ class SparseFactors:
     """The factorization G = D X^T with a sparse D.
 
     Attributes:
-        columns: D (M, B) float64.
         inputs: X^T (B, N) float64, in any order.
         agreement: share of elements that are zero in D exactly if W X + b is negative, for the worst example.
     """
 
-    columns: Tensor
     inputs: Tensor
     agreement: float
 
@@ -120,33 +118,27 @@ def sparse_factors(
         The factors, or ``None`` while fewer than B independent directions are found; it ends if a few rounds find
         nothing sparse, as without a ReLU.
     """
-    rank, noise = basis.shape[1], _rounding(weight, basis)
-    search, zero = _Search(_live(basis), rng, starts, noise), max(_ZERO, _ROUNDED * noise)
-    signs = _Signs.of(weight, bias, layer, basis, zero)
+    own = _Gradient(weight, bias, layer, basis)
+    search = _Search(own, rng, starts)
     while True:
         chosen = search.extended()
         if search.hopeless:
             return
-        if chosen.shape[1] < rank:
+        if chosen.shape[1] < basis.shape[1]:
             yield None
-            continue
-        yield _factors(weight, bias, layer, basis, signs.improved(chosen, search.pool.directions), zero=zero)
+        else:
+            yield own.factors(own.improved(chosen, search.pool.directions))
 
 
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Polish a guess at D (M, B) to sparse factors; ``None`` if its columns become dependent.
-
-    Args:
-        weight, bias, layer, basis: same as for :func:`sparse_factors`.
-    """
-    noise = _rounding(weight, basis)
-    zero, directions = max(_ZERO, _ROUNDED * noise), basis.T @ columns
-    pool, directions = _Pool(_live(basis), zero), directions / directions.norm(dim=0)
-    pool.extend(torch.cat([_sparsest(pool.rows, directions, schedule, noise) for schedule in (_SHARP, _SOFT)], 1))
+    """Polish a guess at D (M, B) to :func:`sparse_factors`; ``None`` if its columns become dependent."""
+    own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
+    pool, directions = _Pool(own), directions / directions.norm(dim=0)
+    pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))
     chosen = _independent(pool.directions)
-    return None if chosen.shape[1] < basis.shape[1] else _factors(weight, bias, layer, basis, chosen, zero=zero)
+    return None if chosen.shape[1] < basis.shape[1] else own.factors(chosen)
 
 
 def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
@@ -154,88 +146,105 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
     return columns.abs() < zero * columns.abs().amax(-2, keepdim=True)
 
 
-def _rounding(weight: Tensor, basis: Tensor) -> float:
-    """Return the rounding of an element of ``_live(basis)``; 0 unless in half precision."""
-    gradient = weight.double()
-    on_basis = basis.T @ gradient
-    freedom = max(1, len(basis) - basis.shape[1]) * max(1, gradient.shape[1] - basis.shape[1])
-    each = float((gradient - basis @ on_basis).norm()) / freedom**0.5
-    noise = each * len(basis) ** 0.5 / float(torch.linalg.svdvals(on_basis)[-1])
-    return noise if noise > _CLEAR * _ZERO else 0.0
+class _Gradient:
+    """A victim's gradients G and g, on the columns L of G, and the layer's W and b, in float64.
 
+    Attributes:
+        rows: (M', B) nonzero rows of L, times the root of M.
+        noise: rounding of an element of ``rows``; 0 unless in half precision.
+        zero: largest size of a zero, relative to the largest element of its column.
+    """
 
-def _live(basis: Tensor) -> Tensor:
-    """Return the nonzero rows of an orthonormal basis (M, B), times the root of M."""
-    norms = basis.norm(dim=1)
-    rows: Tensor = basis[norms > _RANK * norms.max()] * len(basis) ** 0.5
-    return rows
+    def __init__(self, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> None:
+        self._basis, norms, gradient = basis, basis.norm(dim=1), weight.double()
+        self._live = norms > _RANK * norms.max()
+        self.rows: Tensor = basis[self._live] * len(basis) ** 0.5
+        self._weight, self._bias = basis.T @ gradient, basis.T @ bias.double()
+        self._layer = layer[0].double(), layer[1].double()
+        freedom = max(1, len(basis) - basis.shape[1]) * max(1, gradient.shape[1] - basis.shape[1])
+        each = float((gradient - basis @ self._weight).norm()) / freedom**0.5
+        noise = each * len(basis) ** 0.5 / float(torch.linalg.svdvals(self._weight)[-1])
+        self.noise = noise if noise > _CLEAR * _ZERO else 0.0
+        self.zero = max(_ZERO, _ROUNDED * self.noise)
+
+    def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
+        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree with zeros."""
+        rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
+        before = self._weight @ values.T
+
+        def agreement(chosen: Tensor) -> Tensor:
+            """Return the mean share (S,) of signs that agree with zeros, for directions (S, B, B)."""
+            scales, failed = torch.linalg.solve_ex(chosen, self._bias.expand(len(chosen), -1))
+            found, _ = torch.linalg.solve_ex(chosen * scales[:, None], before.expand(len(chosen), -1, -1))
+            right = (found + shift > 0) == ~zeros(rows @ chosen, self.zero).mT
+            return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
+
+        rank = len(chosen)
+        most = min(4 * rank, _JUDGED // (rank * rank * len(rows)), pool.shape[1])
+        reached = float(agreement(chosen[None]))
+        places = torch.arange(rank, device=chosen.device)
+        for _ in range(rank if most else 0):
+            sets = chosen.expand(rank, most, rank, rank).clone()
+            sets[places, :, :, places] = pool[:, :most].T
+            found = agreement(sets.flatten(0, 1))
+            best = int(found.argmax())
+            if float(found[best]) <= reached or reached == 1:
+                break
+            chosen, reached = sets.flatten(0, 1)[best], float(found[best])
+        return chosen
+
+    def factors(self, chosen: Tensor) -> SparseFactors:
+        """Build the sparse factors from the directions ``chosen`` (B, B).
+
+        If nearly all signs agree, they decide which neurons were silent: small gradients may come from active ones.
+        """
+        silent = zeros(self._basis * len(self._basis) ** 0.5 @ chosen, self.zero)
+        found = self._behind(silent)
+        if found.agreement < NEARLY:
+            return found
+        before = self._before(found.inputs)
+        clear = before.abs() > 30 * self.zero * before.std(0)
+        signed = self._behind(torch.where(clear, before <= 0, silent))
+        return signed if signed.agreement >= found.agreement else found
+
+    def _behind(self, silent: Tensor) -> SparseFactors:
+        """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
+        rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
+        gram = torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows)
+        directions = torch.linalg.eigh(gram)[1][:, :, 0].T
+        scales = torch.linalg.solve_ex(directions, self._bias)[0]
+        columns = self._basis @ directions * scales
+        inputs = torch.linalg.solve_ex(directions * scales, self._weight)[0]
+        size, before = columns.abs() / columns.abs().amax(0), self._before(inputs)
+        small = size < (zero / 30 if zero == _ZERO else zero)
+        clear = (small | (size > 30 * zero)) & (before.abs() > 30 * zero * before.std(0))
+        clear &= size.amax(1, keepdim=True) > 30 * zero
+        right = (before > 0) == (size > zero)
+        return SparseFactors(inputs, float(((right & clear).sum(0) / clear.sum(0)).nan_to_num(0.0).min()))
+
+    def _before(self, inputs: Tensor) -> Tensor:
+        """Return W X + b (M, B) of ``inputs`` (B, N)."""
+        weight, bias = self._layer
+        return (inputs @ weight.T + bias).T
 
 
 class _Pool:
-    """Different directions with more zeros in ``rows`` (M, B) than any direction has, the ``_KEPT`` sparsest first."""
+    """Different directions with more zeros in the rows than any direction has, the ``_KEPT`` sparsest first."""
 
-    def __init__(self, rows: Tensor, zero: float) -> None:
-        self.rows, self.directions, self._zero = rows, rows.new_zeros(rows.shape[1], 0), zero
+    def __init__(self, gradient: _Gradient) -> None:
+        self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
+        self.directions = rows.new_zeros(rows.shape[1], 0)
         self._zeros = torch.zeros(0, dtype=torch.long, device=rows.device)
 
     def extend(self, found: Tensor) -> int:
-        count = zeros(self.rows @ found, self._zero).sum(0)
-        new = count >= self.rows.shape[1] + 2
+        count = zeros(self._rows @ found, self._zero).sum(0)
+        new = count >= self._rows.shape[1] + 2
         new &= ~_same(self.directions, found).any(0)
         new &= ~torch.triu(_same(found, found) & new[:, None], 1).any(0)
         directions, count = torch.cat([self.directions, found[:, new]], 1), torch.cat([self._zeros, count[new]])
         order = count.argsort(descending=True, stable=True)[:_KEPT]
         self.directions, self._zeros = directions[:, order], count[order]
         return int(new.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class _Signs:
-    """The match of signs in front of the ReLU with zeros behind it, in the coordinates of the basis.
-
-    Attributes:
-        rows: (M, B) without dead neurons.
-        bias: (B,) g.
-        before: (B, M) G W^T.
-        shift: (M,) b.
-        zero: largest size of a zero, relative to the largest element of its column.
-    """
-
-    rows: Tensor
-    bias: Tensor
-    before: Tensor
-    shift: Tensor
-    zero: float
-
-    @staticmethod
-    def of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, zero: float) -> "_Signs":
-        norms = basis.norm(dim=1)
-        live = norms > _RANK * norms.max()
-        before = basis.T @ weight.double() @ layer[0][live].double().T
-        return _Signs(basis[live], basis.T @ bias.double(), before, layer[1][live].double(), zero)
-
-    def agreement(self, chosen: Tensor) -> Tensor:
-        """Return the mean share (S,) of signs that agree with zeros, for directions (S, B, B)."""
-        scales, failed = torch.linalg.solve_ex(chosen, self.bias.expand(len(chosen), -1))
-        found, _ = torch.linalg.solve_ex(chosen * scales[:, None], self.before.expand(len(chosen), -1, -1))
-        right = (found + self.shift > 0) == ~zeros(self.rows @ chosen, self.zero).mT
-        return torch.where(failed == 0, right.double().mean((1, 2)), -1.0)
-
-    def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree."""
-        rank = len(chosen)
-        most = min(4 * rank, _JUDGED // (rank * rank * len(self.rows)), pool.shape[1])
-        reached = float(self.agreement(chosen[None]))
-        places = torch.arange(rank, device=chosen.device)
-        for _ in range(rank if most else 0):
-            sets = chosen.expand(rank, most, rank, rank).clone()
-            sets[places, :, :, places] = pool[:, :most].T
-            found = self.agreement(sets.flatten(0, 1))
-            best = int(found.argmax())
-            if float(found[best]) <= reached or reached == 1:
-                break
-            chosen, reached = sets.flatten(0, 1)[best], float(found[best])
-        return chosen
 
 
 def _same(some: Tensor, others: Tensor) -> Tensor:
@@ -246,9 +255,10 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 class _Search:
     """Rounds of local searches of several kinds in turn, every second from what the found directions leave out."""
 
-    def __init__(self, rows: Tensor, rng: torch.Generator, starts: int, noise: float) -> None:
-        self._rows, self._rng, self._starts, self._noise = rows, rng, starts, noise
-        self.pool = _Pool(rows, max(_ZERO, _ROUNDED * noise))
+    def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
+        rows = gradient.rows
+        self._rows, self._rng, self._starts, self._noise = rows, rng, starts, gradient.noise
+        self.pool = _Pool(gradient)
         few = (self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()
         self._kinds = (*few, self._random_directions)
         self._rounds, self._found = [0] * len(self._kinds), [0] * len(self._kinds)
@@ -327,51 +337,3 @@ def _independent(pool: Tensor) -> Tensor:
         if len(chosen) == rank:
             break
     return pool[:, chosen]
-
-
-def _factors(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, chosen: Tensor, *, zero: float
-) -> SparseFactors:
-    """Build the sparse factors from the directions ``chosen`` (B, B).
-
-    If nearly all signs agree, they decide which neurons were silent: small gradients may come from active ones.
-    """
-    rows = basis * len(basis) ** 0.5
-    silent = zeros(rows @ chosen, zero)
-    found = _factors_behind(weight, bias, layer, basis, silent, zero=zero)
-    if found.agreement < NEARLY:
-        return found
-    before = _before(found.inputs, layer)
-    clear = before.abs() > 30 * zero * before.std(0)
-    signed = _factors_behind(weight, bias, layer, basis, torch.where(clear, before <= 0, silent), zero=zero)
-    return signed if signed.agreement >= found.agreement else found
-
-
-def _factors_behind(
-    weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, silent: Tensor, *, zero: float
-) -> SparseFactors:
-    """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
-    rows = basis * len(basis) ** 0.5
-    gram = torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows)
-    directions = torch.linalg.eigh(gram)[1][:, :, 0].T
-    scales = torch.linalg.solve_ex(directions, basis.T @ bias.double())[0]
-    columns = basis @ directions * scales
-    inputs = torch.linalg.solve_ex(directions * scales, basis.T @ weight.double())[0]
-    return SparseFactors(columns, inputs, _agreement(columns, inputs, layer, zero))
-
-
-def _before(inputs: Tensor, layer: tuple[Tensor, Tensor]) -> Tensor:
-    """Return W X + b (M, B) of ``inputs`` (B, N)."""
-    weight, bias = layer
-    return (inputs @ weight.double().T + bias.double()).T
-
-
-def _agreement(columns: Tensor, inputs: Tensor, layer: tuple[Tensor, Tensor], zero: float) -> float:
-    """Return the share of neurons that are silent exactly if they get no gradient, for the worst example."""
-    size = columns.abs() / columns.abs().amax(0)
-    before = _before(inputs, layer)
-    silent = size < (zero / 30 if zero == _ZERO else zero)
-    clear = (silent | (size > 30 * zero)) & (before.abs() > 30 * zero * before.std(0))
-    clear &= size.amax(1, keepdim=True) > 30 * zero
-    right = (before > 0) == (size > zero)
-    return float(((right & clear).sum(0) / clear.sum(0)).nan_to_num(0.0).min())

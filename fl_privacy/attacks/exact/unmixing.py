@@ -35,11 +35,7 @@ _PROGRESS = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The part of the network behind a layer.
-
-    Attributes:
-        image_shape: (C, H, W).
-    """
+    """The part of the network behind a layer, for images of ``image_shape`` (C, H, W)."""
 
     model: nn.Module
     path: str
@@ -138,19 +134,15 @@ class _Point:
     scale: Tensor
     outputs: Tensor
     signal: Tensor
+    made: Tensor
 
     @classmethod
     def at(cls, mixture: Mixture, mixing: Tensor, scale: Tensor | None, labels: Tensor) -> "_Point":
         outputs, signal = mixture.signal(mixing, labels)
+        made = signal.detach().T @ _with_ones(mixing)  # D^T [A, 1]
         if scale is None:
-            made = signal.detach().T @ _with_ones(mixing)
             scale = (made * mixture.observed).sum() / made.square().sum()
-        return cls(mixture, labels, mixing, scale, outputs, signal)
-
-    @property
-    def made(self) -> Tensor:
-        """Return D^T [A, 1]."""
-        return self.signal.detach().T @ _with_ones(self.mixing)
+        return cls(mixture, labels, mixing, scale, outputs, signal, made)
 
     def misfit(self, ridge: Tensor, first: Tensor) -> float:
         left, apart = self.scale * self.made - self.mixture.observed, self.mixing - first
@@ -174,11 +166,17 @@ class _Point:
         own = made.square().sum()
         ours, rows = torch.linalg.eigh(scale.square() * signal @ signal.T)
         theirs, columns = torch.linalg.eigh(ridge)
-        ours = ours.clamp_min(torch.finfo(ours.dtype).eps * ours[-1])
-        solve = _Preconditioner(rows, columns, ours[:, None] + theirs.clamp_min(0), own)
+        values = ours.clamp_min(torch.finfo(ours.dtype).eps * ours[-1])[:, None] + theirs.clamp_min(0)
+
+        def preconditioned(flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
+            matrix, number = _parted(flat, size)
+            return _joined(rows @ (values * (rows.T @ matrix @ columns)) @ columns.T, own * number)
+
         slope = down(scale * made - self.mixture.observed) + _joined((self.mixing - first) @ ridge, scale * 0)
         step = _solved(
-            lambda one: normal(one) + damping * solve.inverse(one), slope, lambda one: solve(one) / (1 + damping)
+            lambda one: normal(one) + damping * preconditioned(one, values, own),
+            slope,
+            lambda one: preconditioned(one, 1 / values, 1 / own) / (1 + damping),
         )
         mixing, factor = _parted(step, size)
         return _Point.at(self.mixture, self.mixing - mixing, self.scale - factor, self.labels)
@@ -187,27 +185,6 @@ class _Point:
         """Multiply ``direction`` (B, M) by the Hessian of the loss by z."""
         (found,) = torch.autograd.grad(self.signal, self.outputs, direction, retain_graph=True)
         return found
-
-
-@dataclass(frozen=True, eq=False)
-class _Preconditioner:
-    """Solves left X + X right = Y for X (B, B) by the eigenvectors, and for a number of its own."""
-
-    left: Tensor
-    right: Tensor
-    values: Tensor
-    own: Tensor
-
-    def __call__(self, flat: Tensor) -> Tensor:
-        return self._through(flat, 1 / self.values, 1 / self.own)
-
-    def inverse(self, flat: Tensor) -> Tensor:
-        """Map the flattened X to Y."""
-        return self._through(flat, self.values, self.own)
-
-    def _through(self, flat: Tensor, values: Tensor, own: Tensor) -> Tensor:
-        matrix, number = _parted(flat, len(self.left))
-        return _joined(self.left @ (values * (self.left.T @ matrix @ self.right)) @ self.right.T, own * number)
 
 
 def _solved(product: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:

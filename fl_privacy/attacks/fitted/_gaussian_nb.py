@@ -9,11 +9,8 @@ import numpy as np
 
 from fl_privacy.errors import UserError
 
-ROUNDING = 1e-6
-"""Largest residual of an equation, as a share of its largest term."""
-
-MOST_UNCOUNTED = 1_000_000
-"""Largest number of rows of a class without counts."""
+ROUNDING = 1e-6  # largest residual of an equation, as a share of its largest term
+MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,23 +137,13 @@ def _uncounted(before: Moments, after: Moments, label: int) -> RowsBetween | Non
         c = new.means[label][moved] ** 2 - _squares(new, label)[moved]
         root = np.sqrt(np.maximum(b**2 - 4 * a * c, 0.0))
         best = int(np.argmax(a / np.maximum(c**2, 1e-300)))
-        for sign in (1, -1):
-            number = (-b[best] + sign * root[best]) / (2 * a[best])
-            if not 0.5 <= number <= MOST_UNCOUNTED:
-                continue
-            whole = round(number)
+        numbers = ((-b[best] + sign * root[best]) / (2 * a[best]) for sign in (1, -1))
+        for whole in (round(number) for number in numbers if 0.5 <= number <= MOST_UNCOUNTED):
             left = a * whole**2 + b * whole + c
             scale = a * whole**2 + np.abs(b) * whole + np.abs(c) + 1e-300
             options.append((float(np.max(np.abs(left) / scale)), change, whole, new.means[label] + whole * step))
-    options.sort(key=lambda one: one[0])
-    if not options or options[0][0] > ROUNDING:
+    apart, change, number, row = min(options, key=lambda one: one[0], default=(np.inf, 0, 0, np.empty(0)))
+    if apart > ROUNDING:
         return None
-    _, change, number, row = options[0]
-    return RowsBetween(
-        label=label,
-        change=change,
-        before=number if change > 0 else number + 1,
-        rows=row[None],
-        mean=row,
-        deviation=np.zeros(len(row)),
-    )
+    none, number = np.zeros(len(row)), number if change > 0 else number + 1
+    return RowsBetween(label=label, change=change, before=number, rows=row[None], mean=row, deviation=none)

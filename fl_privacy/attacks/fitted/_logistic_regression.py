@@ -70,5 +70,4 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     if abs(share[best]) < 1e-9:
         raise UserError("One row in addition to the known ones is expected, but the known ones explain the optimum.")
     row = np.asarray(share @ sums / (share @ share))
-    label = int(share[0] > 0) if len(share) == 1 else int(np.argmax(share))
-    return row, label
+    return row, (int(share[0] > 0) if len(share) == 1 else int(np.argmax(share)))

@@ -17,14 +17,9 @@ from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sket
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation
 
-HEADS = {"linear": 0, "mlp": 128}
-"""Methods and the width of their classifier's hidden layer."""
-
-ADAPTIVE = "_adaptive"
-"""Suffix of a method that learns from defended uploads."""
-
-FEWEST = 2
-"""Least number of public examples to learn from."""
+HEADS = {"linear": 0, "mlp": 128}  # methods and the width of their classifier's hidden layer
+ADAPTIVE = "_adaptive"  # suffix of a method that learns from defended uploads
+FEWEST = 2  # least number of public examples to learn from
 
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 
@@ -77,18 +72,13 @@ class AttributeWatch:
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims of a round; uploads that are not finite are left out.
-
-        Raises:
-            UserError: too few public examples have known attributes and finite uploads.
-        """
+        """Classify the victims with finite uploads; raise UserError if too few public examples can be learned from."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.victims_sent):
             observations = [read.victims[column] for column in own]
             rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
-            uploaded = observations[0][1].update()
-            sketch = GradientSketch.of({name: sent.parameters[name] for name in uploaded}, rng)
+            sketch = GradientSketch.of({name: sent.parameters[name] for name in observations[0][1].update()}, rng)
             asked = torch.cat([_sketched(sketch, observation, read) for _, observation in observations])
             finite = asked.isfinite().all(1)
             if not finite.any():
@@ -138,8 +128,7 @@ def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound)
 class LowestLoss(MembershipMethod):
     """Compares the loss at each client's model with the mean over those that replied, averaged over rounds."""
 
-    title = "Lowest loss (SIA)"
-    source = "Hu et al. 2021"
+    title, source = "Lowest loss (SIA)", "Hu et al. 2021"
 
     def evidence(self, read: ReadRound) -> Tensor:
         losses = read.losses_after
@@ -149,8 +138,7 @@ class LowestLoss(MembershipMethod):
 class LargestCosine(MembershipMethod):
     """Compares the cosine of the example's gradient and each client's update, averaged over rounds."""
 
-    title = "Largest cosine"
-    source = "Li et al. 2022"
+    title, source = "Largest cosine", "Li et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = cosines(read)

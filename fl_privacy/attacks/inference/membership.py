@@ -18,8 +18,7 @@ from fl_privacy.errors import UserError
 class LossThreshold(MembershipMethod):
     """The loss at the client's model, averaged over rounds (Yeom et al. 2018, Adversary 2)."""
 
-    title = "Loss threshold"
-    source = "Yeom et al. 2018"
+    title, source = "Loss threshold", "Yeom et al. 2018"
 
     def evidence(self, read: ReadRound) -> Tensor:
         return -read.losses_after
@@ -31,8 +30,7 @@ class GradientNormDifference(MembershipMethod):
     Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
     """
 
-    title = "Gradient norm difference"
-    source = "Nasr et al. 2019; Li et al. 2022"
+    title, source = "Gradient norm difference", "Nasr et al. 2019; Li et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         products, squares = read.products
@@ -42,8 +40,7 @@ class GradientNormDifference(MembershipMethod):
 class GradientCosine(MembershipMethod):
     """Cosine of the example's gradient and the client's update, averaged over rounds (Li et al. 2022, Sec. 4)."""
 
-    title = "Gradient cosine"
-    source = "Li et al. 2022"
+    title, source = "Gradient cosine", "Li et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         return cosines(read)
@@ -55,8 +52,7 @@ def cosines(read: ReadRound) -> Tensor:
     return products / (squares * read.update_squares.to(squares)).sqrt().clamp(min=1e-30)
 
 
-OTHERS = 2
-"""Least number of other clients for an estimate of their spread."""
+OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 class FedMIA(MembershipMethod):
@@ -66,8 +62,7 @@ class FedMIA(MembershipMethod):
     averaged over rounds with at least three clients.
     """
 
-    title = "FedMIA, cosine"
-    source = "Zhu et al. 2024"
+    title, source = "FedMIA, cosine", "Zhu et al. 2024"
 
     def evidence(self, read: ReadRound) -> Tensor:
         return share_below_others(self.statistic(read))
@@ -105,8 +100,7 @@ def share_below_others(values: Tensor) -> Tensor:
 class LowestTokens(MembershipMethod):
     """The least likely tokens at the client's model, averaged over rounds (Min-K% Prob, Shi et al. 2024)."""
 
-    title = "Least likely tokens (Min-K%)"
-    source = "Shi et al. 2024"
+    title, source = "Least likely tokens (Min-K%)", "Shi et al. 2024"
     of_tokens = True
 
     def evidence(self, read: ReadRound) -> Tensor:
@@ -116,8 +110,7 @@ class LowestTokens(MembershipMethod):
 class FinalLoss(MembershipMethod):
     """The loss at the last round's mean model, the same for all observed clients (Yeom et al. 2018)."""
 
-    title = "Loss, final model"
-    source = "Yeom et al. 2018"
+    title, source = "Loss, final model", "Yeom et al. 2018"
 
     def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
         super().__init__(candidates, clients, options)
@@ -144,22 +137,19 @@ class FinalLoss(MembershipMethod):
 class FinalReference(FinalLoss):
     """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
 
-    title = "Loss, final model compared with the first"
-    source = "Mireshghallah et al. 2022"
+    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = super().evidence(read)
         if bool(self._rounds.any()):
             return found
-        before = read.losses_before.nanmean(1, keepdim=True).expand_as(found)
-        return before + found.nan_to_num(nan=0.0)
+        return read.losses_before.nanmean(1, keepdim=True).expand_as(found) + found.nan_to_num(nan=0.0)
 
 
 class FinalLowestTokens(FinalLoss):
     """The least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
 
-    title = "Least likely tokens, final model"
-    source = "Shi et al. 2024"
+    title, source = "Least likely tokens, final model", "Shi et al. 2024"
     of_tokens = True
 
     def told(self, read: ReadRound) -> Tensor:
@@ -220,11 +210,7 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Add a round to the evidence.
-
-        Raises:
-            UserError: only methods of tokens are tried, but no token is predicted.
-        """
+        """Add a round to the evidence; raise UserError if only methods of tokens are tried, but none is predicted."""
         for name in [name for name, method in self.methods.items() if method.of_tokens and not read.predicts_tokens]:
             del self.methods[name]
         if not self.methods:

@@ -16,8 +16,7 @@ from fl_privacy.models.gradients import ManyModels, local_orders, loss_gradients
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-RIDGE = 1e-3
-"""Penalty of the regression, in units of the features' variance."""
+RIDGE = 1e-3  # penalty of the regression, in units of the features' variance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +56,7 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Infer the shares of a round's clients.
-
-        Raises:
-            UserError: the attacker holds no public examples of every class.
-        """
+        """Infer the shares of a round's clients; raise UserError if there are no public examples of every class."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]

@@ -13,14 +13,12 @@ from fl_privacy.models.gradients import gradient_products, number_of_steps
 from fl_privacy.models.gradients.choose_method import sgd_factor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
-CHUNK = 1000
-"""Largest number of examples in one forward pass."""
+CHUNK = 1000  # largest number of examples in one forward pass
 
 _OUTPUTS = 1 << 24
 """Largest number of outputs for them; a language model's tokens have one for each word of the vocabulary."""
 
-LOWEST = 0.2
-"""Share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)."""
+LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,8 +63,7 @@ class ReadRound:
 
     @property
     def round(self) -> int:
-        read = self.observations[0] if self.observations else self.victims[0][1]
-        return read.id.round
+        return (self.observations[0] if self.observations else self.victims[0][1]).id.round
 
     @property
     def clients(self) -> list[int]:
@@ -205,10 +202,7 @@ def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute log(p / (1 - p)) of classes (N,) (Carlini et al. 2022, eq. 6), or the means over tokens.
-
-    Shapes are those of :func:`losses_of`.
-    """
+    """Compute log(p / (1 - p)) (Carlini et al. 2022, eq. 6), or its means over tokens, like :func:`losses_of`."""
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)

@@ -24,11 +24,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Scores membership round by round, in constant memory: sums for each example and client.
-
-    Attributes:
-        of_tokens: ``True`` if it needs a model that predicts each next token of a text.
-    """
+    """Sums of evidence by round; methods ``of_tokens`` need a model that predicts each next token of a text."""
 
     title: ClassVar[str]
     source: ClassVar[str]
@@ -59,14 +55,9 @@ class MembershipMethod(ABC):
         """Return the evidence of one round (C, K), higher for members."""
 
 
-SHARE = 0.5
-"""Share of the pool that a shadow model is trained on, if a client has as many examples."""
-
-PRIOR = 4.0
-"""Number of shadow models that the pooled difference between members and others counts as."""
-
-LEAST_SPREAD = 1e-3
-"""Least standard deviation of a margin."""
+SHARE = 0.5  # share of the pool that a shadow model is trained on, if a client has as many examples
+PRIOR = 4.0  # number of shadow models that the pooled difference between members and others counts as
+LEAST_SPREAD = 1e-3  # least standard deviation of a margin
 
 LONGEST = 1.0
 """Largest gradient of a step for shadow models that are trained again because they diverged where clients, whose
@@ -81,8 +72,7 @@ class ShadowModels(MembershipMethod):
     pooled difference.
     """
 
-    title = "LiRA, shadow clients"
-    source = "Carlini et al. 2022"
+    title, source = "LiRA, shadow clients", "Carlini et al. 2022"
 
     def evidence(self, read: ReadRound) -> Tensor:
         found = torch.full((len(read.candidates), len(read.observations)), torch.nan)

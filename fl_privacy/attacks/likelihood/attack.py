@@ -25,22 +25,14 @@ from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
-_OUTSIDE = 20.0
-"""Weight of the squared distance of pixels from [0, 1]."""
-
-_ROUNDS_AT_ONCE = 8
-"""Model states whose updates are compared in one step, drawn anew for each."""
-
-_CLASSES_TRIED = 16
-"""Largest number of classes whose mean image is tried against the update of a single example."""
+_OUTSIDE = 20.0  # weight of the squared distance of pixels from [0, 1]
+_ROUNDS_AT_ONCE = 8  # model states whose updates are compared in one step, drawn anew for each
+_CLASSES_TRIED = 16  # largest number of classes whose mean image is tried against the update of a single example
 
 _SAME = Batch(torch.empty(0), torch.empty(0))
 
-_DOUBTFUL = 8.0
-"""Difference of two classes' negative log likelihoods above which the less likely one is not tried."""
-
-_SOFTENED = 0.3
-"""Noise at the start of a descent, as a share of each tensor's root mean square."""
+_DOUBTFUL = 8.0  # difference of two classes' negative log likelihoods above which the less likely one is not tried
+_SOFTENED = 0.3  # noise at the start of a descent, as a share of each tensor's root mean square
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +50,6 @@ class Likelihood:
     @property
     def uploads(self) -> int:
         return sum(len(channels) for _, channels in self.states)
-
-    @property
-    def informative(self) -> bool:
-        return all(one.informative for _, channels in self.states for one in channels)
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
@@ -103,18 +91,13 @@ class Guesser:
         }
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensors:
-        size = images.shape[1]
-        if self.norm is None or size == 1:
+        if self.norm is None or images.shape[1] == 1:
             return self.round.gradients(images, labels)
         each = self.round.gradients(images.flatten(0, 1)[:, None], labels.flatten(0, 1)[:, None])
         squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
         factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
-        return {
-            name: (factors.view(-1, *[1] * (value.dim() - 1)) * value)
-            .reshape(*images.shape[:2], *value.shape[1:])
-            .mean(1)
-            for name, value in each.items()
-        }
+        clipped = {name: factors.view(-1, *[1] * (value.dim() - 1)) * value for name, value in each.items()}
+        return {name: value.reshape(*images.shape[:2], *value.shape[1:]).mean(1) for name, value in clipped.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +161,7 @@ class MaximumAPosteriori:
         return groups.reconstructions()
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Find the likeliest images of a ``group``, by position.
-
-        Raises:
-            NotAttackableError: it has no images, or its gradients can't be guessed.
-        """
+        """Find the likeliest images of a ``group``, by position; raise NotAttackableError without images."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
@@ -269,11 +248,7 @@ class MaximumAPosteriori:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The negative log posterior density of images, up to a constant.
-
-    Attributes:
-        images, labels: (V, B, C, H, W) and (V, B) found likeliest; ``None`` before.
-    """
+    """The negative log posterior density, up to a constant; the likeliest images (V, B, C, H, W) and labels (V, B)."""
 
     likelihood: Likelihood
     prior: PixelPrior
@@ -354,13 +329,9 @@ def _guesser(one: PreparedRound, first: Observation, like: Tensor) -> tuple[Gues
         sent = first.sent.parameters
         decay = {name: factor * plan.weight_decay * sent[name].to(like)[None] for name in one.victim_model.names}
     norms = _norms_of_examples([part.effect for part in first.knowledge.defense or ()], 1 / matched)
-    layer = output_layer(first.model, first.num_classes)
-    clientele = Clientele(
-        batch_size=size,
-        uploaded_per_matched=1 / matched,
-        local_steps=number_of_steps(size, plan) if one.unrolls else 1,
-        head=layer[0] if layer else None,
-    )
+    layer, steps = output_layer(first.model, first.num_classes), number_of_steps(size, plan) if one.unrolls else 1
+    head = layer[0] if layer else None
+    clientele = Clientele(batch_size=size, uploaded_per_matched=1 / matched, local_steps=steps, head=head)
     return Guesser(one, factor, decay, norms[0] if norms and not one.unrolls else None), clientele
 
 
@@ -378,10 +349,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and the number of worthwhile ones.
-
-    Single examples also try the classes with the likeliest mean images.
-    """
+    """Return labels (V, A, B) of up to ``number`` attempts, and the worthwhile number, by classes' mean images."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None
@@ -418,18 +386,14 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:
-    known = (
-        f"learned from {prior.images} public images"
-        if prior.images
-        else "which fall off as photographs' do, and no more"
-    )
-    number = likelihood.uploads
+    known = f"learned from {prior.images} public images"
+    known = known if prior.images else "which fall off as photographs' do, and no more"
+    under = "noise and all else that the defense does" if noisy else "defense"
     said = [
-        "It looks for the likeliest image by the probability of what was observed under the"
-        f" {'noise and all else that the defense does' if noisy else 'defense'}.",
+        f"It looks for the likeliest image by the probability of what was observed under the {under}.",
         f"Images are drawn to a normal distribution, {known}.",
     ]
-    if number > 1:
+    if (number := likelihood.uploads) > 1:
         said.append(f"It compares {number} updates of the same examples together.")
     return tuple(said)
 

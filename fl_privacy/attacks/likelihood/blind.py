@@ -5,6 +5,7 @@ Its outputs, inferred from the public layers' gradients, are an unknown linear m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,20 +29,14 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.layers import behind_activation, called_layers
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-_FEWEST = 50
-"""Least number of public images for a prior."""
-
-_FLAT = 1e-3
-"""Ridge of the unknown map, in squared units of a normalized pixel."""
+_FEWEST = 50  # least number of public images for a prior
+_FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
 
 _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
 """Standard deviation of the features around their fit: at first, at last, and the factor by which it falls."""
 
-_TRIED, _KEPT = 15, 2
-"""Turns after which only the best attempts at an image are kept, and their number."""
-
-_COMPONENTS = 150
-"""Components of the prior that are solved for behind an unknown map."""
+_TRIED, _KEPT = 15, 2  # turns after which only the best attempts at an image are kept, and their number
+_COMPONENTS = 150  # components of the prior that are solved for behind an unknown map
 
 _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
 """Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""
@@ -68,20 +63,13 @@ class PrivateConvolution:
 
     name: str
     layer: str
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
+    geometry: Mapping[str, Any]
     activation: nn.Module | None
     entering: Front
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the client's private convolution.
-
-        Raises:
-            NotAttackableError: the private part is no convolution on plain images.
-        """
+        """Find the private convolution; raise NotAttackableError if the private part is none on plain images."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -98,47 +86,35 @@ class PrivateConvolution:
             raise NotAttackableError(
                 "A public layer right behind the private activation is expected, but it is pooled."
             )
-        geometry = _geometry(convolution)
-        return cls(first, cut, *geometry, _activation(model, first, cut), Front(model, first))
+        return cls(first, cut, _geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
         """Return the patch at each place, (N, patch, places), of images (N, C, H, W)."""
-        return F.unfold(
-            self.entering(images), self.kernel, dilation=self.dilation, padding=self.padding, stride=self.stride
-        )
+        return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the convolution's outputs for features (N, O, H, W), and where they are known."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
-            slope = self.activation.negative_slope
-            return torch.where(features < 0, features / slope, features), known
+            return torch.where(features < 0, features / self.activation.negative_slope, features), known
         return UNDONE[kind](features), known
 
 
-Sizes = tuple[int, ...]
-
-
-def _geometry(convolution: nn.Module) -> tuple[Sizes, Sizes, Sizes, Sizes]:
+def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
     weight = convolution.weight
     assert isinstance(weight, Tensor)
-    kernel = tuple(weight.shape[2:])
     stride, padding, dilation = (getattr(convolution, name, None) for name in ("stride", "padding", "dilation"))
     if (own := getattr(convolution, "_geometry", None)) is not None:
         stride, padding, dilation = own[:3]
     groups = getattr(convolution, "groups", 1)
     if not all(isinstance(value, tuple) for value in (stride, padding, dilation)) or groups != 1:
         raise NotAttackableError("A private convolution over all channels with zero padding is expected.")
-    return kernel, stride, padding, dilation  # type: ignore[return-value]
+    return {"kernel_size": tuple(weight.shape[2:]), "stride": stride, "padding": padding, "dilation": dilation}
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
-    """Return the module between the private layer and the first public one.
-
-    Raises:
-        NotAttackableError: it can't be undone.
-    """
+    """Return the module between private and first public layer; raise NotAttackableError if it can't be undone."""
     leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
     names = list(leaves)
     between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []
@@ -195,11 +171,7 @@ class BlindDeconvolution:
         return groups.reconstructions()
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct each of ``group``, by position.
-
-        Raises:
-            NotAttackableError: there is no private convolution of the kind, or several examples.
-        """
+        """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""
         first = group.first
         expect_images(first)
         if first.upload.num_examples != 1:
@@ -299,8 +271,7 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
-    large = F.interpolate(first, shape[1:], mode="bicubic")
-    return large.expand(-1, shape[0], -1, -1).flatten(1)
+    return F.interpolate(first, shape[1:], mode="bicubic").expand(-1, shape[0], -1, -1).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,10 +295,8 @@ class Deconvolution:
         """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
-        each = []
-        for row in range(len(starts)):  # memory fits the Jacobian of one image's attempts
-            each.append(self._solved(row, starts[row], turns, shape, moves))
-        return torch.stack(each)
+        # memory fits the Jacobian of one image's attempts
+        return torch.stack([self._solved(row, some, turns, shape, moves) for row, some in enumerate(starts)])
 
     def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
         """Return one victim's best image from ``starts`` (S, N)."""

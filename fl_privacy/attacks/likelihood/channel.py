@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate_noise_std, estimate_step
-from fl_privacy.attacks.likelihood import laws
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.effects import (
     AdversarialPerturbation,
     Clipped,
     ClippedExamples,
     Description,
     Effect,
+    Gaussian,
     Laplace,
     MutedFeatures,
     Noise,
@@ -31,11 +32,8 @@ from fl_privacy.types import Tensors
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 
-_SOFT = 1e-3
-"""Least standard deviation of an element, as a share of the root mean square of its tensor."""
-
-_SAMPLES = 16
-"""Draws by which a defense without a formula is simulated."""
+_SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
+_SAMPLES = 16  # draws by which a defense without a formula is simulated
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,36 +146,35 @@ class Channel:
         usual = observed.square().mean(1, keepdim=True).sqrt().clamp_min(torch.finfo(observed.dtype).tiny ** 0.5)
         soft = max(_SOFT, softening) * usual
         noise = (torch.as_tensor(belief.std[name]).to(observed) ** 2 + soft**2).sqrt()
-        if (hidden := belief.hidden.get(name)) is not None:
-            inside = laws.interval(torch.where(hidden > 0, guessed, 0.0), -hidden, hidden, noise)
-            shown = hidden == 0
-            observed, guessed = torch.where(shown, observed, 0.0), torch.where(shown, guessed, 0.0)
-            return inside + _written(belief.law, observed, guessed, noise, belief.step.get(name))
-        return _written(belief.law, observed, guessed, noise, belief.step.get(name))
+        if (hidden := belief.hidden.get(name)) is None:
+            return _written(belief.law, observed, guessed, noise, belief.step.get(name))
+        inside = interval(torch.where(hidden > 0, guessed, 0.0), -hidden, hidden, noise)
+        observed, guessed = (torch.where(hidden == 0, values, 0.0) for values in (observed, guessed))
+        return inside + _written(belief.law, observed, guessed, noise, belief.step.get(name))
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
     """Return the negative log likelihood (V,) of ``observed`` (V, n) under a law with ``noise``."""
     if law == "unknown":
-        return laws.unknown_noise(observed, guessed)
+        return unknown_noise(observed, guessed)
     if law == "laplace":
-        return laws.laplace(observed, guessed, noise)
+        return laplace(observed, guessed, noise)
     if step is None:
-        return laws.normal(observed, guessed, noise)
+        return normal(observed, guessed, noise)
     live = step > 0
     found = _level(law, observed, guessed, noise, torch.where(live, step, 1.0))
-    return torch.where(live.squeeze(1), found, laws.normal(observed, guessed, noise))
+    return torch.where(live.squeeze(1), found, normal(observed, guessed, noise))
 
 
 def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor) -> Tensor:
     if law == "random levels":
-        return laws.stochastic_rounding(observed, guessed, step + noise)
+        return stochastic_rounding(observed, guessed, step + noise)
     if law == "nearest level":
-        return laws.interval(guessed, observed - step / 2, observed + step / 2, noise + 0.05 * step)
+        return interval(guessed, observed - step / 2, observed + step / 2, noise + 0.05 * step)
     far = torch.full_like(observed, torch.inf)
     low, high = torch.where(observed < 0, -far, 0.0), torch.where(observed < 0, 0.0, far)
     size = guessed.abs().mean(1, keepdim=True)
-    return laws.interval(guessed, low, high, 0.1 * step + noise) + 0.5 * ((size / step - 1) / 0.05).square().squeeze(1)
+    return interval(guessed, low, high, 0.1 * step + noise) + 0.5 * ((size / step - 1) / 0.05).square().squeeze(1)
 
 
 def channel(defense: Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
@@ -190,10 +187,9 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
     shapes = {name: updates[0][name].shape for name in names}
-    setting = Setting(observed=observed, shapes=shapes, clientele=clientele)
     effects = [part.effect for part in defense]
-    sums = [effect.clients for effect in effects if isinstance(effect, Summed)]
-    setting = replace(setting, clientele=replace(clientele, clients=math.prod(sums)))
+    clients = math.prod(effect.clients for effect in effects if isinstance(effect, Summed))
+    setting = Setting(observed=observed, shapes=shapes, clientele=replace(clientele, clients=clients))
     own = [effect for effect in effects if isinstance(effect, HasLikelihood)]
     found = [(effect, likelihood_of(effect, setting)) for effect in effects]
     known = [step for _, step in found if step is not None]
@@ -204,11 +200,7 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Everything that the likelihood of an effect may depend on.
-
-    Attributes:
-        observed: (V, n) by name.
-    """
+    """Everything that the likelihood of an effect may depend on; ``observed`` are (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
@@ -265,12 +257,13 @@ def _unchanged(belief: Belief) -> Belief:
 
 def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
     """Scale the guess down to the norm, estimated from each update if unknown."""
-    if effect.norm is not None:
-        norms = setting.each(lambda update: float(effect.norm or 0) * unit)
-    else:
-        norms = setting.each(
-            lambda update: estimate_clip_norm(update, estimate_noise_std(update) if std is None else std)
-        )
+
+    def norm(update: Tensors) -> float:
+        if effect.norm is not None:
+            return float(effect.norm) * unit
+        return estimate_clip_norm(update, estimate_noise_std(update) if std is None else std)
+
+    norms = setting.each(norm)
 
     def step(belief: Belief) -> Belief:
         squares = {name: value.square().sum(1, keepdim=True) for name, value in belief.mean.items()}
@@ -286,21 +279,33 @@ def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float 
 
 @likelihood_of.register
 def _of_noise(effect: Noise, setting: Setting) -> Step:
+    """Add normal or Laplace noise; noise of the base class, whose law is unknown, counts as normal.
+
+    Raises:
+        NotAttackableError: the noise has another law and no likelihood.
+    """
+    if type(effect) is not Noise and not isinstance(effect, Gaussian | Laplace):
+        own = likelihood_of.dispatch(object)(effect, setting)
+        if own is None:
+            raise NotAttackableError(
+                f"Normal or Laplace noise is expected, but {type(effect).__name__} is neither; give the effect"
+                " log_likelihood or simulate, or register a function for it with likelihood_of."
+            )
+        return own
     at_step = effect.at == "gradient"
     unit = setting.clientele.step_noise if at_step else setting.clientele.upload_noise
-    law: Law = "laplace" if isinstance(effect, Laplace) else "normal"
     std = None if effect.std is None else effect.std * unit
-    told = setting.each(estimate_noise_std) if std is None else std
     alone = setting.clientele.clients == 1  # each client clips its own; see ``Guesser.norm``
-    clips = effect.clip is not None and alone and (not at_step or setting.clientele.local_steps == 1)
-    clip_unit = setting.clientele.uploaded_per_matched if at_step else 1.0
-    clip = _clipping(effect.clip, std, setting, clip_unit) if clips and effect.clip else None
+    clip: Step = _unchanged
+    if effect.clip is not None and alone and (not at_step or setting.clientele.local_steps == 1):
+        clip = _clipping(effect.clip, std, setting, setting.clientele.uploaded_per_matched if at_step else 1.0)
+    return _noise(std, setting, clip, "laplace" if isinstance(effect, Laplace) else "normal")
 
-    def step(belief: Belief) -> Belief:
-        belief = clip(belief) if clip else belief
-        return belief.noisier(told, law)
 
-    return step
+def _noise(std: float | None, setting: Setting, clip: Step, law: Law = "normal") -> Step:
+    """Clip the guess, then add noise, estimated from each update if its ``std`` is unknown."""
+    told = setting.each(estimate_noise_std) if std is None else std
+    return lambda belief: clip(belief).noisier(told, law)
 
 
 @likelihood_of.register
@@ -324,22 +329,14 @@ def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
-    told = std if known else setting.each(estimate_noise_std)
     alone = clientele.batch_size == 1 and clientele.local_steps == 1
-    clip = _clipping(Clipped(norm=effect.norm), std, setting, clientele.uploaded_per_matched) if alone else None
-
-    def step(belief: Belief) -> Belief:
-        belief = clip(belief) if clip else belief
-        return belief.noisier(told)
-
-    return step
+    clip = _clipping(Clipped(norm=effect.norm), std, setting, clientele.uploaded_per_matched) if alone else _unchanged
+    return _noise(std if known else None, setting, clip)
 
 
 @likelihood_of.register
 def _of_slices(effect: SlicedNoise, setting: Setting) -> Step:
-    std = None if effect.std is None else effect.std * setting.clientele.step_noise
-    told = setting.each(estimate_noise_std) if std is None else std
-    return lambda belief: belief.noisier(told)
+    return _noise(effect.std and effect.std * setting.clientele.step_noise, setting, _unchanged)
 
 
 @likelihood_of.register
@@ -357,10 +354,8 @@ def _of_perturbation(effect: AdversarialPerturbation, setting: Setting) -> Step 
 def _of_quantization(effect: Quantized, setting: Setting) -> Step:
     largest = {name: value.abs().amax(1, keepdim=True) for name, value in setting.observed.items()}
     if effect.bits is None:
-        steps = {
-            name: torch.tensor([[estimate_step(row)] for row in value]).to(value)
-            for name, value in setting.observed.items()
-        }
+        rows = setting.observed.items()
+        steps = {name: torch.tensor([[estimate_step(row)] for row in value]).to(value) for name, value in rows}
     elif effect.bits == 1:
         steps = {name: (2.0 if effect.rounding == "stochastic" else 1.0) * value for name, value in largest.items()}
     else:
@@ -404,3 +399,42 @@ def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
     empty = (shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1)
     hidden = torch.where(empty, torch.inf, 0.0).to(shaped)
     return lambda belief: replace(belief, hidden={**belief.hidden, head: hidden})
+
+
+_EDGE = 0.98
+"""Share of a step beyond which the likelihood of stochastic rounding continues as a parabola, so that every guess is
+possible and has a slope."""
+
+_ROUNDED_OFF = 0.1  # share of a Laplace scale within which its kink is rounded off
+
+
+def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
+    """Return the loss under Gaussian noise of standard deviation ``std``."""
+    return (0.5 * ((observed - guessed) / std).square()).sum(1)
+
+
+def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
+    """Return the loss under Laplace noise of standard deviation ``std``."""
+    apart = (observed - guessed) / (std / 2**0.5)
+    return ((apart.square() + _ROUNDED_OFF**2).sqrt() - _ROUNDED_OFF).sum(1)
+
+
+def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
+    """Return the loss of rounding to a neighbor with probability 1 - d / step (QSGD, Alistarh et al. 2017)."""
+    apart = (observed - guessed).abs() / step
+    inside = -torch.log1p(-apart.clamp(max=_EDGE))
+    beyond = (apart - _EDGE).clamp_min(0) / (1 - _EDGE)
+    return (inside + beyond + 0.5 * beyond.square()).sum(1)
+
+
+def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
+    """Return the loss of a value between ``low`` and ``high``, whose edges are soft by ``std``."""
+    beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
+    return (0.5 * (beyond / std).square()).sum(1)
+
+
+def unknown_noise(observed: Tensor, guessed: Tensor) -> Tensor:
+    """Return the loss under unknown noise on an unknown multiple: n / 2 times the angle's log squared sine."""
+    size = observed.square().sum(1) * guessed.square().sum(1)
+    cosine = (observed * guessed).sum(1).square() / size.clamp_min(torch.finfo(size.dtype).tiny)
+    return 0.5 * observed.shape[1] * torch.log((1 - cosine).clamp_min(1e-9))

@@ -69,8 +69,7 @@ class Fishing(ServerAttack):
         sent, reply, count = self._with_threshold(model, state, low), closed, math.inf
         for _ in range(self.questions - 2 if every else 0):
             middle = (low + high) / 2
-            sent = self._with_threshold(model, state, middle)
-            reply = ask(sent)
+            reply = ask(sent := self._with_threshold(model, state, middle))
             count = closed.num_examples * self._above(reply, closed, bias) / every
             if abs(count - 1) < _WHOLE:
                 break
@@ -138,7 +137,7 @@ class Fishing(ServerAttack):
 
     @torch.no_grad()
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:
-        weight, _ = self._layer(model, state)
+        weight = self._layer(model, state)[0]
         owner = weight.rpartition(".")[0]
         images = self.public[:500].to(state.parameters[weight])
         model.eval()

@@ -4,15 +4,19 @@ import math
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
 from fl_privacy.attacks.gradient_inversion.evident_defense import Usual, evident_defense, grid_bits
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.attacks.malicious.imprint_block import BLOCK
+from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
+
+BLOCK = "imprint"
+"""Name of the block that a server puts in front of a model, in this model."""
 
 UNKNOWN = -1
 """Label of an image of unknown class."""
@@ -52,6 +56,14 @@ def reconstruction_of(
     )
 
 
+def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...], who: str) -> FirstLayer:
+    """Find the first layer; raise ``UserError``, which ``who`` begins, unless it is fully connected on the pixels."""
+    try:
+        return find_first_layer(model, state, input_shape)
+    except NotFullyConnectedError as error:
+        raise UserError(f"{who}: {str(error).split(';')[0]}; use model=mlp.") from error
+
+
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
     """Return the batch's labels (number,), known or inferred from the output layer, in no order."""
     state, labels = observation.assumed(), torch.full((number,), UNKNOWN)
@@ -87,9 +99,7 @@ NEARLY = 0.1
 _NEARLY = 0.25
 """Distance from black or white, in levels, below which pixels are no evidence: those of a mixture are there too."""
 
-_STEP = 0.2
-_MOST_STEPS = 512
-_SAMPLED = 512
+_STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
 
 
 def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
@@ -100,7 +110,7 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
-    ten-thousandth, pass; ``own_gradient`` distinguishes them.
+    ten-thousandth, pass; their own gradient distinguishes them.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

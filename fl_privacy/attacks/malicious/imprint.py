@@ -1,8 +1,11 @@
 """Crafted layers in front of the model that separate the images of a batch, or of several clients' sum."""
 
+import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from statistics import NormalDist
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,21 +13,118 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import images_of_brightness, is_one_image, on_grid, reconstruction_of
-from fl_privacy.attacks.malicious.imprint_block import (
-    MEASURE,
-    OFFSET,
-    SEPARATE,
-    ImprintBlock,
-    bin_rows,
-    brightness_edges,
-    imprinted,
+from fl_privacy.attacks.malicious.from_layer import (
+    BLOCK,
+    images_of_brightness,
+    is_one_image,
+    on_grid,
+    reconstruction_of,
 )
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
+from fl_privacy.rng import seeded_globally
 from fl_privacy.types import ModelState, Observation, Reconstruction
+
+MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", f"{BLOCK}.separate.weight"
+"""Names of the block's parameters: (bins, slices * C * H * W), (bins,), (slices * C, C, 3, 3)."""
+
+
+class ImprintBlock(nn.Module):
+    """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
+
+    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image.
+
+    Args:
+        input_shape: (C, H, W).
+        bins: rows of ``measure``.
+        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row gets images in its own bin alone.
+        slices: number of clients, each with a slice of ``measure``, chosen by a convolution; ``None`` has none.
+        amplitude: largest change of a pixel by an image of medium brightness.
+        scale: factor on the inputs of ``measure``.
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        bins: int,
+        activation: Literal["relu", "hardtanh"],
+        *,
+        amplitude: float,
+        slices: int | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        self.scale = scale
+        self.separate: nn.Module = nn.Identity()
+        with seeded_globally(torch.Generator().manual_seed(0)):
+            if slices is not None:
+                self.separate = nn.Conv2d(channels, slices * channels, 3, padding=1, bias=False)
+            self.measure = nn.Linear((slices or 1) * channels * height * width, bins)
+        self.activation: nn.Module = nn.ReLU() if activation == "relu" else nn.Hardtanh(0.0, 1.0)
+        signs = torch.randint(0, 2, input_shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
+        self.pattern = amplitude / bins * signs
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.pattern = fn(self.pattern)
+        return self
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Add the pattern to images (B, C, H, W)."""
+        passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
+        marked: Tensor = images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
+        return marked
+
+    def in_front_of(self, model: nn.Module) -> nn.Module:
+        """Copy ``model`` behind this block; its own parameters keep their names."""
+        whole = copy.deepcopy(model)
+        whole.add_module(BLOCK, self)
+        whole.register_forward_pre_hook(_through_the_block)
+        return whole
+
+
+def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (model.get_submodule(BLOCK)(given[0]), *given[1:])
+
+
+def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
+    """Return ``number`` edges, ascending float64, with as many images between any two.
+
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4).
+
+    Args:
+        mean, std: normal distribution of brightness; ``None`` takes quantiles of ``public``.
+        public: (N, C, H, W) in [0, 1], the server's images.
+
+    Raises:
+        UserError: there are too few public images, or they are all alike.
+    """
+    shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
+    if mean is not None and std is not None:
+        normal = NormalDist(mean, std)
+        return torch.tensor([normal.inv_cdf(share) for share in shares.tolist()], dtype=torch.float64)
+    edges = public.double().flatten(1).mean(1).quantile(shares) if len(public) > number else shares[:0]
+    if len(edges) != number or not (edges.diff() > 0).all():
+        raise UserError(
+            f"More than {number} public images of different brightness are expected for the bins, but there are"
+            f" {len(public)}; set server.mean and server.std, or lower server.bins."
+        )
+    return edges
+
+
+def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
+    """Return weights and biases of the rows that measure brightness against ascending ``edges``.
+
+    There is one edge for each row, with ``hardtanh`` one more. Weights are (bins, slices * pixels) as ``like``, all
+    slices alike, for inputs times ``scale``.
+    """
+    lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
+    rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
+    return {MEASURE: rows.to(like).contiguous(), OFFSET: (-lows / width).to(like)}
+
 
 _SMALLEST = 1e-6
 """Differences of bias gradients below this share of the largest gradient are rounding."""
@@ -76,14 +176,8 @@ class Imprint(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        block = ImprintBlock(
-            input_shape=input_shape,
-            bins=self.bins,
-            activation=self.activation,
-            amplitude=self.amplitude,
-            scale=self.scale,
-        )
-        return imprinted(model, block)
+        block = ImprintBlock(input_shape, self.bins, self.activation, amplitude=self.amplitude, scale=self.scale)
+        return block.in_front_of(model)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         like = state.parameters[MEASURE]
@@ -94,27 +188,18 @@ class Imprint(ServerAttack):
         gradient = as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
             return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
-        weight, bias = gradient[MEASURE].double(), gradient[OFFSET].double()
-        upload = observation.upload
+        weight, bias, upload = gradient[MEASURE].double(), gradient[OFFSET].double(), observation.upload
         if observation.plan.shares == "gradient":
             images, alone, occupied = self.caught(weight, bias, upload.rounding)
             measured = self._each_bin(bias)[occupied[alone]]
-            rounded = 2 * upload.rounding + _SMALLEST * float(bias.abs().max())
-            told = leaves_such_a_bias(
-                observation,
-                images[alone],
-                occupied[alone],
-                measured,
-                bias=OFFSET,
-                error=torch.full_like(measured, rounded),
-            )
-            alone = alone.masked_scatter(alone, told)
+            error = torch.full_like(measured, 2 * upload.rounding + _SMALLEST * float(bias.abs().max()))
+            known = leaves_such_a_bias(observation, images[alone], occupied[alone], measured, bias=OFFSET, error=error)
+            alone = alone.masked_scatter(alone, known)
         else:
             low, rounding = self.edges(), 2 * upload.rounding
             high = low[1:] if self.activation == "hardtanh" else torch.cat([low[1:], low.new_ones(1)])
-            images, alone = images_of_brightness(
-                self._each_bin(weight), low[: len(high)], high, smallest=_SMALLEST_CHANGE, rounding=rounding
-            )
+            rows, low = self._each_bin(weight), low[: len(high)]
+            images, alone = images_of_brightness(rows, low, high, smallest=_SMALLEST_CHANGE, rounding=rounding)
         if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
             alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
@@ -122,10 +207,8 @@ class Imprint(ServerAttack):
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
         """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
 
-        Args:
-            weight: (bins, D) gradient of the rows, float64.
-            bias: (bins,) their bias gradient.
-            rounding: standard deviation of the upload's rounding.
+        ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and ``rounding`` is the standard deviation
+        of the upload's rounding.
         """
         smallest = _SMALLEST * bias.abs().max()
         weight, bias = self._each_bin(weight), self._each_bin(bias)
@@ -141,8 +224,7 @@ class Imprint(ServerAttack):
 
     def edges(self) -> Tensor:
         """Return the thresholds, ascending, with ``hardtanh`` also the end of the last bin."""
-        number = self.bins + (self.activation == "hardtanh")
-        return brightness_edges(number, self.mean, self.std, self.public)
+        return brightness_edges(self.bins + (self.activation == "hardtanh"), self.mean, self.std, self.public)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +265,8 @@ class Loki(ServerAttack):
             number("server.std", self.std, above=0, example=0.125)
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
-        block = ImprintBlock(
-            input_shape=input_shape,
-            bins=self.bins,
-            activation="hardtanh",
-            slices=clients,
-            amplitude=self.amplitude,
-        )
-        return imprinted(model, block)
+        block = ImprintBlock(input_shape, self.bins, "hardtanh", slices=clients, amplitude=self.amplitude)
+        return block.in_front_of(model)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])

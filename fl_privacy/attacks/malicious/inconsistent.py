@@ -73,11 +73,9 @@ class Inconsistent(ServerAttack):
                 f"Inconsistent models: a bias in front of the last ReLU is expected, but {before[-1]} has none; use"
                 " model.activation=relu and a model with batch norm or biases."
             )
-        killed = {
-            weight: torch.zeros_like(state.parameters[weight]),
-            bias: torch.full_like(state.parameters[bias], -_DEEP),
-        }
-        return ModelState({**state.parameters, **killed}, state.buffers)
+        own = state.parameters
+        killed = {weight: torch.zeros_like(own[weight]), bias: torch.full_like(own[bias], -_DEEP)}
+        return ModelState({**own, **killed}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
         """Return the update of the one client, without the mixed parameters."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.exact.first_layer import FirstLayer
 from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.malicious.from_layer import reconstruction_of
+from fl_privacy.attacks.malicious.from_layer import first_layer, reconstruction_of
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
@@ -60,9 +60,8 @@ class MembershipTrap(ServerAttack):
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         expect_whole(model, state, "Membership traps")
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
-        asked = self.asked(traps)
-        each, count = 2 * self.directions, len(asked)
-        first = traps.first
+        first, asked, each = traps.first, self.asked(traps), 2 * self.directions
+        count = len(asked)
         weight = torch.zeros_like(state.parameters[first.weight], dtype=torch.float64)
         bias = torch.zeros(len(weight), dtype=torch.float64)
         rows = torch.randn(count, self.directions, weight.shape[1], generator=derive_generator(self.seed, "trap"))
@@ -70,14 +69,12 @@ class MembershipTrap(ServerAttack):
         at = torch.einsum("nkp,np->nk", rows, asked.double().flatten(1))
         weight[: count * each] = torch.stack([rows, -rows], 2).flatten(0, 2)
         bias[: count * each] = torch.stack([-at, at], 2).flatten()
-        others = self.public.double().flatten(1)
-        spread = torch.einsum("nkp,mp->nkm", rows, others).std(2).sum(1)
+        spread = torch.einsum("nkp,mp->nkm", rows, self.public.double().flatten(1)).std(2).sum(1)
         behind = torch.zeros_like(state.parameters[traps.weight], dtype=torch.float64)
         behind[:count, : count * each] = -torch.eye(count, dtype=torch.float64).repeat_interleave(each, 1)
         margin = torch.full((len(behind),), -1.0, dtype=torch.float64)
         margin[:count] = self.closeness * spread
-        seen = weight / first.scale.double()
-        like = state.parameters[first.weight]
+        seen, like = weight / first.scale.double(), state.parameters[first.weight]
         crafted = {
             first.weight: seen.to(like),
             first.bias: (bias - seen @ first.shift.double()).to(like),
@@ -92,8 +89,7 @@ class MembershipTrap(ServerAttack):
         if traps.bias not in observation.upload.tensors:
             return failed(observation, f"The gradient of {traps.bias} was withheld.")
         fired, noise = self.fired(observation, traps)
-        found = self.asked(traps)[fired]
-        upload, plan = observation.upload, observation.plan
+        found, upload, plan = self.asked(traps)[fired], observation.upload, observation.plan
         alone = plan.shares == "gradient" or number_of_steps(upload.num_examples, plan) == 1
         sure = alone and not noise and len(found) <= upload.num_examples
         return reconstruction_of(observation, found, torch.full((len(found),), sure))
@@ -141,10 +137,7 @@ class _Layers:
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
         """Find the layers; ``UserError`` unless the model starts with two fully connected ones and ReLUs."""
-        try:
-            first = find_first_layer(model, state, input_shape)
-        except NotFullyConnectedError as error:
-            raise UserError(f"Membership traps: {str(error).split(';')[0]}; use model=mlp.") from error
+        first = first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:
             model.eval()(torch.zeros(1, *input_shape).to(next(model.parameters())))

@@ -83,10 +83,9 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return the reconstruction from one client's reply, or from the mean of all.
+        """Return images, each with its certainty, from one client's reply, or from the mean of all.
 
-        Returns:
-            Images, each with its certainty, or unless ``reads_images`` an update for a further attack.
+        Unless ``reads_images``, an update for a further attack is returned.
         """
 
 

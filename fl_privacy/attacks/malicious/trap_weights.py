@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, distinct_ratios, find_first_layer
+from fl_privacy.attacks.exact.first_layer import distinct_ratios
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import LEVELS, is_one_image, reconstruction_of
+from fl_privacy.attacks.malicious.from_layer import LEVELS, first_layer, is_one_image, reconstruction_of
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import number, whole
@@ -54,15 +54,13 @@ class TrapWeights(ServerAttack):
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
         expect_whole(model, state, "Trap weights")
-        layer = _layer(model, state, tuple(self.public.shape[1:]))
+        layer = first_layer(model, state, tuple(self.public.shape[1:]), "Trap weights")
         weight, bias = state.parameters[layer.weight], state.parameters[layer.bias]
         rows, pixels = weight.shape
         rng = derive_generator(self.seed, "trap-weights")
-        negative = torch.rand(weight.shape, generator=rng).argsort(1)
-        half = pixels // 2
+        negative, half = torch.rand(weight.shape, generator=rng).argsort(1), pixels // 2
         values = torch.randn(rows, half, generator=rng).abs() / pixels**0.5
-        traps = torch.zeros(weight.shape)
-        traps.scatter_(1, negative[:, :half], -values)
+        traps = torch.zeros(weight.shape).scatter_(1, negative[:, :half], -values)
         traps.scatter_(1, negative[:, half : 2 * half], values)
         images = self.public[:_TRIED_IMAGES].flatten(1)
         if len(images) < 1 / self.fires:
@@ -75,13 +73,11 @@ class TrapWeights(ServerAttack):
         factor = float(ratios.flatten().double().quantile(self.fires))
         traps = torch.where(traps > 0, factor * traps, traps).to(weight)
         seen = traps / layer.scale.to(weight)
-        return ModelState(
-            {**state.parameters, layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)},
-            state.buffers,
-        )
+        crafted = {layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)}
+        return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        layer = _layer(observation.model, observation.sent, observation.input_shape)
+        layer = first_layer(observation.model, observation.sent, observation.input_shape, "Trap weights")
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():
             return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
@@ -91,20 +87,12 @@ class TrapWeights(ServerAttack):
         weight, bias = weight[fired], bias[fired]
         pixels, blur = layer.pixels(weight / bias[:, None]), torch.zeros_like(bias)
         if observation.plan.shares != "gradient":  # standard deviation by rounding of trained weights
-            sent = observation.sent.parameters[layer.weight]
-            size = sent[fired].double().square().mean(1)
-            size = (size + observation.sent.parameters[layer.bias][fired].double().square()).sqrt()
+            sent, shift = (observation.sent.parameters[name] for name in layer.names)
+            size = (sent[fired].double().square().mean(1) + shift[fired].double().square()).sqrt()
             blur = torch.finfo(sent.dtype).eps * size / 12**0.5 / observation.plan.lr
         alone = is_one_image(pixels, blur=blur / bias.abs())
-        told = leaves_such_a_bias(
-            observation,
-            pixels[alone],
-            fired[alone],
-            bias[alone],
-            bias=layer.bias,
-            error=4 * blur[alone] + _SMALLEST * bias.abs().max(),
-        )
-        alone = alone.masked_scatter(alone, told)
+        own, error = (pixels[alone], fired[alone], bias[alone]), 4 * blur[alone] + _SMALLEST * bias.abs().max()
+        alone = alone.masked_scatter(alone, leaves_such_a_bias(observation, *own, bias=layer.bias, error=error))
         single = pixels[alone]
         repeats = (_apart(single, single) < _SAME).tril(-1).any(1)  # differ from an earlier one by rounding alone
         single = single[~repeats][: observation.upload.num_examples]
@@ -124,10 +112,3 @@ def _apart(images: Tensor, others: Tensor) -> Tensor:
     distances: Tensor = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
     width: float = images.shape[1] ** 0.5
     return distances / width
-
-
-def _layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> FirstLayer:
-    try:
-        return find_first_layer(model, state, input_shape)
-    except NotFullyConnectedError as error:
-        raise UserError(f"Trap weights: {str(error).split(';')[0]}; use model=mlp.") from error

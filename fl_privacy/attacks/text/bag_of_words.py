@@ -1,7 +1,8 @@
 """Reconstruct the words of texts and how often each occurs, in order if a single text's positions show it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,47 +34,44 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-_NEAR = 0.5
-"""Share of a token's strongest evidence above which it may have stood at another position as well."""
+_NEAR = 0.5  # share of a token's strongest evidence above which it may have stood at another position as well
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
-    """Tokens found, with their positions.
+class Bag:
+    """Words of one victim's texts, found in its update.
 
     Attributes:
         tokens: (k,) different ones, the surest first.
-        times: (k,) number of occurrences.
-        ordered: (L,) text, if there is one and positions make a difference.
-        note: sentence on the comparisons and the expected number of false tokens.
+        times: (k,) number of occurrences of each.
+        exact: ``True`` if no other token can have such a row.
+        ordered: (L,) text, if there is one and the update shows the order.
+        note: sentence on the comparisons and the expected number of false tokens, if not by rows.
     """
 
     tokens: Tensor
     times: Tensor
-    ordered: Tensor | None
-    note: str
+    exact: bool = False
+    ordered: Tensor | None = None
+    note: str = ""
+
+    @property
+    def all(self) -> Tensor:
+        """Return each token as often as it occurs, (n,)."""
+        return self.tokens.repeat_interleave(self.times)
 
 
-def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Placed | str]:
+def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Bag | str]:
     """Find the tokens of victims of one model and plan, or a sentence that says why there are none."""
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
         return [_NO_ENTRANCE] * len(observations)
-    lengths = [Lengths.of(observation, model) for observation in observations]
-    positioned = any(entrance.positioned for entrance in entrances)
-    candidates = EvidenceCandidates(
-        model,
-        max(own.longest for own in lengths),
-        positioned=positioned,
-        rng=derive_generator(seed, "first block"),
-    )
-    found = found_pairs(
-        [views_of(observation, entrances) for observation in observations],
-        candidates,
-        texts=first.upload.num_examples,
-        most=first.upload.num_examples * first.input_shape[0],
-    )
+    lengths, positioned = [Lengths.of(o, model) for o in observations], any(one.positioned for one in entrances)
+    longest, rng = max(own.longest for own in lengths), derive_generator(seed, "first block")
+    candidates = EvidenceCandidates(model, longest, positioned=positioned, rng=rng)
+    views, texts = [views_of(observation, entrances) for observation in observations], first.upload.num_examples
+    found = found_pairs(views, candidates, texts=texts, most=texts * first.input_shape[0])
     return [_placed(pairs, own) for pairs, own in zip(found, lengths, strict=True)]
 
 
@@ -81,12 +79,10 @@ _NO_ENTRANCE = "No uploaded layer sees a token and its position alone."
 _FULL = "What the uploaded layers say of tokens has as many directions as there are: too many tokens, or noise."
 
 
-def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
-    if pairs is None:
+def _placed(pairs: Pairs | None, lengths: Lengths) -> Bag | str:
+    if pairs is None or not (len(pairs.tokens) or any(pairs.directions)):
         return _FULL
     if not len(pairs.tokens):
-        if not any(pairs.directions):
-            return _FULL
         views = " and ".join(f"{k} of {n}" for k, n in zip(pairs.directions, pairs.widths, strict=True))
         return (
             f"None of {pairs.candidates:,} pairs of token and position has more of itself in {views} directions than"
@@ -100,61 +96,26 @@ def _placed(pairs: Pairs | None, lengths: Lengths) -> Placed | str:
     )
     evidence = pairs.evidence
     if evidence.shape[1] == 1:
-        return Placed(pairs.tokens, torch.ones_like(pairs.tokens), None, note)
+        return Bag(pairs.tokens, torch.ones_like(pairs.tokens), note=note)
     strongest = evidence.amax(1, keepdim=True)
+    own_place = (evidence >= evidence.amax(0)) & (evidence >= _NEAR * strongest)
     if lengths.number > 1:
-        own_place = (evidence >= evidence.amax(0)) & (evidence >= _NEAR * strongest)
-        return Placed(pairs.tokens, own_place.sum(1).clamp_min(1), None, note)
-    length = _length(evidence, lengths)
+        return Bag(pairs.tokens, own_place.sum(1).clamp_min(1), note=note)
+    length = lengths.longest
+    if lengths.told is None:  # the last position that is some token's own
+        places = own_place.any(0).nonzero().flatten()
+        length = int(places[-1]) + 1 if len(places) else evidence.shape[1]
     ordered = pairs.tokens[evidence[:, :length].argmax(0)]
-    times = (ordered[:, None] == pairs.tokens).sum(0)
-    return Placed(pairs.tokens, times.clamp_min(1), ordered, note)
+    return Bag(pairs.tokens, (ordered[:, None] == pairs.tokens).sum(0).clamp_min(1), ordered=ordered, note=note)
 
 
-def _length(evidence: Tensor, lengths: Lengths) -> int:
-    """Return the given length, else the last position that is some token's own."""
-    if lengths.told is not None:
-        return lengths.longest
-    own = (evidence >= _NEAR * evidence.amax(1, keepdim=True)) & (evidence >= evidence.amax(0))
-    places = own.any(0).nonzero().flatten()
-    return int(places[-1]) + 1 if len(places) else evidence.shape[1]
-
-
-_USUAL = 0.5
-"""Assumed share of the longest text's length, if lengths are unknown."""
+_USUAL = 0.5  # assumed share of the longest text's length, if lengths are unknown
 _LONGEST_SIMULATED = 64
-_SMOOTHED = 0.5
-"""Number added to the count of each token in public texts."""
-
-
-@dataclass(frozen=True, eq=False)
-class Bag:
-    """Words of one victim's texts, found in its update.
-
-    Attributes:
-        tokens: (k,) different ones, the surest first.
-        times: (k,) number of occurrences of each.
-        exact: ``True`` if no other token can have such a row.
-        ordered: (L,) text, if there is one and the rows of its positions show the order.
-    """
-
-    tokens: Tensor
-    times: Tensor
-    exact: bool
-    ordered: Tensor | None = None
-
-    @property
-    def all(self) -> Tensor:
-        """Return each token as often as it occurs, (n,)."""
-        return self.tokens.repeat_interleave(self.times)
+_SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
-    """Reconstructs the words of victims of one model, plan and number of texts.
-
-    Args:
-        model: frozen model with the values sent, in single precision.
-    """
+    """Reconstructs the words of victims of one frozen ``model`` as sent, plan and number of texts."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = where_words_are(model, first.upload.tensors)
@@ -183,15 +144,8 @@ class BagReader:
         whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
         model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
-        found = found_words(
-            rows,
-            odds=odds,
-            most=most,
-            texts=texts,
-            expected=model,
-            told_noise=noise,
-            rng=derive_generator(self._seed, "words", str(observation.id)),
-        )
+        rng = derive_generator(self._seed, "words", str(observation.id))
+        found = found_words(rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=rng)
         return self._counted(found, observation, rows, total)
 
     def _counted(self, found: FoundWords, observation: Observation, rows: WordRows, total: int | None) -> Bag:
@@ -200,8 +154,7 @@ class BagReader:
             return Bag(tokens, tokens, found.exact)
         if total is not None and len(tokens) > total:  # the positions' rows that showed it were dropped
             total = None
-        alone = observation.upload.num_examples == 1
-        ordered = self._ordered(observation, rows, tokens, total) if alone else None
+        ordered = self._ordered(observation, rows, tokens, total) if observation.upload.num_examples == 1 else None
         if ordered is not None:
             return Bag(tokens, (ordered[:, None] == tokens).sum(0).clamp_min(1), found.exact, ordered)
         common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
@@ -213,8 +166,7 @@ class BagReader:
         if positions is None or total is None or self._where != "embeddings":
             return None
         sign = 1.0 if observation.plan.shares == "gradient" else -1.0
-        own = sign * positions[:total].to(rows.values)
-        return tokens[placed(rows.values[0, tokens], own)]
+        return tokens[placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
         """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""
@@ -229,13 +181,9 @@ class BagReader:
         labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
         key = (length, labels, id(known.public_images))
         if key not in self._expected:
+            rng, texts = derive_generator(self._seed, "words", str(length)), observation.upload.num_examples
             self._expected[key] = simulated(
-                self._model,
-                length=length,
-                public=known.public_images,
-                labels=known.labels,
-                texts=observation.upload.num_examples,
-                rng=derive_generator(self._seed, "words", str(length)),
+                self._model, length=length, public=known.public_images, labels=known.labels, texts=texts, rng=rng
             )
         return self._expected[key]
 
@@ -261,8 +209,7 @@ def _told_noise(observation: Observation, name: str) -> float | None:
 
 
 _VICTIMS_AT_ONCE = 32
-_ROWS_AT_ONCE = 1 << 27
-"""Elements of rows held at a time."""
+_ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,41 +241,29 @@ def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction
     first = group.first
     model = readable_model(model_as_sent(first))
     like = next(iter(first.sent.parameters.values()))
-    quick = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-    if not is_text_with_words(first):
-        return _by_first_block(group, model, readable_model(quick), seed)
-    reader = BagReader(readable_model(quick), first, seed)
-    size = max(1, _ROWS_AT_ONCE // model.words.weight.numel())
+    copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+    quick = readable_model(copy)
+    read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
+    size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
+    if is_text_with_words(first):
+        size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
     places, found = list(group.observations), dict[int, Reconstruction]()
     for some in (places[i : i + size] for i in range(0, len(places), size)):
         seen = [group.observations[place] for place in some]
-        bags = reader.read(seen)
-        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, bags, strict=True)}
+        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, read(seen), strict=True)}
         report(len(found) / len(places))
     return found
 
 
-def _by_first_block(group: Group, model: TextModel, quick: TextModel, seed: int) -> dict[int, Reconstruction]:
-    places, found = list(group.observations), dict[int, Reconstruction]()
-    for some in (places[i : i + _VICTIMS_AT_ONCE] for i in range(0, len(places), _VICTIMS_AT_ONCE)):
-        seen = [group.observations[place] for place in some]
-        for place, observation, told in zip(some, seen, tokens_of_first_block(quick, seen, seed), strict=True):
-            if isinstance(told, str):
-                found[place] = failed(observation, told)
-                continue
-            bag = Bag(told.tokens, told.times, exact=False, ordered=told.ordered)
-            found[place] = replace(_made(observation, model, bag), notes=(told.note,))
-    return found
-
-
-def _made(observation: Observation, model: TextModel, bag: Bag) -> Reconstruction:
+def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconstruction:
+    if isinstance(bag, str):
+        return failed(observation, bag)
     if not len(bag.tokens):
         return failed(observation, "No row stands out from what all tokens have in common: no word was inferred.")
     texts = _dealt(observation, model, bag)
     labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
-    return Reconstruction(
-        id=observation.id, batch=Batch(texts.cpu(), labels.cpu()), words=bag.all.cpu(), words_exact=bag.exact
-    )
+    batch, notes = Batch(texts.cpu(), labels.cpu()), (bag.note,) if bag.note else ()
+    return Reconstruction(id=observation.id, batch=batch, words=bag.all.cpu(), words_exact=bag.exact, notes=notes)
 
 
 def _dealt(observation: Observation, model: TextModel, bag: Bag) -> Tensor:

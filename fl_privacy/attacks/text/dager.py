@@ -50,52 +50,44 @@ _AT_ONCE = 256
 _MOST_PREFIXES = 4096
 _TOLD_APART = 100.0
 """Least ratio of the farthest continuation's distance to the nearest one's for it to be known as wrong."""
-_ROUNDED = 1e-6
-"""Distance of vectors in the span by rounding in single precision."""
+_ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
-class Grown:
-    """Texts (L,) that no token continues, the longest first, fewer if some are equal.
+class _Read:
+    """Reconstructed texts (L,), their distance from the spans, and if they are certain but for the whole update."""
 
-    Attributes:
-        clear: ``True`` if every prefix that was given up is clearly farther.
-    """
-
-    texts: list[Tensor]
+    texts: Sequence[Tensor]
     apart: float
     clear: bool
 
 
-def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> Grown:
-    """Extend prefixes by every token whose state lies in the span.
+def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
+    """Extend prefixes by every token whose state lies in the span, until no token continues them, the longest first.
 
     Args:
         tolerance: largest distance from the span.
+        texts: number of texts; fewer are returned if some are equal.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
     finished: list[tuple[float, float, Tensor]] = []
     nearest_given_up, within, complete = 1.0, tolerance, True
     for position in range(candidates.length + 1):
+        tokens, longer = candidates.tokens[0], prefixes
         if position:
             tokens = candidates.tokens[position] if position < candidates.length else prefixes.new_empty(0)
             longer = torch.cat([prefixes.repeat_interleave(len(tokens), 0), tokens.repeat(len(prefixes))[:, None]], 1)
-        else:
-            tokens, longer = candidates.tokens[0], prefixes
-        if not longer.numel():
-            apart = span.basis.new_empty(0)
-        else:
-            apart = torch.cat(
-                [span.distance(entering_block(model, part, 1)[:, -1]) for part in torch.split(longer, _AT_ONCE)]
-            )
+        apart = span.basis.new_empty(0)
+        if longer.numel():
+            parts = torch.split(longer, _AT_ONCE)
+            apart = torch.cat([span.distance(entering_block(model, part, 1)[:, -1]) for part in parts])
         if len(apart) and float(apart.max()) >= _TOLD_APART * max(float(apart.min()), _ROUNDED):
             within = min(within, tolerance * float(apart.max()))  # as a share of the distance of wrong ones
         kept = apart < within
         nearest_given_up = min(nearest_given_up, float(apart[~kept].min()) if bool((~kept).any()) else 1.0)
         if position:
-            ended = ~kept.reshape(len(prefixes), len(tokens)).any(1)
-            rows = ended.nonzero().flatten().tolist()
+            rows = (~kept.reshape(len(prefixes), len(tokens)).any(1)).nonzero().flatten().tolist()
             finished += [(float(scores[row]), float(farthest[row]), prefixes[row]) for row in rows]
             farthest = farthest.repeat_interleave(len(tokens))
         farthest = torch.maximum(farthest, apart)[kept][:_MOST_PREFIXES]
@@ -106,25 +98,10 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     finished.sort(key=lambda text: (-len(text[2]), text[0]))
     finished, number = finished[:texts], len(finished)
     clear = complete and 0 < number <= texts and nearest_given_up > CLEAR * max(far for _, far, _ in finished)
-    worst = max((score for score, _, _ in finished), default=1.0)
-    return Grown([prefix for _, _, prefix in finished], worst, clear)
+    return _Read([prefix for _, _, prefix in finished], max((score for score, _, _ in finished), default=1.0), clear)
 
 
-_FULL = 0.9
-"""Share of the first block's rank above which the second one's span holds the states of all tokens."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Read:
-    """Reconstructed texts (L,), their distance from the spans, and the first span's rank.
-
-    ``clear`` is ``True`` if they are certain but for the whole update.
-    """
-
-    texts: Sequence[Tensor]
-    apart: float
-    clear: bool
-    rank: int
+_FULL = 0.9  # share of the first block's rank above which the second one's span holds the states of all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,50 +155,39 @@ class Dager:
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
     ) -> Reconstruction:
         gradient = {name: value.to(model.words.weight.device) for name, value in as_gradient(observation).items()}
-        explanation = Explanation(observation, model, gradient)
-        read = self._read(explanation, searched, rng)
+        explanation, span = Explanation(observation, model, gradient), span_of(searched, gradient, 0)
+        read = self._read(explanation, searched, span, rng)
         if not read.texts:
             return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
         different = list({tuple(text.tolist()): text for text in read.texts}.values())
-        repeated = explanation.repeated(different, read.rank)
+        repeated = explanation.repeated(different, span.rank)
         batch = repeated or explanation.labelled(read.texts)
         if batch is None:
             return without_labels(observation)
-        apart = explanation.distance(batch)
-        certainty = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+        certainty = Certainty.CONSISTENT if explanation.distance(batch) < ROUNDING else Certainty.APPROXIMATE
         sure_of_all = repeated is not None or len(different) == observation.upload.num_examples
         if read.clear and sure_of_all and certainty is Certainty.CONSISTENT:
             certainty = Certainty.PROVEN
+        batch = Batch(batch.inputs.cpu(), batch.labels.cpu())
         return Reconstruction(
-            id=observation.id,
-            batch=Batch(batch.inputs.cpu(), batch.labels.cpu()),
-            loss=read.apart,
-            history=(read.apart,),
-            certainty=certainty,
+            id=observation.id, batch=batch, loss=read.apart, history=(read.apart,), certainty=certainty
         )
 
-    def _read(self, explanation: Explanation, model: TextModel, rng: torch.Generator) -> _Read:
-        observation, gradient = explanation.observation, explanation.gradient
-        lengths, span = Lengths.of(observation, model), span_of(model, gradient, 0)
+    def _read(self, explanation: Explanation, model: TextModel, span: Span, rng: torch.Generator) -> _Read:
+        lengths = Lengths.of(explanation.observation, model)
         if span.rank == span.width:
             raise NotAttackableError(
                 f"The texts are expected to have fewer than {span.width} different tokens and positions, but the"
                 " gradient's rank is full: there are more, or noise was added."
             )
-        rows = rows_of_words(model, gradient)
-        candidates = find_candidates(
-            model,
-            span,
-            tokens=torch.arange(model.words.num_embeddings, device=span.basis.device) if rows is None else rows,
-            lengths=lengths,
-            tolerance=self.tolerance,
-        )
+        tokens = rows_of_words(model, explanation.gradient)
+        candidates = find_candidates(model, span, tokens=tokens, lengths=lengths, tolerance=self.tolerance)
         if candidates.length == 0 or (lengths.number > 1 and not candidates.whole):
-            return _Read([], float("nan"), False, span.rank)
+            return _Read([], float("nan"), False)
         if lengths.number == 1:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
-            return _Read(texts, worst, candidates.clear, span.rank)
+            return _Read(texts, worst, candidates.clear)
         return self._together(
             explanation, model, candidates, lengths.within(candidates.length), rank=span.rank, rng=rng
         )
@@ -245,7 +211,7 @@ class Dager:
             full = full and span_of(model, gradient, 1, queries=True).rank > lengths.number
         if model.causal and full:
             grown = grow_prefixes(model, second, candidates, tolerance=self.tolerance, texts=lengths.number)
-            return _Read(grown.texts, grown.apart, grown.clear and candidates.hold(grown.texts), rank)
+            return replace(grown, clear=grown.clear and candidates.hold(grown.texts))
         classified = None
         if not full:
             second = span_of(model, gradient, 1, queries=True)
@@ -255,35 +221,24 @@ class Dager:
         def enough(texts: Sequence[Tensor]) -> bool:
             return explanation.repeated(texts, rank) is not None
 
+        search: dict[str, Any] = {"tolerance": self.tolerance, "rng": rng, "rounds": self.rounds, "enough": enough}
         if full:
-            peeling = Peeling(
-                model=explanation.model,
-                searched=model,
-                loss_scale=explanation.observation.plan.loss_scale,
-                tolerance=self.tolerance,
-                rng=rng,
-                rounds=self.rounds,
-                enough=enough,
-            )
+            scale = explanation.observation.plan.loss_scale
+            peeling = Peeling(model=explanation.model, searched=model, loss_scale=scale, **search)
             found = peeling.texts(gradient, lengths, assembly)
         else:
-            found = assemble(
-                assembly, lengths=lengths, tolerance=self.tolerance, rng=rng, rounds=self.rounds, enough=enough
-            )
+            found = assemble(assembly, lengths=lengths, **search)
         worst = max((text.residual for text in found), default=float("nan"))
         tokens = [text.tokens for text in found]
         clear = len(found) > 0 and all(text.clear for text in found) and worst < self.tolerance / CLEAR
-        return _Read(tokens, worst, clear and candidates.hold(tokens), rank)
+        return _Read(tokens, worst, clear and candidates.hold(tokens))
 
 
-_SAME = 1e-3
-"""Relative difference of a word's parts that is rounding."""
-_DEPENDENT = 1e-10
-"""Share of the largest eigenvalue below which a text's gradients for its labels are dependent."""
+_SAME = 1e-3  # relative difference of a word's parts that is rounding
+_DEPENDENT = 1e-10  # share of the largest eigenvalue below which a text's gradients for its labels are dependent
 _ATTEMPTS, _NEAREST = 5, 2
 """Starts of each guessed text, and number of nearest texts from which all candidates are tried."""
-_ROUNDING = 1e-6
-"""Share of the batch's gradient below which its rest is rounding."""
+_ROUNDING = 1e-6  # share of the batch's gradient below which its rest is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,19 +297,12 @@ class Peeling:
         )
 
     def peel(self, gradient: Tensors, lengths: Lengths) -> Peeled:
-        rows = rows_of_words(self.searched, gradient)
-        words = torch.arange(self.searched.words.num_embeddings, device=self._device) if rows is None else rows
         entries = [
             sum(float(gradient[name].norm()) for name in names if name in gradient)
             for names in self.searched.attention_weights[:2]
         ]
-        left = Peeled(
-            texts=[],
-            gradient={name: value.double() for name, value in gradient.items()},
-            lengths=lengths,
-            words=words,
-            rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]),
-        )
+        exact, words = {name: g.double() for name, g in gradient.items()}, rows_of_words(self.searched, gradient)
+        left = Peeled([], exact, lengths, words, rounding=(_ROUNDING * entries[0], _ROUNDING * entries[1]))
         while left.lengths.number:
             candidates = self.candidates(left)
             if not candidates.whole:
@@ -370,13 +318,8 @@ class Peeling:
         return left
 
     def candidates(self, left: Peeled) -> Candidates:
-        return find_candidates(
-            self.searched,
-            span_of(self.searched, left.gradient, 0, least=left.rounding[0]),
-            tokens=left.words,
-            lengths=left.lengths,
-            tolerance=self.tolerance,
-        )
+        span = span_of(self.searched, left.gradient, 0, least=left.rounding[0])
+        return find_candidates(self.searched, span, tokens=left.words, lengths=left.lengths, tolerance=self.tolerance)
 
     def second(self, left: Peeled) -> Span:
         return span_of(self.searched, left.gradient, 1, least=left.rounding[1])
@@ -456,7 +399,3 @@ class Peeling:
         """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended
-
-    @property
-    def _device(self) -> torch.device:
-        return self.searched.words.weight.device

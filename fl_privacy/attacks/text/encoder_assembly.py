@@ -14,18 +14,15 @@ from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
-Enough = Callable[[Sequence[Tensor]], bool]
-"""Check that some texts (L,), possibly with copies, are all of a batch."""
+Enough = Callable[[Sequence[Tensor]], bool]  # check that some texts (L,), possibly with copies, are all of a batch
 
 _AT_ONCE = 512
 _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
-_STUCK, _PAIRS = 3, 1 << 12
-"""Texts of a search in which pairs of tokens are exchanged, and the largest number of these."""
-_DECIDABLE = 1e-6
-"""Distances below this are rounding in single precision."""
+_STUCK, _PAIRS = 3, 1 << 12  # texts of a search in which pairs of tokens are exchanged, and the largest number of these
+_DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +57,13 @@ class Assembly:
 
     def residuals(self, texts: Tensor) -> Tensor:
         """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
-        found = []
-        for part in torch.split(texts, _AT_ONCE):
-            apart = self.span.distance(entering_block(self.model, part, 1))
-            found.append(apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified])
-        return torch.cat(found) / self.unit
+        apart = self.distances(texts)
+        return (apart.square().mean(1).sqrt() if self.classified is None else apart[:, self.classified]) / self.unit
+
+    def distances(self, texts: Tensor) -> Tensor:
+        """Return the distances (n, L) of the states of texts (n, L) from the span."""
+        parts = torch.split(texts, _AT_ONCE)
+        return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
         """Set the :attr:`unit` by texts of random candidates."""
@@ -95,10 +94,8 @@ class Assembly:
                 texts[:, position] = choices[chosen]
             if bool((best >= before * (1 - 1e-6)).all()):
                 break
-        return [
-            Assembled(text, residual, other > CLEAR * residual)
-            for text, residual, other in zip(texts, best.tolist(), least.tolist(), strict=True)
-        ]
+        each = zip(texts, best.tolist(), least.tolist(), strict=True)
+        return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
         """Judge ``text`` by every other candidate at each position, and at unknown length by one token less or more."""
@@ -150,17 +147,11 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
         for at in tokens:  # each equally often, up to one
             orders = [torch.randperm(len(at), generator=rng) for _ in range(-(-drawn // len(at)))]
             picked.append(torch.cat(orders)[:drawn])
-        texts = torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1)
-        parts = [
-            assembly.span.distance(entering_block(assembly.model, part, 1)) for part in torch.split(texts, _AT_ONCE)
-        ]
-        apart = torch.cat(parts)
+        apart = assembly.distances(torch.stack([at[chosen] for at, chosen in zip(tokens, picked, strict=True)], 1))
         for position, (at, chosen) in enumerate(zip(tokens, picked, strict=True)):
-            best = apart.new_full((len(at),), torch.inf).scatter_reduce(
-                0, chosen.to(apart.device), apart[:, position], "amin"
-            )
-            kept = max(_SPARE * reached[position], (len(at) + 1) // 2)
-            tokens[position] = at[best.argsort()[:kept]]
+            best = apart.new_full((len(at),), torch.inf)
+            best.scatter_reduce_(0, chosen.to(apart.device), apart[:, position], "amin")
+            tokens[position] = at[best.argsort()[: max(_SPARE * reached[position], (len(at) + 1) // 2)]]
     return replace(assembly, candidates=replace(assembly.candidates, tokens=tokens))
 
 
@@ -199,16 +190,12 @@ def assemble(
 
 
 def _searched(
-    assembly: Assembly,
-    length: int,
-    sure: Sequence[Assembled],
-    *,
-    each: int,
-    tolerance: float,
-    rng: torch.Generator,
+    assembly: Assembly, length: int, sure: Sequence[Assembled], *, each: int, tolerance: float, rng: torch.Generator
 ) -> list[Assembled]:
-    explained = {pair for text in sure for pair in enumerate(text.tokens.tolist())}
-    likely = _likely(assembly.candidates, length, explained)
+    explained, likely = {pair for text in sure for pair in enumerate(text.tokens.tolist())}, []
+    for place, at in enumerate(assembly.candidates.tokens[:length]):  # the tokens that are in no text yet, or all
+        left = [token for token in at.tolist() if (place, token) not in explained]
+        likely.append(at.new_tensor(left) if left else at)
     position = max(range(length), key=lambda p: len(likely[p]))
     starts = []
     for token in likely[position].repeat_interleave(each):
@@ -222,15 +209,6 @@ def _searched(
     return descended
 
 
-def _likely(candidates: Candidates, length: int, explained: set[tuple[int, int]]) -> list[Tensor]:
-    """Return the tokens at each position that are in no text yet, or all."""
-    found = []
-    for position, at in enumerate(candidates.tokens[:length]):
-        left = [token for token in at.tolist() if (position, token) not in explained]
-        found.append(at.new_tensor(left) if left else at)
-    return found
-
-
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
     """Choose a text for each of ``lengths``, the nearest first; none if ``repeated`` ones are needed."""
     left = sorted(texts, key=lambda text: text.residual)
@@ -238,24 +216,20 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
         return left[: lengths.number]
     chosen: list[Assembled] = []
     for length in lengths.told:
-        fitting = next((text for text in left if len(text.tokens) == length), None)
-        if fitting is not None:
-            left.remove(fitting)
-        elif not repeated:
+        fitting = next((text for text in [*left, *(chosen if repeated else ())] if len(text.tokens) == length), None)
+        if fitting is None and not repeated:
             return []
-        else:  # equal texts of one length are one
-            fitting = next((text for text in chosen if len(text.tokens) == length), None)
+        if fitting in left:
+            left.remove(fitting)
         if fitting is not None:
             chosen.append(fitting)
     return chosen
 
 
-_STEPS = 400
-"""Steps of the search for the shares of positions."""
+_STEPS = 400  # steps of the search for the shares of positions
 _ALONE, _LEAST = 0.6, 0.02
 """Share of a word's part above which it counts as having stood at one position only, and below which as not there."""
-_PASSES, _NOISE = 25, 1e-6
-"""Passes of expectation maximization, and the variance of its noise."""
+_PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the variance of its noise
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,8 +307,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
         entering_block(model, words[:, None].expand(-1, longest), 0)
     sums = calls[0].inputs.double()
     sums = (sums - sums.mean(-1, keepdim=True)) * norm.weight.double()
-    offset = norm.bias.double()[None]
-    directions = torch.cat([sums[:, 0], sums[0, 1:] - sums[0, :1], offset])
+    directions = torch.cat([sums[:, 0], sums[0, 1:] - sums[0, :1], norm.bias.double()[None]])
     if len(directions) > directions.shape[1]:
         return None
     rows = torch.cat([gradient[name].double() for name in names])
@@ -347,11 +320,9 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
         pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))
     scales = [1 / one.norm().clamp_min(1e-300) for one, _ in pairs]
     width = rows.shape[1]
-    return Parts(
-        torch.cat([one * scale for (one, _), scale in zip(pairs, scales, strict=True)], 1),
-        torch.cat([other * scale for (_, other), scale in zip(pairs, scales, strict=True)], 1),
-        of_words[:, : 2 * width].reshape(-1, 2, width),
-    )
+    scaled = [(one * scale, other * scale) for (one, other), scale in zip(pairs, scales, strict=True)]
+    words_parts, position_parts = (torch.cat(each, 1) for each in zip(*scaled, strict=True))
+    return Parts(words_parts, position_parts, of_words[:, : 2 * width].reshape(-1, 2, width))
 
 
 def shares_of(parts: Parts) -> Tensor:
@@ -397,14 +368,12 @@ def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, posi
     atoms = atoms / atoms.square().sum(1).mean(0).sqrt().clamp_min(1e-12)
     behind = parts.attended[alone]
     behind = behind / behind.norm(dim=2, keepdim=True).clamp_min(1e-300)
-    seen = behind.unflatten(2, heads).flatten(1, 2)
-    return torch.cat([_variances(atoms, some) for some in seen.split(16)])
+    return torch.cat([_variances(atoms, some) for some in behind.unflatten(2, heads).flatten(1, 2).split(16)])
 
 
 def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
     """Estimate variances (T, n) of the coefficients of ``atoms`` (H, m, n) in ``seen`` (T, H, m), by EM."""
-    size = atoms.shape[1]
-    noise = _NOISE * torch.eye(size, dtype=atoms.dtype, device=atoms.device)
+    noise = _NOISE * torch.eye(atoms.shape[1], dtype=atoms.dtype, device=atoms.device)
     found = atoms.new_full((len(seen), atoms.shape[2]), 1 / atoms.shape[2])
     for _ in range(_PASSES):
         spread = torch.einsum("hmn,tn,hkn->thmk", atoms, found, atoms) + noise

@@ -17,8 +17,7 @@ from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
-_ROUNDED = 1e-6
-"""Share of the known gradient below which its rest is rounding."""
+_ROUNDED = 1e-6  # share of the known gradient below which its rest is rounding
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
@@ -82,19 +81,13 @@ def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
 
 
-_MOST = 256
-"""Ways to repeat texts that are tried."""
-_WHOLE = 0.05
-"""Largest distance of copies of a text with a label from a whole number."""
+_MOST = 256  # ways to repeat texts that are tried
+_WHOLE = 0.05  # largest distance of copies of a text with a label from a whole number
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares the update of some texts with the one observed.
-
-    Attributes:
-        model: model with the values sent, in double precision.
-    """
+    """Compares the update of some texts with the one observed, by the ``model`` as sent, in double precision."""
 
     observation: Observation
     model: TextModel

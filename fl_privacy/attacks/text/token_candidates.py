@@ -14,11 +14,8 @@ from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.models.gradients.hooks import entering, replaced_input
 from fl_privacy.types import Observation, Tensors
 
-_ABOVE_NOISE = 8.0
-"""Multiple of the smallest singular values above which others are not noise."""
-
-_ROUNDING = 1e-7
-"""Share of the largest singular value below which others are rounding in single precision."""
+_ABOVE_NOISE = 8.0  # multiple of the smallest singular values above which others are not noise
+_ROUNDING = 1e-7  # share of the largest singular value below which others are rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,10 +98,9 @@ def entering_block(model: TextModel, inputs: Tensor, block: int) -> Tensor:
 @torch.no_grad()
 def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> Tensor:
     """Return the inputs (B, L, d) of the first of the layers ``names`` that is called for ``inputs``."""
-    length = inputs.shape[1]
 
     def stop(states: Tensor) -> Tensor:
-        if states.shape[1] == length:  # in a last block the first token alone may have a query
+        if states.shape[1] == inputs.shape[1]:  # in a last block the first token alone may have a query
             raise _EnteredError
         return states
 
@@ -118,11 +114,7 @@ def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> T
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """Return ``model`` if it is one of text.
-
-    Raises:
-        NotAttackableError: it is another.
-    """
+    """Return ``model`` if it is one of text; raise NotAttackableError for another."""
     if not isinstance(model, TextModel):
         raise NotAttackableError(f"A model of text is expected, but {type(model).__name__} is none.")
     return model
@@ -143,10 +135,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens that spans can hold: for a language model all but the last.
-
-        If lengths are unknown, the positions' gradient, if there is one, shows the longest.
-        """
+        """Count the tokens that spans can hold, for a language model all but the last; positions show the longest."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -178,11 +167,9 @@ class Lengths:
         return replace(self, number=self.number - 1, longest=left[-1] if left else 0, told=tuple(left))
 
 
-_AT_ONCE = 1 << 24
-"""Elements of embeddings compared at a time."""
+_AT_ONCE = 1 << 24  # elements of embeddings compared at a time
 
-CLEAR = 10.0
-"""Least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain."""
+CLEAR = 10.0  # least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +196,6 @@ class Candidates:
     def whole(self) -> bool:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
-    @property
-    def number(self) -> int:
-        return sum(map(len, self.tokens))
-
     def hold(self, texts: Sequence[Tensor]) -> bool:
         """Return ``True`` if ``texts`` (L,) consist of candidates, and all others are clearly farther."""
         farthest = 0.0
@@ -227,16 +210,12 @@ class Candidates:
         return bool(texts) and self.left_out > CLEAR * farthest
 
 
-def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor | None:
-    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts.
-
-    ``None`` if it was withheld or has no zero rows, as under noise or with a tied head.
-    """
+def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
+    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts; every token if all did."""
     found = gradient.get(model.word_weight)
     if found is None:
-        return None
-    rows = found.abs().amax(1) > 0
-    return None if bool(rows.all()) else rows.nonzero().flatten()
+        return torch.arange(model.words.num_embeddings, device=model.words.weight.device)
+    return (found.abs().amax(1) > 0).nonzero().flatten()
 
 
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
@@ -250,7 +229,9 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
         lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
         tolerance: largest distance of a pair from the span, relative to a random vector's.
     """
-    table = _distances(model, span, tokens, lengths.longest)
+    few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))
+    each = (entering_block(model, some[:, None].expand(-1, lengths.longest), 0) for some in few)
+    table = torch.cat([span.distance(states) for states in each])
     found, distances, nearest_other, doubt = [], [], 1.0, False
     for position in range(lengths.longest):
         reached = lengths.reaching(position)
@@ -267,14 +248,7 @@ def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Le
             nearest_other = min(nearest_other, float(table[order[count], position]))
     if lengths.told is None and lengths.number > 1:
         end = next((position for position, some in enumerate(found) if not len(some)), len(found))
-        beyond = [float(some[0]) for some in distances[end:] if len(some)]
-        nearest_other = min([nearest_other, *beyond])
+        nearest_other = min([nearest_other, *[float(some[0]) for some in distances[end:] if len(some)]])
         found, distances = found[:end], distances[:end]
     farthest = max((float(d.max()) for d in distances if len(d)), default=1.0)
     return Candidates(found, distances, not doubt and nearest_other > CLEAR * farthest, nearest_other)
-
-
-def _distances(model: TextModel, span: Span, tokens: Tensor, longest: int) -> Tensor:
-    few = torch.split(tokens, max(1, _AT_ONCE // (longest * span.width)))
-    each = (entering_block(model, some[:, None].expand(-1, longest), 0) for some in few)
-    return torch.cat([span.distance(states) for states in each])

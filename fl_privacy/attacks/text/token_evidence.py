@@ -18,13 +18,10 @@ from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
 from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Observation, Tensors
 
-_SAME = 1e-5
-"""Relative difference of two inputs of a layer that is rounding."""
-_LENGTH, _AT = 4, (1, 3)
-"""Length of the texts by which layers are found, and the places of the token that is compared."""
+_SAME = 1e-5  # relative difference of two inputs of a layer that is rounding
+_LENGTH, _AT = 4, (1, 3)  # length of the texts by which layers are found, and the places of the token that is compared
 _ADAM_EPS = 1e-8
-_ULPS = 4.0
-"""Roundings in single precision by which a step of Adam from zero may be off."""
+_ULPS = 4.0  # roundings in single precision by which a step of Adam from zero may be off
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +51,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
     # texts (3, 4) with one token in common, twice in the first
     size = model.words.num_embeddings
     a, b, c, d = (min(size - 1, size * k // 5) for k in (1, 2, 3, 4))
-    texts = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]])
-    tokens = texts.to(model.words.weight.device)
+    tokens = torch.tensor([[a, b, c, b], [a, b, d, c], [d, b, c, a]]).to(model.words.weight.device)
     with torch.no_grad(), ExitStack() as stack:
         entered = stack.enter_context(entering(layers))
         left = stack.enter_context(leaving(layers))
@@ -73,8 +69,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
         own = next((other for other in seen if _same_inputs(inputs[other], inputs[own])), own)
         seen.append(own)
         positioned = not _same_inputs(inputs[own][0, _AT[0]], inputs[own][0, _AT[1]])
-        transposed = not isinstance(layers[path], nn.Linear)
-        found.append(Entrance(weight, own, through, transposed, positioned))
+        found.append(Entrance(weight, own, through, not isinstance(layers[path], nn.Linear), positioned))
     return found
 
 
@@ -138,45 +133,40 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     for name in names:
         sent = observation.sent.parameters[name].double()
         moved = decayed(sent, plan, steps) - sent - updates[name].double()
-        slopes[name] = _undone(moved / plan.lr, sent / plan.lr, updates[name]) if steps == 1 else moved / plan.lr
+        slopes[name] = moved / plan.lr
+        if steps == 1:
+            step, stored = slopes[name], updates[name]
+            halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
+            kind = torch.bfloat16 if halved else torch.float32
+            rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * ((sent / plan.lr).abs() + 1)
+            slopes[name] = step.sign() * _ADAM_EPS * step.abs() / (1 - step.abs()).maximum(rounding)
     return slopes
-
-
-def _undone(step: Tensor, sent: Tensor, stored: Tensor) -> Tensor:
-    """Return the gradient behind Adam's first ``step``, in units of the learning rate."""
-    halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
-    kind = torch.bfloat16 if halved else torch.float32
-    rounding = _ULPS * torch.finfo(torch.float32).eps + torch.finfo(kind).eps * (sent.abs() + 1)
-    short = (1 - step.abs()).maximum(rounding)
-    return step.sign() * _ADAM_EPS * step.abs() / short
 
 
 _FRAMED, _EACH = 16, 512
 """Tokens for each dimension by which the coordinates are estimated, and tokens by which usual shares are."""
-_RIDGE = 1e-4
-"""Share of the candidates' largest variance below which a direction is not stretched any further."""
+_RIDGE = 1e-4  # share of the candidates' largest variance below which a direction is not stretched any further
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
 """Shares of all directions that are tried if an update's rows have full rank, by noise or too many tokens."""
 _ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
 """Shares of the largest singular value of an update below which others may be rounding."""
-_LEFT = 3
-"""Directions, next to an eighth of all, that have to be left out for a vector to lie outside."""
-_TRIMMED = 0.02
-"""Share of candidates at either end that is left out of the usual shares."""
-_OF_ENDS = 1.2
-"""Factor by which these would increase the spread."""
-_NEVER = 1e-10
-"""Share of a vector outside of some directions below which it is rounding."""
-_AT_ONCE = 1 << 24
-"""Elements held at a time."""
-_SHORTLIST = 1024
-"""Tokens whose positions are compared one by one."""
-_LIKE = 1e-2
-"""Share of a token outside those before it above which its rest is compared."""
-_TOLD_APART = 0.01
-"""Largest chance of the share of a token's rest for it to count as present next to those like it."""
+_LEFT = 3  # directions, next to an eighth of all, that have to be left out for a vector to lie outside
+_TRIMMED = 0.02  # share of candidates at either end that is left out of the usual shares
+_OF_ENDS = 1.2  # factor by which these would increase the spread
+_NEVER = 1e-10  # share of a vector outside of some directions below which it is rounding
+_AT_ONCE = 1 << 24  # elements held at a time
+_SHORTLIST = 1024  # tokens whose positions are compared one by one
+_LIKE = 1e-2  # share of a token outside those before it above which its rest is compared
+_TOLD_APART = 0.01  # largest chance of the share of a token's rest for it to count as present next to those like it
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 """Mean number of tokens that chance may bring: share of those found, and number for each text."""
+
+
+def few_false(expected: Tensor, texts: int) -> int:
+    """Return the largest number of tokens of which few are false: ``expected`` (k,) ones among the first 1 to k."""
+    numbers = torch.arange(1, len(expected) + 1, device=expected.device)
+    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
+    return int(held[-1]) + 1 if len(held) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +178,6 @@ class Pairs:
         evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
         expected_false: mean number of tokens among them by chance.
         alike: number of tokens that may be named only for being like others.
-        whole: ``True`` if all directions count, up to rounding.
     """
 
     tokens: Tensor
@@ -198,15 +187,10 @@ class Pairs:
     alike: int = 0
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
-    whole: bool = False
 
 
 class EvidenceCandidates:
-    """All tokens at all positions, as inputs of the layers that see single tokens.
-
-    Args:
-        model: model in evaluation mode, with the values sent.
-    """
+    """All tokens at all positions, as inputs of the layers that see single tokens of the ``model`` as sent."""
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
         self._model, self.length = model, length if positioned else 1
@@ -231,8 +215,7 @@ class EvidenceCandidates:
 
     def spread(self, path: str) -> Tensor:
         """Return the inputs of ``path`` (m, d) for other tokens, each at one position, float64."""
-        number = _FRAMED * self.sample(path).shape[-1]
-        tokens = self._order[min(_EACH, self.size // 2) :][:number]
+        tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
             some = tokens[begin :: self.length]
@@ -275,6 +258,7 @@ class _Basis:
         numbers: tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
         usual: (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread.
         direct: ``True`` if the layer's inputs are seen themselves.
+        best: (numbers, V) each token's evidence at its best position.
     """
 
     frame: WhitenedFrame
@@ -282,15 +266,12 @@ class _Basis:
     numbers: tuple[int, ...]
     usual: Tensor
     direct: bool
+    best: Tensor
 
-    @property
-    def into(self) -> Tensor:
-        """Return the map (d, K) from the layer's inputs to coordinates along the rows."""
-        return self.frame.whole @ self.rows.T
-
-    def evidence(self, along: Tensor, whole: Tensor) -> Tensor:
-        """Return the evidence (numbers, ...) of coordinates (..., K) and squared lengths (...)."""
-        share = _shares(along, whole, self.numbers).double()  # (numbers, n, L)
+    def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
+        """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""
+        along = states @ (self.frame.whole @ self.rows.T).to(states)
+        share = _shares(along, whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
         return _seldom(share, usual, freedom).masked_fill(empty, 0.0)
@@ -306,10 +287,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the logarithm of a bound on how often chance has a ``share``, given the ``usual`` one.
-
-    It is exp(-freedom / 2 KL(usual, s)), Chernoff's (Dasgupta and Gupta 2003, lemma 2.2).
-    """
+    """Return minus the log of Chernoff's bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -323,12 +301,12 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
     numbers = tuple(k if 0 < k <= most else 0 for k in (*ranks, *(min(ranks[0], int(p * width)) for p in _PARTS)))
     if not any(numbers):
         return None
-    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[
-        0
-    ].T  # its first k rows span the first k directions
+    # the first k rows span the first k directions
+    rows = torch.linalg.qr((directions[: max(numbers)] @ frame.own).T)[0].T
     along = candidates.sample(view.module) @ frame.whole
     shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
-    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None)
+    best = torch.full((len(numbers), candidates.size), -1.0, dtype=torch.float64)
+    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None, best)
 
 
 def _usual(shares: Tensor, width: int) -> Tensor:
@@ -351,54 +329,36 @@ def found_pairs(
     directions.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
-    best = [[torch.full((len(b.numbers), candidates.size), -1.0).double() for b in own] for own in bases]
-    every = [
-        (basis, kept) for own, some in zip(bases, best, strict=True) for basis, kept in zip(own, some, strict=True)
-    ]
-    for path in dict.fromkeys(basis.frame.path for basis, _ in every):
+    every = [basis for own in bases for basis in own]
+    for path in dict.fromkeys(basis.frame.path for basis in every):
         for tokens in candidates.parts(candidates.sample(path).shape[-1]):
             states = candidates.of(tokens, path)  # (n, L, d)
             lengths: dict[int, Tensor] = {}
-            for basis, kept in every:
-                if basis.frame.path != path:
-                    continue
+            for basis in (basis for basis in every if basis.frame.path == path):
                 if id(basis.frame) not in lengths:
                     lengths[id(basis.frame)] = (states @ basis.frame.whole.to(states)).square().sum(-1)
-                along = states @ basis.into.to(states)
-                kept[:, tokens] = basis.evidence(along, lengths[id(basis.frame)]).amax(-1).cpu()
-    return [_of_victim(own, some, candidates, texts, most) for own, some in zip(bases, best, strict=True)]
-
-
-def _of_victim(
-    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
-) -> Pairs | None:
+                basis.best[:, tokens] = basis.evidence(states, lengths[id(basis.frame)]).amax(-1).cpu()
     found = []
-    for direct in (True, False):
-        own = [(basis, kept) for basis, kept in zip(bases, best, strict=True) if basis.direct == direct]
-        if own:
-            found.append(_named([b for b, _ in own], [k for _, k in own], candidates, texts, most))
-    return max(found, key=lambda pairs: len(pairs.tokens)) if found else None
+    for own in bases:
+        alike = [[basis for basis in own if basis.direct == direct] for direct in (True, False)]
+        pairs = [_named(some, candidates, texts, most) for some in alike if some]
+        found.append(max(pairs, key=lambda each: len(each.tokens), default=None))
+    return found
 
 
-def _named(
-    bases: Sequence[_Basis], best: Sequence[Tensor], candidates: EvidenceCandidates, texts: int, most: int
-) -> Pairs:
+def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
     """Name the tokens that the summed evidence distinguishes from chance."""
-    total, together = candidates.size * candidates.length, torch.stack(list(best)).sum(0)
-    used = torch.tensor([basis.numbers for basis in bases]) > 0
-    views = used.sum(0)
+    total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
+    views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
     shortlist = together[which].topk(min(_SHORTLIST, candidates.size)).indices
     pairs = torch.zeros(len(shortlist), candidates.length, dtype=torch.float64)
     for basis in bases:
         states = candidates.of(shortlist, basis.frame.path).double()
-        whole = (states @ basis.frame.whole).square().sum(-1)
-        pairs += basis.evidence(states @ basis.into, whole)[which].cpu()
+        pairs += basis.evidence(states, (states @ basis.frame.whole).square().sum(-1))[which].cpu()
     highest, order = pairs.amax(1).sort(descending=True)
     expected = total * 2 * len(views) * _by_chance(highest, views[which])
-    numbers = torch.arange(1, len(order) + 1)
-    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
-    count = min(int(held[-1]) + 1 if len(held) else 0, most)
+    count = min(few_false(expected, texts), most)
     tokens, evidence = shortlist[order[:count]], pairs[order[:count]]
     return Pairs(
         tokens=tokens,
@@ -408,7 +368,6 @@ def _named(
         alike=_alike(bases, which, tokens, evidence, candidates) if count else 0,
         directions=tuple(basis.numbers[which] for basis in bases),
         widths=tuple(len(basis.frame.own) for basis in bases),
-        whole=which < len(_ROUNDING),
     )
 
 
@@ -436,8 +395,7 @@ def _alike(
         usual, freedom = basis.usual[:, which, place][:, : len(share)]
         beside = 1 - torch.arange(len(share)) / len(basis.frame.own)
         left[: len(share)] += _seldom(share, usual, (freedom * beside).clamp_min(1.0)).cpu()
-    views = torch.full((len(tokens),), len(used))
-    return int((candidates.length * _by_chance(left, views) > _TOLD_APART).sum())
+    return int((candidates.length * _by_chance(left, torch.full((len(tokens),), len(used))) > _TOLD_APART).sum())
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:

@@ -9,17 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.text.explanation import head_of
+from fl_privacy.attacks.text.token_evidence import few_false
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.choose_method import decayed, step_slices
 from fl_privacy.types import Observation, Tensors
 
-_TEXTS = 24
-"""Simulated texts of each class."""
+_TEXTS = 24  # simulated texts of each class
 _MOST_CLASSES = 8
-_UNUSUAL = 16.0
-"""Multiple of the usual energy above which a position is classified."""
-_DIRECTIONS = 48
-"""Leading directions of a word's row that are modeled one by one."""
+_UNUSUAL = 16.0  # multiple of the usual energy above which a position is classified
+_DIRECTIONS = 48  # leading directions of a word's row that are modeled one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,11 +119,10 @@ def _fitted(rows: Tensor) -> WordModel:
     return WordModel(center @ kept, spread.clamp_min(1e-12 * float(values[0]) ** 2 / len(rows)), kept)
 
 
-_MOST = 8
-"""Largest number of times that a word occurs."""
+_MOST = 8  # largest number of times that a word occurs
 
 
-def repeated(energy: Tensor, *, common: float, total: int | None, untold: float = 2.0) -> Tensor:
+def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
     """Estimate how often each word occurs (k,), at least once, by the squared length of its row.
 
     For c occurrences it is c + c (c - 1) common times that for one.
@@ -133,15 +130,14 @@ def repeated(energy: Tensor, *, common: float, total: int | None, untold: float 
     Args:
         energy: (k,) without the noise's.
         common: share in [0, 1] of the squared length that two rows have in common.
-        total: number of tokens; ``None`` counts a repetition only if nearer by the factor ``untold``.
+        total: number of tokens; ``None`` counts a repetition only if nearer by a factor of 2.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
-    between = (growth[1:] * growth[:-1]).sqrt()
-    reached = energy[:, None] / between
+    reached = energy[:, None] / (growth[1:] * growth[:-1]).sqrt()
     if total is None:
         once = energy.median() if len(energy) else energy.sum()
-        return 1 + (reached > untold * once).long().cumprod(1).sum(1)
+        return 1 + (reached > 2 * once).long().cumprod(1).sum(1)
     spare = min(max(0, total - len(energy)), reached.numel())
     found = torch.ones_like(energy, dtype=torch.long)
     if spare:
@@ -170,8 +166,7 @@ def _paired(words: Tensor, positions: Tensor) -> Tensor:
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
     for _ in range(min(number, length)):
-        at = int(left.argmin())
-        word, position = divmod(at, length)
+        word, position = divmod(int(left.argmin()), length)
         found[position] = word
         left[word], left[:, position] = torch.inf, torch.inf
     free = (found < 0).nonzero().flatten()
@@ -199,8 +194,7 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
         fits = rest @ positions.T  # (k, L)
         now = fits[found, own]
         moved = 2 * (now + squares) - 2 * fits  # change where position j goes from its word to v
-        counts = found.bincount(minlength=number)
-        moved[:, counts[found] < 2] = torch.inf  # every word that was found stands somewhere
+        moved[:, found.bincount(minlength=number)[found] < 2] = torch.inf  # every word that was found stands somewhere
         moved[found, own] = 0.0
         other = fits[found].T  # (L, L): residual of the word at i, along position j, at [j, i]
         swapped = 2 * ((now + squares)[:, None] + (now + squares)[None] - other - other.T - 2 * products)
@@ -221,8 +215,7 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
 Where = Literal["embeddings", "head", "tied"]
 """Owner of the rows: embeddings, the head of a language model, or one matrix that is both."""
 
-_ULPS = 4.0
-"""Roundings of a weight in single precision by which an untouched row may be off, in each local step."""
+_ULPS = 4.0  # roundings of a weight in single precision by which an untouched row may be off, in each local step
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,10 +277,8 @@ def is_text_with_words(observation: Observation) -> bool:
     return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
 
-_SCALES = 25
-"""Factors between simulation and upload that are tried, each twice the one before."""
-_STANDS_OUT = 3.0
-"""Least ratio of the rows of words to the next longest row of a head."""
+_SCALES = 25  # factors between simulation and upload that are tried, each twice the one before
+_STANDS_OUT = 3.0  # least ratio of the rows of words to the next longest row of a head
 _EXPECTED_OF_MODEL = 0.3
 """Cosine with the common direction of all other tokens above which a row of a head holds nothing else."""
 _AT_ONCE = 1 << 24
@@ -296,15 +287,9 @@ _SURE = 30.0
 others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
 """Least and largest probability of a token to be in a text: no word is named by its frequency alone."""
-FALSE_PER_TEXT = 0.5
-"""Mean number of false words for each text due to noise, at most."""
-FALSE_SHARE = 0.1
-"""Mean share of false words among those found due to noise, at most."""
 _PASSES = 2
-_TIED = 1e-4
-"""Difference of log likelihood ratios that is rounding."""
-_TIMES, _DRAWN = 8, 1 << 25
-"""Rows of noise for each token that are compared, and their largest number of elements."""
+_TIED = 1e-4  # difference of log likelihood ratios that is rounding
+_TIMES, _DRAWN = 8, 1 << 25  # rows of noise for each token that are compared, and their largest number of elements
 
 
 @dataclass(frozen=True, eq=False)
@@ -354,12 +339,12 @@ def found_words(
         variance = min(variance, told_noise**2)
     if variance == 0:
         return _exactly(untouched, energy)
-    evidence = _likeliest(values, expected, odds, variance)
+    likeliest = _likeliest(values, expected, odds, variance)
     prior = torch.logit(odds.clamp(_MIXED, _MOST_ODDS))
-    score = evidence.of(values) + prior
+    score = _ratios(values, *likeliest, variance)[:, 0] + prior
     chosen = energy.topk(min(most, len(values) // 2)).indices
     for _ in range(_PASSES):  # the first pass leaves out more than words, including tails of the noise
-        noise = evidence.of(noise_rows(values, energy, chosen, rng))
+        noise = _ratios(noise_rows(values, energy, chosen, rng), *likeliest, variance)[:, 0]
         chosen = significant(score, noise, prior, texts=texts, most=most)
     return FoundWords(chosen, (energy - values.shape[1] * variance).clamp_min(0), False, variance**0.5)
 
@@ -394,21 +379,8 @@ def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
-@dataclass(frozen=True, eq=False)
-class _Evidence:
-    """A distribution and scale of words' rows against noise of a ``variance``."""
-
-    model: WordModel
-    scale: Tensor
-    variance: float
-
-    def of(self, values: Tensor) -> Tensor:
-        """Return the log likelihood ratio (n,) of ``values`` (n, d)."""
-        return _ratios(values, self.model, self.scale[None], self.variance)[:, 0]
-
-
-def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> _Evidence:
-    """Choose the likeliest distribution and scale for all rows (V, d) together."""
+def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
+    """Choose the likeliest distribution and scale (1,) for all rows (V, d) together."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -419,7 +391,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
         total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
-            best, most = _Evidence(model, scales[at], variance), float(total[at])
+            best, most = (model, scales[at, None]), float(total[at])
     assert best is not None, "there is always one without any direction"
     return best
 
@@ -459,8 +431,8 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
     """Return the tokens (k,) whose ``score`` is so large that few are expected to be noise, the surest first.
 
-    Noise alone would bring at most :data:`FALSE_PER_TEXT` tokens for each text and :data:`FALSE_SHARE` of those named
-    (Benjamini and Hochberg 1995, with weights by Genovese et al. 2006).
+    The number expected by noise alone is bounded as in :func:`few_false` (Benjamini and Hochberg 1995, with weights by
+    Genovese et al. 2006).
 
     Args:
         score: (V,) evidence plus prior of each token.
@@ -470,7 +442,4 @@ def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most
     order = score.argsort(descending=True)[:most]
     noise, (kinds, tokens) = noise.sort().values, torch.unique(prior, return_counts=True)
     above = len(noise) - torch.searchsorted(noise, score[order, None] - kinds - _TIED)  # (most, kinds)
-    expected = (above.double() @ tokens.double()) / len(noise)
-    numbers = torch.arange(1, len(order) + 1, device=score.device)
-    held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
-    return order[: int(held[-1]) + 1 if len(held) else 0]
+    return order[: few_false((above.double() @ tokens.double()) / len(noise), texts)]

@@ -14,12 +14,7 @@ from fl_privacy.attacks.trees.grid import (
     own_trees as own_trees,
     read_exchange as read_exchange,
 )
-from fl_privacy.attacks.trees.model import (
-    Tree as Tree,
-    Trees as Trees,
-    is_model as is_model,
-    read_model as read_model,
-)
+from fl_privacy.attacks.trees.model import Tree as Tree, Trees as Trees, is_model as is_model, read_model as read_model
 from fl_privacy.attacks.trees.reconstruct import (
     Knowledge as Knowledge,
     TreeReconstruction as TreeReconstruction,

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fl_privacy.attacks.trees.grid import OwnTree
+from fl_privacy.attacks.trees.grid import OwnTree, distinct_thresholds
 from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
 MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
 """Largest number of rows of a leaf, and of bounds of all leaves together, that a client may state."""
 
-WHOLE = 0.02
-"""Largest distance of a count from a whole number by rounding of float32."""
+WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,15 +87,12 @@ def infer_training(own: Sequence[OwnTree]) -> Training:
             term if term.ndim == 1 else term[:, 0] + reg_lambda * term[:, 1] for term in terms
         )
         flat, curved = inner - weight * (cover + reg_lambda), inner_square - weight**2 * (cover + reg_lambda) - gain
-        options = [float(-(flat @ leaf) / max(float(leaf @ leaf), 1e-300))]
         square = float(-(curved @ leaf_square) / max(float(leaf_square @ leaf_square), 1e-300))
-        options.append(max(square, 0.0) ** 0.5)
-        tries = []
-        for inverse in options:
-            if inverse > 1e-6:
-                left = np.abs(flat + inverse * leaf).sum() + np.abs(curved + inverse**2 * leaf_square).sum()
-                scale = np.abs(flat).sum() + inverse * np.abs(leaf).sum() + gain.sum()
-                tries.append((1 / inverse, float(left / max(scale, 1e-300))))
+        options, tries = [float(-(flat @ leaf) / max(float(leaf @ leaf), 1e-300)), max(square, 0.0) ** 0.5], []
+        for inverse in (option for option in options if option > 1e-6):
+            left = np.abs(flat + inverse * leaf).sum() + np.abs(curved + inverse**2 * leaf_square).sum()
+            scale = np.abs(flat).sum() + inverse * np.abs(leaf).sum() + gain.sum()
+            tries.append((1 / inverse, float(left / max(scale, 1e-300))))
         return min(tries, key=lambda each: each[1], default=(1.0, np.inf))
 
     grid = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 121)])
@@ -152,12 +148,7 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
 
 
 def count_first_tree(
-    own: Sequence[OwnTree],
-    objective: str,
-    training: Training,
-    *,
-    positive_weight: float = 1.0,
-    rows: int | None = None,
+    own: Sequence[OwnTree], objective: str, training: Training, *, positive_weight: float = 1.0, rows: int | None = None
 ) -> FirstTree:
     """Count rows and labels in the leaves of the first tree, fitted without trees before it.
 
@@ -197,9 +188,8 @@ def count_first_tree(
     near = np.round(counts)
     whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
     near = np.maximum(near, 0).astype(int)
-    labelled = objective in LOGISTIC or objective in SOFTMAX
     leaves = tuple(
-        Leaf(rows=int(row.sum()), labels=tuple(map(int, row)) if labelled else (), bounds=bounds)
+        Leaf(rows=int(row.sum()), labels=() if objective in SQUARED else tuple(map(int, row)), bounds=bounds)
         for row, bounds in zip(near, leaf_bounds(tree), strict=True)
     )
     return FirstTree(leaves=leaves, whole=whole, exact=whole and int(near.sum()) == rows)
@@ -211,8 +201,4 @@ def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
     This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
     ``exact`` splits halfway between neighbors.
     """
-    found: list[list[float]] = [[] for _ in range(features)]
-    for one in own:
-        for node in one.tree.inner:
-            found[int(one.tree.feature[node])].append(float(one.tree.threshold[node]))
-    return [np.unique(values) for values in found]
+    return list(distinct_thresholds([one.tree for one in own], features))

@@ -13,8 +13,7 @@ import numpy as np
 from fl_privacy.attacks.trees.model import Tree, Trees, read_model
 from fl_privacy.errors import UserError
 
-WORD = 64
-"""Leaves in one number's bits."""
+WORD = 64  # leaves in one number's bits
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,13 +46,17 @@ class Grid:
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
     """Cut features at all thresholds of the trees."""
+    return Grid(edges=distinct_thresholds(trees, features), missing=tuple(bool(each) for each in missing))
+
+
+def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarray, ...]:
+    """Return each feature's distinct thresholds, ascending."""
     found: list[list[np.ndarray]] = [[] for _ in range(features)]
     for tree in trees:
         nodes = tree.inner
         for feature in np.unique(tree.feature[nodes]):
             found[feature].append(tree.threshold[nodes][tree.feature[nodes] == feature])
-    edges = tuple(np.unique(np.concatenate(each)) if each else np.empty(0) for each in found)
-    return Grid(edges=edges, missing=tuple(bool(each) for each in missing))
+    return tuple(np.unique(np.concatenate(each)) if each else np.empty(0) for each in found)
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
@@ -92,18 +95,13 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)
         found[:, feature] = np.searchsorted(edges, column, side="right")
-        lacks = np.isnan(column)
-        found[lacks, feature] = grid.states[feature] - 1 if grid.missing[feature] else 0
+        found[np.isnan(column), feature] = grid.states[feature] - 1 if grid.missing[feature] else 0
     return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """One exchange of a client with the server, in one round.
-
-    Attributes:
-        reply: new trees alone (bagging), or the model with them at the end (cyclic).
-    """
+    """One exchange in one round; a reply is new trees alone (bagging), or the model with them at the end (cyclic)."""
 
     sent: Trees | None
     reply: Trees
@@ -152,7 +150,6 @@ def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
         base = (one.sent or one.reply).base_margin
         first = new[0].round if new else 0
         for tree in new:
-            inside = tuple(each for each in new if first <= each.round < tree.round)
-            before = tuple(given) + inside
+            before = tuple(given) + tuple(each for each in new if first <= each.round < tree.round)
             found.append(OwnTree(tree=tree, before=before, base_margin=base, parallel=one.reply.parallel))
     return tuple(found)

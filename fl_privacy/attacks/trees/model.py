@@ -13,17 +13,13 @@ import numpy as np
 
 from fl_privacy.errors import UserError
 
-LARGEST_MODEL = 64 << 20
-"""Largest number of bytes of a model."""
-
-MOST_TREES, MOST_NODES = 20_000, 2_000_000
-"""Largest numbers in a model, over all trees."""
+LARGEST_MODEL = 64 << 20  # largest number of bytes of a model
+MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers in a model, over all trees
 
 MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
 """Largest numbers that a model may claim, since lists of that length are allocated."""
 
-DEEPEST = 256
-"""Largest number of splits between the root and a leaf."""
+DEEPEST = 256  # largest number of splits between the root and a leaf
 
 LOGISTIC = ("binary:logistic", "binary:logitraw", "reg:logistic")
 SQUARED = ("reg:squarederror", "reg:linear")
@@ -84,21 +80,6 @@ class Tree:
             told.update(np.ascontiguousarray(part).tobytes())
         return told.digest()
 
-    def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Return the leaf of each row (N, F), as a place in ``leaves``; missing values are NaN."""
-        node = np.zeros(len(rows), dtype=int)
-        rows = rows.astype(np.float32)
-        for _ in range(len(self.left)):
-            going = self.left[node] >= 0
-            if not going.any():
-                break
-            found = rows[np.arange(len(rows)), self.feature[node]]
-            goes_left = np.where(np.isnan(found), self.default_left[node], found < self.threshold[node])
-            node = np.where(going, np.where(goes_left, self.left[node], self.right[node]), node)
-        place = np.full(len(self.left), -1)
-        place[self.leaves] = np.arange(len(self.leaves))
-        return place[node]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trees:
@@ -126,15 +107,6 @@ class Trees:
             base = np.clip(base, 1e-12, 1 - 1e-12)
             return np.asarray(np.log(base / (1 - base)))
         return base
-
-    def margins(self, rows: np.ndarray) -> np.ndarray:
-        """Return (N, K) margins of rows (N, F)."""
-        found = np.tile(self.base_margin, (len(rows), 1))
-        if found.shape[1] != self.classes:
-            found = np.tile(found[:, :1], (1, self.classes))
-        for tree in self.trees:
-            found[:, tree.group] += tree.value[tree.leaves][tree.apply(rows)]
-        return found
 
 
 def is_model(data: bytes) -> bool:
@@ -188,8 +160,7 @@ def _model(told: Mapping[str, Any]) -> Trees:
     parallel = int(model["gbtree_model_param"].get("num_parallel_tree", "1"))
     if not 1 <= parallel <= MOST_TREES:
         raise ValueError(f"has not 1 to {MOST_TREES} parallel trees")
-    per_round = max(1, classes * parallel)
-    trees = tuple(_tree(one, features, groups[k], k // per_round) for k, one in enumerate(given))
+    trees = tuple(_tree(one, features, groups[k], k // max(1, classes * parallel)) for k, one in enumerate(given))
     objective = learner["objective"]
     positive_weight = float(objective.get("reg_loss_param", {}).get("scale_pos_weight", 1.0))
     if not 0 < positive_weight < math.inf:
@@ -265,8 +236,7 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
     return found.astype(dtype)
 
 
-DEEPEST = 40
-"""Levels of containers; XGBoost's models have eight."""
+DEEPEST = 40  # levels of containers; XGBoost's models have eight
 
 MOST_VALUES = 2_000_000
 """Largest number of values outside of numeric arrays, which are parsed at once: XGBoost writes some dozens a tree."""

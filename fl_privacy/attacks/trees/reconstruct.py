@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -33,14 +32,9 @@ from fl_privacy.rng import derive_seed
 HESSIAN = 0.25
 """Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
 
-DEPARTURE = 0.05
-"""Probability that a feature of a row differs from its known row."""
-
-REPEATED = 2.0
-"""Log factor by which each further row is less likely to come from the same known row."""
-
-STRENGTH = 5.0
-"""Number of rows that a feature's even prior counts for, next to the current rows."""
+DEPARTURE = 0.05  # probability that a feature of a row differs from its known row
+REPEATED = 2.0  # log factor by which each further row is less likely to come from the same known row
+STRENGTH = 5.0  # number of rows that a feature's even prior counts for, next to the current rows
 
 
 class BoxProblem:
@@ -75,16 +69,14 @@ class BoxProblem:
             np.add.at(self.before, ([place[tree.digest] for tree in one.before], number), 1.0)
         self.masks = leaf_masks(trees, grid)
         self.base = np.array([float(one.base_margin[0]) for one in own])
-        widths = np.array([len(tree.leaves) for tree in trees])
-        self.value_start = np.concatenate([[0], np.cumsum(widths)[:-1]])
+        self.value_start = np.concatenate([[0], np.cumsum([len(tree.leaves) for tree in trees])[:-1]])
         self.values = np.concatenate([tree.value[tree.leaves] for tree in trees])
         sums = [gradient_sums(one, training) for one in own]
         self.slot_start = np.concatenate([[0], np.cumsum([len(one[0]) for one in sums])[:-1]]).astype(int)
         self.gradient = np.concatenate([one[0] for one in sums])
         self.hessian = np.concatenate([one[1] for one in sums])
         allowed = np.ones(len(self.masks)) if possible is None else possible.astype(float)
-        share = np.add.reduceat(allowed, grid.first)
-        self.even = allowed / np.maximum(share, 1)[grid.feature_of]
+        self.even = allowed / np.maximum(np.add.reduceat(allowed, grid.first), 1)[grid.feature_of]
         self.rows = first.rows if first is not None else rows
         self.positives = int(sum(leaf.labels[1] for leaf in first.leaves)) if first is not None else positives
         if known is not None:
@@ -214,15 +206,15 @@ class Chain:
             return
         self._take(row)
         self.used[self.home[row]] -= 1
-        parts = [np.concatenate([part[options], own[row][None]]) for part, own in zip(
-            problem.known_parts, (self.slots, self.gradients, self.hessians), strict=True)]  # fmt: skip
+        pairs = zip(problem.known_parts, (self.slots, self.gradients, self.hessians), strict=True)
+        slot, gradient, hessian = (np.concatenate([part[options], own[row][None]]) for part, own in pairs)
         same = self.states[row] == known[self.home[row]]
         usual = DEPARTURE * problem.usual[grid.first + self.states[row]]
         stay = float(np.log(np.where(same, 1 - DEPARTURE + usual, usual + 1e-12)).sum())
         stay -= REPEATED * self.used[self.home[row]]
         at_home = np.log(1 - DEPARTURE + DEPARTURE * problem.usual[grid.first + known[options]]).sum(1)
         at_home -= REPEATED * self.used[options]
-        score = np.append(at_home, stay) - self._misfit(parts[0], parts[1], parts[2], width)
+        score = np.append(at_home, stay) - self._misfit(slot, gradient, hessian, width)
         picked = int(np.argmax(score + rng.gumbel(size=len(score))))
         if picked < len(options):
             self.counts[grid.first + self.states[row]] -= 1
@@ -231,7 +223,7 @@ class Chain:
             self.labels[row] = labels[options[picked]]
             self.counts[grid.first + self.states[row]] += 1
         self.used[self.home[row]] += 1
-        self._put(row, parts[0][picked], parts[1][picked], parts[2][picked])
+        self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
         """Return (C,) half the squares that candidates (C, T) add to the residual, in units of ``width``."""
@@ -249,11 +241,8 @@ class Chain:
         self.left[1][slot] -= hessian
 
 
-MOST_WORDS = 1 << 27
-"""Largest number of 64-bit words in masks of leaves, a gigabyte."""
-
-MOST_ROWS = 20_000
-"""Largest number of rows that are searched for."""
+MOST_WORDS = 1 << 27  # largest number of 64-bit words in masks of leaves, a gigabyte
+MOST_ROWS = 20_000  # largest number of rows that are searched for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -337,23 +326,31 @@ def reconstruct_rows(
     number = first.rows if first is not None else rows
     if not 0 < number <= MOST_ROWS:
         raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")
-    grid = _grid(own, reply.features)
-    problem = BoxProblem(
-        own,
-        training,
-        grid,
-        first,
-        rows=number,
-        positives=min(positives, number),
-        known=_known(knowledge, grid),
-        possible=_possible(knowledge, grid),
-    )
+    grid, positives = _grid(own, reply.features), min(positives, number)
+    known, possible = _known(knowledge, grid), _possible(knowledge, grid)
+    problem = BoxProblem(own, training, grid, first, rows=number, positives=positives, known=known, possible=possible)
     streams = [np.random.default_rng(derive_seed(seed, "trees", chain)) for chain in range(max(chains, 1))]
     found = sorted((problem.climb(stream, sweeps) for stream in streams), key=lambda chain: chain.misfit)
-    told = _told(found, grid, knowledge)
-    values = tuple(thresholds(own, reply.features))
-    seconds = time.perf_counter() - began
-    return TreeReconstruction(training=training, first=first, values=values, seconds=seconds, **told)
+    best, (low, high, middle) = found[0], _bounds(grid, knowledge)
+    place = grid.first + best.states
+    guesses = middle[place]
+    if knowledge.rows is not None:  # the known row's value if in the cell's interval
+        home = knowledge.rows[best.home]
+        same = (best.home >= 0)[:, None] & (states_of(home, grid) == best.states)
+        guesses = np.where(same, home, guesses)
+    return TreeReconstruction(
+        rows=guesses,
+        labels=best.labels,
+        low=low[place],
+        high=high[place],
+        agreement=_agreement(found),
+        training=training,
+        first=first,
+        values=tuple(thresholds(own, reply.features)),
+        misfit=best.misfit,
+        start_misfit=best.start_misfit,
+        seconds=time.perf_counter() - began,
+    )
 
 
 def _checked(exchanges: Sequence[Exchange]) -> Trees:
@@ -385,26 +382,6 @@ def _grid(own: Sequence[OwnTree], features: int) -> Grid:
     return grid
 
 
-def _told(found: Sequence[Chain], grid: Grid, knowledge: Knowledge) -> dict[str, Any]:
-    best = found[0]
-    low, high, middle = _bounds(grid, knowledge)
-    place = grid.first + best.states
-    rows = middle[place]
-    if knowledge.rows is not None:  # the known row's value if in the cell's interval
-        home = knowledge.rows[best.home]
-        same = (best.home >= 0)[:, None] & (states_of(home, grid) == best.states)
-        rows = np.where(same, home, rows)
-    return {
-        "rows": rows,
-        "labels": best.labels,
-        "low": low[place],
-        "high": high[place],
-        "agreement": _agreement(found),
-        "misfit": best.misfit,
-        "start_misfit": best.start_misfit,
-    }
-
-
 def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | None:
     if knowledge.rows is None:
         return None
@@ -428,7 +405,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (S,) lower and upper ends of all states, and a value for each."""
-    lows, highs, middles = [], [], []
+    found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
         widths = np.diff(edges) if len(edges) > 1 else np.ones(1)
@@ -448,12 +425,10 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
                 inside = (values >= low[:, None]) & (values < high[:, None])
                 apart = np.where(inside, np.abs(values - middle[:, None]), np.inf)
                 middle = np.where(inside.any(1), values[apart.argmin(1)], middle)
-        if grid.missing[feature]:
-            low, high, middle = (np.append(each, np.nan) for each in (low, high, middle))
-        lows.append(low)
-        highs.append(high)
-        middles.append(middle)
-    return np.concatenate(lows), np.concatenate(highs), np.concatenate(middles)
+        lacks = [np.nan] * grid.missing[feature]
+        found.append([np.append(each, lacks) for each in (low, high, middle)])
+    lows, highs, middles = (np.concatenate(each) for each in zip(*found, strict=True))
+    return lows, highs, middles
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:

@@ -5,7 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
-from fl_privacy.auditing.session import AuditSession
+from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -34,11 +34,8 @@ from fl_privacy.report.audit_file import folder_name, record_to_json, terminal_l
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
-USUAL_NODES = 10
-"""Default number of clients, as in Flower's simulation."""
-
-_REFRESHED = 15.0
-"""Seconds between two versions of the page while the app trains."""
+USUAL_NODES, _REFRESHED = 10, 15.0
+"""Default number of clients, as in Flower's simulation, and seconds between two pages while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +72,7 @@ def audit_app(
     app: App,
     asked: AppAuditRequest,
     tell: Callable[[str], None] | None = None,
-    show: Callable[[AuditRecord], None] | None = None,
+    show: Show | None = None,
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
@@ -95,7 +92,7 @@ def audit_app(
         raise UserError(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
-    session = AppAudit(app.name, asked, folder, nodes=asked.nodes or app.nodes or USUAL_NODES, tell=tell, show=show)
+    session = AppAudit(app.name, asked, folder, tell or (lambda text: None), show)
     inner = None if app.scripts is None else app.scripts.works_in(app.folder)
     with contextlib.ExitStack() as stack:
         stack.callback(session.leave)
@@ -107,7 +104,8 @@ def audit_app(
         with LoadedBy(tables).looking():  # some apps load their data on import
             started = app.load()
         wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
-        session.nodes = nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+        nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+        session.asked = asked = replace(asked, nodes=nodes)
         if app.scripts is not None:
             session.notes.append(app.scripts.in_words(app.folder))
         if asked.seed is not None:
@@ -172,22 +170,13 @@ class AppAudit(AuditSession):
     """The audit of an app that is run: what its grid observed, and answers on it."""
 
     def __init__(
-        self,
-        name: str,
-        asked: AppAuditRequest,
-        folder: Path,
-        *,
-        nodes: int,
-        tell: Callable[[str], None] | None,
-        show: Callable[[AuditRecord], None] | None,
+        self, name: str, asked: AppAuditRequest, folder: Path, tell: Callable[[str], None], show: Show | None
     ) -> None:
         super().__init__(folder, show)
-        self.name, self.asked, self.nodes, self.tell = name, asked, nodes, tell or (lambda text: None)
+        self.name, self.asked, self.tell = name, asked, tell
         self.grid: TappedGrid | None = None
-        self.data: set[str] = set()
+        self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
-        self.problems: list[str] = []
-        self.answers: list[Answer] = []
         self.trained, self.broken, self._refreshed = 0.0, "", 0.0
 
     def refresh(self) -> None:
@@ -207,17 +196,16 @@ class AppAudit(AuditSession):
             seconds=asked.seconds,
             tell=self.tell,
         )
-        for answer in scenarios.attack_all():
-            self._add(answer, further)
+        self._add(scenarios.attack_all(), further)
         self.tell("Attacking what is not trained by steps")
-        for answer in self.grid.fitted.attack_all(clients=asked.clients, seed=seed, seconds=asked.seconds):
-            self._add(answer, further)
-        for answer in scenarios.aggregate(list(self.grid.traces.values())):
-            self._add(answer, "Further questions are asked of the training's own uploads.")
+        self._add(self.grid.fitted.attack_all(clients=asked.clients, seed=seed, seconds=asked.seconds), further)
+        questions = scenarios.aggregate(list(self.grid.traces.values()))
+        self._add(questions, "Further questions are asked of the training's own uploads.")
 
-    def _add(self, answer: Answer, going_on: str) -> None:
-        self.answers.append(answer)
-        self.write(going_on)
+    def _add(self, answers: Iterable[Answer], going_on: str) -> None:
+        for answer in answers:
+            self.answers.append(answer)
+            self.write(going_on)
 
     def leave(self) -> None:
         if self.content.get("going_on"):
@@ -229,7 +217,7 @@ class AppAudit(AuditSession):
         assert grid is not None
         problems = [*self.problems]
         if grid.joined:
-            problems.append(f"The app waits for more than {self.nodes} clients; {grid.joined} joined.")
+            problems.append(f"The app waits for more than {asked.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
         nodes, rounds = len(grid.contexts), grid.rounds
@@ -262,7 +250,7 @@ class AppAudit(AuditSession):
             going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
             broken=self.broken,
             environment=environment,
-            nodes=self.nodes,
+            nodes=asked.nodes,
             rounds=rounds or asked.rounds,
             models=dict(grid.models),
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
@@ -272,7 +260,7 @@ class AppAudit(AuditSession):
 def remedies(problems: Iterable[str]) -> list[str]:
     """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
-    return [sentence for words, sentence in _OF_THE_SANDBOX if words.search(text)]
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(words, text, re.IGNORECASE)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
@@ -285,32 +273,23 @@ def with_remedies(problems: Iterable[str]) -> list[str]:
     return found
 
 
-_OF_THE_SANDBOX: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(
-            r"connect|network|unreachable|resol(ve|ution)|getaddrinfo|gaierror|Name or service|offline|reach .*hub|"
-            r"https?://|URLError|MaxRetry|Timeout|socket|LocalEntryNotFound|HubHTTP|\bhub\b",
-            re.IGNORECASE,
-        ),
-        "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.",
+_OF_THE_SANDBOX: Mapping[str, str] = {
+    "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.": (
+        r"connect|network|unreachable|resol(ve|ution)|getaddrinfo|gaierror|Name or service|offline|reach .*hub|"
+        r"https?://|URLError|MaxRetry|Timeout|socket|LocalEntryNotFound|HubHTTP|\bhub\b"
     ),
-    (
-        re.compile(r"FileNotFound|No such file|not found|does not exist|doesn't exist|is no directory", re.IGNORECASE),
-        "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.",
+    "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.": (
+        r"FileNotFound|No such file|not found|does not exist|doesn't exist|is no directory"
     ),
-    (
-        re.compile(r"PermissionError|Permission denied|not permitted|Read-only|read-only", re.IGNORECASE),
-        "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.",
+    "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.": (
+        r"PermissionError|Permission denied|not permitted|Read-only|read-only"
     ),
-    (
-        re.compile(
-            r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
-            r"new thread|BlockingIOError|bus error",
-            re.IGNORECASE,
-        ),
-        "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.",
+    "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.": (
+        r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
+        r"new thread|BlockingIOError|bus error"
     ),
-)
+}
+"""Remedy in a sandbox -> pattern of the words of errors that need it."""
 
 
 def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
@@ -318,36 +297,29 @@ def _facts(grid: TappedGrid) -> list[tuple[str, str]]:
         return []
     answer = next(iter(grid.answers.values()))
     seen, found = answer.watched, answer.matched
-    stepped = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
-    if seen.optimizers:
-        stepped = "; ".join(_steps(seen.optimizers))
+    none = f"none of PyTorch's; {seen.backwards} losses were differentiated in a round"
+    stepped = "; ".join(_steps(seen.optimizers)) or none
     frozen = sum(name in seen.before and name not in seen.gradients for name in found.withheld)
     entered = "; ".join(f"{what} ({n} times)" for what, n in seen.entered.most_common(3))
-    uploaded = [("What is uploaded", "none of the network's parameters, by values, names and positions")]
-    if found.parameters:
-        known = {
-            "value": "arrays have the parameters' values",
-            "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code"
-            " them",
-            "place": "arrays have the names or places of arrays sent, whose values are the parameters'; values are"
-            " changed",
-        }
-        uploaded = [
-            ("What is uploaded", f"{found.shares} of {len(found.parameters)} parameters and buffers"),
-            ("How that is known", known[found.by]),
-        ]
-    facts = [
-        ("Network", ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules))),
-        ("What enters it", entered),
-        ("Optimizer", stepped),
-        ("Examples of a client", str(sum(seen.passes.values()) or seen.loaded or "not seen")),
-        *uploaded,
-    ]
-    if found.withheld:
-        facts.append(("What does not leave", f"{len(found.withheld)} parameters, {frozen} of them not trained"))
-    if found.unknown:
-        facts.append(("Arrays that are no parameters", ", ".join(found.unknown[:10])))
-    return facts
+    known = {
+        "value": "arrays have the parameters' values",
+        "scale": "arrays are the parameters' values multiplied, with another sign, or in whole numbers that code them",
+        "place": "arrays have the names or places of arrays sent, whose values are the parameters'; values are changed",
+    }
+    uploaded = f"{found.shares} of {len(found.parameters)} parameters and buffers"
+    nothing = "none of the network's parameters, by values, names and positions"
+    withheld = f"{len(found.withheld)} parameters, {frozen} of them not trained"
+    facts = {
+        "Network": ", ".join(dict.fromkeys(type(module).__name__ for module in seen.modules)),
+        "What enters it": entered,
+        "Optimizer": stepped,
+        "Examples of a client": str(sum(seen.passes.values()) or seen.loaded or "not seen"),
+        "What is uploaded": uploaded if found.parameters else nothing,
+        "How that is known": known[found.by] if found.parameters else None,
+        "What does not leave": withheld if found.withheld else None,
+        "Arrays that are no parameters": ", ".join(found.unknown[:10]) or None,
+    }
+    return [(name, value) for name, value in facts.items() if value is not None]
 
 
 def _steps(optimizers: Mapping[tuple[str, tuple[tuple[str, Any], ...]], int]) -> Iterator[str]:

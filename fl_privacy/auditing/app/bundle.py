@@ -17,14 +17,8 @@ from fl_privacy.files.foreign import expanded
 if TYPE_CHECKING:
     from fl_privacy.auditing.app.started import Started
 
-LARGEST_BUNDLE = 1 << 30
-"""Largest size of an unpacked bundle in bytes."""
-
-MOST_ENTRIES = 20_000
-"""Largest number of files in a bundle."""
-
-LARGEST_PROJECT = 1 << 20
-"""Largest size of a ``pyproject.toml`` in bytes."""
+LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
+"""Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
 
 MOST_NODES = 1000
 """Largest number of nodes from a file; ``--nodes`` may ask for more."""
@@ -37,12 +31,10 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """Content of ``pyproject.toml``.
+    """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation.
 
     Attributes:
-        server, client: references such as ``package.server_app:app``.
         python: its ``requires-python``.
-        nodes: number of nodes of the first simulation, or ``None``.
         scripts: what to run of a project without the app format, instead of ``server`` and ``client``.
     """
 
@@ -103,11 +95,7 @@ class App:
         )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
-        """Return the run config with ``overrides`` (key=value, typed) and the number of rounds.
-
-        Raises:
-            UserError: the app has no such key, or the value is of another type.
-        """
+        """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
         config: Config = dict(self.config)
         for text in overrides:
             for key, value in _pairs("--run-config", text).items():
@@ -116,9 +104,7 @@ class App:
                     raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
                 config[key] = _like(config[key], value, key)
         if rounds is not None:
-            counted = next((key for key in ROUNDS_KEYS if key in config), None)
-            if counted is not None:
-                config[counted] = rounds
+            config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
 
 
@@ -229,8 +215,7 @@ def _unpacked(bundle: Path) -> Path:
 def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
     found: Config = {}
     for key, value in nested.items():
-        name = f"{before}.{key}" if before else key
-        found.update(_flat(value, name) if isinstance(value, Mapping) else {name: value})
+        found |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
     return found
 
 

@@ -6,17 +6,19 @@ import inspect
 import math
 import os
 import random
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.server import Server
 from flwr.serverapp.strategy import Strategy
 
@@ -33,8 +35,8 @@ from fl_privacy.federation.replies import Failure, attempt
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
 """File suffix -> format name of ``datasets``."""
 
-MOST_BYTES = 128 << 20
-MOST_FILES = 5000
+MOST_BYTES, MOST_FILES = 128 << 20, 5000
+"""Largest size in total and number of an app's files that are copied."""
 
 CODE = (".py", ".pyc", ".fab")
 """Suffixes of files that are imported in place, or of no use to the app."""
@@ -63,36 +65,43 @@ class Around:
 
 @contextmanager
 def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = None) -> Iterator[Around]:
-    """Let the app in the folder ``app`` work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
+    """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
 
     Raises:
         UserError: ``mirror`` is no folder.
     """
     with ExitStack() as stack:
-        data = stack.enter_context(mirrored(mirror))
-        stack.enter_context(in_one_process())
+        data = stack.enter_context(data_sets_of(mirror))
         before, path = Path.cwd(), list(sys.path)
         missing = copied_files(app, files)
         (files / (inner or "")).mkdir(parents=True, exist_ok=True)
         os.chdir(files / (inner or ""))
         stack.callback(lambda: sys.path.__setitem__(slice(None), path))
         stack.callback(os.chdir, before)
-        audits, lent = stack.enter_context(own_audits_left_out()), stack.enter_context(moved_names_lent())
-        yield Around(data, missing, audits, lent, stack.enter_context(trackers_left_out()))
+        audits = list[bool]()
+
+        def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
+            audits.append(True)
+            return self.strategy.start(*args, **kwargs)
+
+        stack.enter_context(replaced(AuditedStrategy, "start", lambda original: start))
+        lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
+        yield Around(data, missing, audits, lent, silent)
 
 
 @contextmanager
-def mirrored(folder: Path | None) -> Iterator[set[str]]:
+def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
     A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``, named as on the hub with or without
-    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download.
+    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download. Mapping uses no
+    extra processes, since forks of this one may hang on its threads.
     """
     asked: set[str] = set()
-    if folder is None or importlib.util.find_spec("datasets") is None:
+    if importlib.util.find_spec("datasets") is None:
         yield asked
         return
-    if not folder.is_dir():
+    if folder is not None and not folder.is_dir():
         raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
 
     def redirected(original: Any) -> Any:
@@ -100,27 +109,15 @@ def mirrored(folder: Path | None) -> Iterator[set[str]]:
             if str(path) in {"parquet", "csv", "json", "imagefolder", "text", "arrow"} or Path(str(path)).exists():
                 return original(path, name, *args, split=split, **kwargs)
             asked.add(str(path))
-            found = find_mirrored(folder, str(path), name)
+            found = None if folder is None else find_mirrored(folder, str(path), name)
             if found is None:
                 raise FileNotFoundError(f"{path} is not in the mirror {folder}")
-            kept = [file for file in sorted(found.iterdir()) if file.suffix in KINDS]
-            files: dict[str, list[str]] = {}
+            kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
             for file in kept:
                 files.setdefault(file.stem.partition("-")[0], []).append(str(file))
             return original(KINDS[kept[0].suffix], data_files=files, split=split)
 
         return load
-
-    with replaced(importlib.import_module("datasets"), "load_dataset", redirected):
-        yield asked
-
-
-@contextmanager
-def in_one_process() -> Iterator[None]:
-    """Make ``datasets`` map without extra processes, since forks of this one may hang on its threads."""
-    if importlib.util.find_spec("datasets") is None:
-        yield
-        return
 
     def alone(original: Any) -> Any:
         def mapped(self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
@@ -128,22 +125,19 @@ def in_one_process() -> Iterator[None]:
 
         return mapped
 
-    with replaced(importlib.import_module("datasets").Dataset, "map", alone):
-        yield
+    library = importlib.import_module("datasets")
+    mirror = replaced(library, "load_dataset", redirected) if folder is not None else nullcontext()
+    with mirror, replaced(library.Dataset, "map", alone):
+        yield asked
 
 
 def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
     """Find the folder of the data set with the hub name ``path`` and configuration ``name`` in a mirror."""
-    short = path.rpartition("/")[2]
-    names = [path.replace("/", "__"), path, short]
-    if isinstance(name, str):
-        names = [f"{each}-{name}" for each in names] + names
-    spellings = [each for one in names for each in (one, one.lower(), one.replace("-", "_").lower())]
-    for each in dict.fromkeys(spellings):
-        place = folder / each
-        if place.is_dir() and any(file.suffix in KINDS for file in place.iterdir()):
-            return place
-    return None
+    names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
+    names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
+    spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
+    held = (place for place in spellings if place.is_dir() and any(file.suffix in KINDS for file in place.iterdir()))
+    return next(held, None)
 
 
 def copied_files(app: Path, into: Path) -> str:
@@ -180,19 +174,6 @@ def copied_files(app: Path, into: Path) -> str:
 
 
 @contextmanager
-def own_audits_left_out() -> Iterator[list[bool]]:
-    """Train the app's strategies under ``audit`` without it until the block ends; list one entry for each."""
-    found = list[bool]()
-
-    def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
-        found.append(True)
-        return self.strategy.start(*args, **kwargs)
-
-    with replaced(AuditedStrategy, "start", lambda original: start):
-        yield found
-
-
-@contextmanager
 def rounds_held(rounds: int | None) -> Iterator[None]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
 
@@ -221,6 +202,11 @@ def configure(context: Context, partition: int, config: Mapping[str, Any], node_
         context.node_config[key] = value.replace("{partition}", str(partition)) if isinstance(value, str) else value
 
 
+def last_line_of(reply: Message, unknown: str = "an error") -> str:
+    """Return the last line of the reason of an error reply; ``unknown`` without any."""
+    return ((reply.error.reason or "").strip().splitlines() or [unknown])[-1]
+
+
 def seeded(seed: int) -> None:
     """Seed all random streams that apps use."""
     random.seed(seed)
@@ -228,21 +214,12 @@ def seeded(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-MOST_ROWS = 20_000
-
-MOST_CLASSES = 1000
-"""Largest number of different labels that count as classes."""
+MOST_ROWS, MOST_CLASSES = 20_000, 1000
+"""Largest number of rows that are kept, and of different labels that count as classes."""
 
 READERS = (
-    "read_csv",
-    "read_parquet",
-    "read_sql",
-    "read_sql_table",
-    "read_sql_query",
-    "read_excel",
-    "read_table",
-    "read_json",
-    "read_feather",
+    *("read_csv", "read_parquet", "read_sql", "read_sql_table", "read_sql_query"),
+    *("read_excel", "read_table", "read_json", "read_feather"),
 )
 """Loading functions of pandas."""
 
@@ -270,9 +247,8 @@ class LoadedBy:
                 stack.enter_context(replaced(owner, "load_partition", self._around))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
-                for name in READERS:
-                    if hasattr(pandas, name):
-                        stack.enter_context(replaced(pandas, name, self._around_reading))
+                for name in (name for name in READERS if hasattr(pandas, name)):
+                    stack.enter_context(replaced(pandas, name, self._around_reading))
             yield
 
     def _around_reading(self, read: Any) -> Any:
@@ -287,8 +263,7 @@ class LoadedBy:
                 chosen = [name for name in found.columns if found[name].dtype.kind in "iuf"]
                 return {str(name): found[name].to_numpy()[:MOST_ROWS] for name in chosen}
 
-            noted = attempt(numbers)
-            self._tables.update({} if isinstance(noted, Failure) else noted)
+            self._tables.update(_or_else(numbers, {}))
             return found
 
         return table
@@ -302,14 +277,10 @@ class LoadedBy:
         return loaded
 
     def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
-        columns: dict[str, np.ndarray] = dict(self._tables)
+        columns, (rows, labels) = dict(self._tables), _rows(seen)
         for partition in self._partitions[-1:]:
-            found = attempt(lambda: _columns(partition))  # noqa: B023
-            columns.update({} if isinstance(found, Failure) else found)
-        rows, labels = _rows(seen)
-        for partition in self._partitions[-1:] if labels is None else ():
-            told = attempt(lambda: _classes(partition))  # noqa: B023
-            labels = None if isinstance(told, Failure) else told
+            columns.update(_or_else(partial(_columns, partition), {}))
+            labels = _or_else(partial(_classes, partition), None) if labels is None else labels
         # without a loader, count the examples that entered modules
         examples = seen.loaded or sum(len(next(iter(each), torch.empty(0))) for each in seen.inputs)
         for fit in fits[-1:] if labels is None else ():
@@ -320,14 +291,15 @@ class LoadedBy:
         return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)
 
 
+def _or_else(found_by: Callable[[], Any], otherwise: Any) -> Any:
+    found = attempt(found_by)
+    return otherwise if isinstance(found, Failure) else found
+
+
 def _columns(partition: Any) -> dict[str, np.ndarray]:
     """Select the numeric columns, of at most ``MOST_ROWS`` rows."""
-    kept = [
-        name
-        for name, kind in partition.features.items()
-        if any(part in str(getattr(kind, "dtype", "")) for part in ("int", "float"))
-        and str(getattr(kind, "dtype", "")).replace("float", "").replace("int", "").replace("u", "").isdigit()
-    ]
+    kinds = {name: str(getattr(kind, "dtype", "")) for name, kind in partition.features.items()}
+    kept = [name for name, kind in kinds.items() if re.fullmatch(r"(u?int|float)\d+", kind)]
     if not kept:
         return {}
     plain = partition.with_format("numpy", columns=kept)[:MOST_ROWS]
@@ -336,12 +308,10 @@ def _columns(partition: Any) -> dict[str, np.ndarray]:
 
 def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Collect inputs (N, F) of the observed batches, and their labels."""
-    batches = seen.batches or seen.inputs
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
-    for batch in batches:
-        for tensor in tensors_in(batch):
-            if tensor.is_floating_point() and tensor.dim() >= 2:
-                groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
+    for tensor in (tensor for batch in seen.batches or seen.inputs for tensor in tensors_in(batch)):
+        if tensor.is_floating_point() and tensor.dim() >= 2:
+            groups.setdefault(tuple(tensor.shape[1:]), []).append(tensor.flatten(1))
     rows = [torch.cat(parts).float().cpu().numpy() for parts in groups.values()]
     found = torch.cat(seen.labels).cpu().numpy() if seen.labels else None
     return rows, found if found is not None and len(found) == seen.loaded else None
@@ -349,6 +319,5 @@ def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
 
 def _classes(partition: Any) -> np.ndarray | None:
     names = [name for name, kind in partition.features.items() if hasattr(kind, "num_classes")]
-    if not names and (likely := [name for name in ("label", "target", "species") if name in partition.features]):
-        names = likely
+    names = names or [name for name in ("label", "target", "species") if name in partition.features]
     return np.asarray(partition.with_format("numpy", columns=names)[:][names[0]]) if len(names) == 1 else None

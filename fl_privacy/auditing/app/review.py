@@ -13,10 +13,8 @@ from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.errors import visible
 from fl_privacy.site.gate.entries import epsilon_of
 
-MOST_ROUNDS = 1_000_000
-
-MOST_FILES, MOST_BYTES = 2000, 1 << 20
-"""Largest number of files that are reviewed, and largest size of one in bytes."""
+MOST_ROUNDS, MOST_FILES, MOST_BYTES = 1_000_000, 2000, 1 << 20
+"""Largest number of rounds and of files that are reviewed, and largest size of a file in bytes."""
 
 DEFENSES = {
     "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
@@ -36,17 +34,8 @@ DEFENSES = {
 
 PICKLES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NETWORK = {
-    "requests",
-    "httpx",
-    "urllib",
-    "aiohttp",
-    "socket",
-    "ftplib",
-    "smtplib",
-    "boto3",
-    "wandb",
-    "mlflow",
-    "paramiko",
+    *("requests", "httpx", "urllib", "aiohttp", "socket", "ftplib"),
+    *("smtplib", "boto3", "wandb", "mlflow", "paramiko"),
 }
 DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "run", "call", "check_call", "check_output"}
 """Functions of Python, ``os`` and ``subprocess`` that execute their arguments."""
@@ -108,17 +97,13 @@ class Review:
         lines = [f"{self.app}: {self.server}, {self.client}; parsed, not run."]
         lines += _section("Clients answer", self.answers)
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
-        lines += _section("Protections", self.protections) or [
-            "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
-        ]
+        none = "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
+        lines += _section("Protections", self.protections) or [none]
         lines += _section("What the settings of differential privacy come to", self.claims)
         lines += _section("Mods", self.mods)
-        if self.settings:
-            lines.append(
-                "Settings that have to do with privacy: " + ", ".join(f"{k}={v}" for k, v in self.settings.items())
-            )
-        loose = [name for name, pinned in self.pins.items() if not pinned]
-        if loose:
+        if settings := ", ".join(f"{k}={v}" for k, v in self.settings.items()):
+            lines.append(f"Settings that have to do with privacy: {settings}")
+        if loose := [name for name, pinned in self.pins.items() if not pinned]:
             lines.append(f"Not pinned to a version: {', '.join(loose)}.")
         lines += _section("Pickles, which run what they hold when they are unpacked", self.pickles)
         lines += _section("Contacts hosts other than Flower's", self.network)
@@ -129,11 +114,7 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Review the app in the folder or bundle ``path`` without importing or running it.
-
-    Raises:
-        UserError: it is no Flower app.
-    """
+    """Review the app in the folder or bundle ``path`` without running it; ``UserError`` if it is no Flower app."""
     app = read_app(path)
     found = Review(
         app=app.name,
@@ -142,14 +123,9 @@ def review_app(path: str | Path) -> Review:
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    sources = (
-        file
-        for file in sorted(app.folder.rglob("*.py"))
-        if file.is_file()
-        and not file.is_symlink()
-        and not any(part.startswith(".") for part in file.relative_to(app.folder).parts)
-    )
-    files = list(islice(sources, MOST_FILES + 1))
+    sources = (file for file in sorted(app.folder.rglob("*.py")) if file.is_file() and not file.is_symlink())
+    parts = ((file, file.relative_to(app.folder).parts) for file in sources)
+    files = list(islice((f for f, names in parts if not any(n.startswith(".") for n in names)), MOST_FILES + 1))
     if len(files) > MOST_FILES:
         found.unread.append(f"files after the first {MOST_FILES}")
     for file in files[:MOST_FILES]:
@@ -185,10 +161,9 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
                 for each in keyword.value.elts:
                     name = _name(each.func if isinstance(each, ast.Call) else each)
                     kind = DEFENSES.get(name.rpartition(".")[2])
-                    if kind is None:
-                        found.mods.append(CodeNote(what=name or "a mod that is made on the spot", where=where))
-                    else:
-                        found.protections.append(CodeNote(what=f"{name}: {kind}", where=where))
+                    what = name or "a mod that is made on the spot"
+                    known = found.mods if kind is None else found.protections
+                    known.append(CodeNote(what=what if kind is None else f"{name}: {kind}", where=where))
 
 
 def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
@@ -232,14 +207,14 @@ def _local_claim(node: ast.Call) -> str:
     if clip is None or sensitivity is None or epsilon is None or sensitivity < 0:
         return ""
     said = f"LocalDpMod claims epsilon {epsilon:g} for each round alone"
-    if sensitivity < clip:
-        said += (
-            f"; its noise is that of a sensitivity of {sensitivity:g}, but updates are clipped to {clip:g}: it is"
-            f" {clip / sensitivity:.3g} times too small for the claim"
-            if sensitivity
-            else "; it adds no noise, since its sensitivity is 0"
-        )
-    return said
+    if sensitivity >= clip:
+        return said
+    if not sensitivity:
+        return f"{said}; it adds no noise, since its sensitivity is 0"
+    small = f"it is {clip / sensitivity:.3g} times too small for the claim"
+    return (
+        f"{said}; its noise is that of a sensitivity of {sensitivity:g}, but updates are clipped to {clip:g}: {small}"
+    )
 
 
 def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
@@ -263,10 +238,9 @@ def _finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
 
 
 def _constant(node: ast.AST) -> Any:
@@ -285,12 +259,9 @@ def _name(node: ast.AST) -> str:
     while isinstance(node, ast.Attribute):  # a loop, since thousands of dots exceed the recursion limit
         parts.append(node.attr)
         node = node.value
-    if isinstance(node, ast.Name):
-        parts.append(node.id)
+    parts += [node.id] if isinstance(node, ast.Name) else []
     return ".".join(reversed(parts))
 
 
 def _section(title: str, notes: list[CodeNote]) -> list[str]:
-    if not notes:
-        return []
-    return [f"{title}:", *(f"  {note.what} ({note.where})" for note in dict.fromkeys(notes))]
+    return [f"{title}:", *(f"  {note.what} ({note.where})" for note in dict.fromkeys(notes))] if notes else []

@@ -31,7 +31,7 @@ _USUAL = (
     (re.compile(r"^batch[-_]?size$"), "32"),
     (re.compile(r"^(lr|learning[-_]?rate)$"), "0.01"),
     (re.compile(r"^device$"), "cpu"),
-    (re.compile(r"^(random[-_]?)?seed$"), "0"),
+    (re.compile(r"^(random[-_]?)?(seed|state)$"), "0"),
     (re.compile(r"^port$"), "8080"),
 )
 """Names of options that a script can require -> what they are given."""

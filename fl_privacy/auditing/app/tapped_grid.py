@@ -6,7 +6,7 @@ import math
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.server import SimpleClientManager
 
-from fl_privacy.auditing.app.environment import LoadedBy, configure
+from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
 from fl_privacy.auditing.fitted_uploads import FittedUploads
@@ -39,25 +39,21 @@ from fl_privacy.rng import Streams, streams_now
 LOOKS, WAITED = 3, 1.5
 """Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
-MOST_TRACES = 200
-"""Largest number of clients with a kept class trace."""
+MOST_TRACES, MOST_JOINED = 200, 1000
+"""Largest number of clients with a kept class trace, and of nodes to which others join for a waiting server."""
 
-MOST_JOINED = 1000
-"""Largest number of nodes to which others join for a waiting server."""
+
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptReply(WatchedReply):
-    """A client's answer to a training message, and what makes it answer again.
-
-    Attributes:
-        sent: arrays of the message, by record/name.
-    """
+    """A client's answer to a training message that ``sent`` arrays by record/name, and what makes it answer again."""
 
     message: Message
     context: Context
     streams: Streams
-    sent: dict[str, np.ndarray]
+    sent: Arrays
 
 
 class TappedGrid(LocalGrid):
@@ -75,28 +71,20 @@ class TappedGrid(LocalGrid):
         config: dict[str, Any],
         keeps: int,
         *,
-        tables: dict[str, np.ndarray] | None = None,
-        node_config: Mapping[str, bool | int | float | str] | None = None,
+        tables: Arrays,
+        node_config: Mapping[str, bool | int | float | str],
     ) -> None:
         super().__init__(clients, client_app)
-        self._config, self._node_config, self._made = config, dict(node_config or {}), time.time()
+        self._config, self._node_config, self._made, self._tables = config, node_config, time.time(), tables
         for partition, context in enumerate(self.contexts.values()):
             configure(context, partition, config, self._node_config)
-        self.inventory = Inventory()
-        self.fitted = FittedUploads()
-        self.found: Counter[tuple[str, Leak]] = Counter()
-        self.replies: Counter[str] = Counter()
-        self.stated: dict[str, set[float]] = {}
-        self.answers: dict[tuple[int, str], KeptReply] = {}
-        self.failures: Counter[str] = Counter()
-        self.models: Counter[str] = Counter()
-        self.problems: Counter[str] = Counter()
-        self.traces: dict[int, ClassTrace] = {}
+        self.inventory, self.fitted, self.found = Inventory(), FittedUploads(), Counter[tuple[str, Leak]]()
+        self.replies, self.failures, self.models, self.problems = (Counter[str]() for _ in range(4))
+        self.stated: dict[str, set[float]] = defaultdict(set)
+        self.answers, self.traces = dict[tuple[int, str], KeptReply](), dict[int, ClassTrace]()
         self.on_answer: Callable[[], None] | None = None
-        self._keeps, self._rounds = keeps, Counter[tuple[int, str]]()
-        self._lock = threading.RLock()
+        self._keeps, self._rounds, self._lock = keeps, Counter[tuple[int, str]](), threading.RLock()
         self.joined, self._looks, self._since = 0, 0, 0.0
-        self._tables: dict[str, np.ndarray] = {} if tables is None else tables
 
     @property
     def rounds(self) -> int:
@@ -104,15 +92,12 @@ class TappedGrid(LocalGrid):
 
     def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}
-        alike: dict[tuple[str, str, str, str], tuple[Leak, int]] = {}
+        first, counted = dict[tuple[str, ...], Leak](), Counter[tuple[str, ...]]()
         for (kind, leak), times in self.found.items():  # for clients with different numbers of examples
-            key = (kind, *_alike(leak))
-            first, before = alike.get(key, (leak, 0))
-            alike[key] = first, before + times
-        every = [
-            CountedLeak(**vars(leak), kind=key[0], times=times, of=self.replies[key[0]])
-            for key, (leak, times) in alike.items()
-        ]
+            first.setdefault(key := (kind, *_alike(leak)), leak)
+            counted[key] += times
+        of = self.replies
+        every = [CountedLeak(**vars(leak), kind=k[0], times=counted[k], of=of[k[0]]) for k, leak in first.items()]
         return sorted(every, key=lambda one: (order[one.severity], one.where))
 
     def asked_clients(self) -> list[AskedClient]:
@@ -120,17 +105,9 @@ class TappedGrid(LocalGrid):
         found = []
         for node in dict.fromkeys(node for node, _ in self.answers):
             first, latest = self.answers[node, "first"], self.answers.get((node, "latest"))
-            later = None if latest is None else partial(self.ask_again, latest)
-            found.append(
-                AskedClient(
-                    number=node,
-                    ask=partial(self.ask_again, first),
-                    ask_later=later,
-                    reply=first.reply,
-                    watched=first.watched,
-                    matched=first.matched,
-                )
-            )
+            ask, later = partial(self.ask_again, first), None if latest is None else partial(self.ask_again, latest)
+            seen = WatchedReply(reply=first.reply, watched=first.watched, matched=first.matched)
+            found.append(AskedClient(number=node, ask=ask, ask_later=later, **vars(seen)))
         return found
 
     def get_node_ids(self) -> list[int]:
@@ -160,15 +137,10 @@ class TappedGrid(LocalGrid):
 
     def _join(self) -> None:
         partition = len(self.contexts)
-        context = SimulatedContext(
-            run_id=1,
-            node_id=FIRST_NODE + partition,
-            node_config={PARTITION: partition},
-            state=RecordDict(),
-            run_config={},
-        )
+        node, of = FIRST_NODE + partition, dict[str, bool | float | int | str]({PARTITION: partition})
+        context = SimulatedContext(run_id=1, node_id=node, node_config=of, state=RecordDict(), run_config={})
         configure(context, partition, self._config, self._node_config)
-        self.contexts[FIRST_NODE + partition] = context
+        self.contexts[node] = context
         self.joined += 1
         for each in self.contexts.values():
             each.node_config[PARTITIONS] = len(self.contexts)
@@ -187,17 +159,17 @@ class TappedGrid(LocalGrid):
         context = self.contexts[node]
         nodes = {one for one, _ in self.answers}
         kept = kind.partition(".")[0] != "evaluate" and (node in nodes or len(nodes) < self._keeps)
+        kept = kept and attempt(lambda: asked_probe(message.content)) is None
+        asked: dict[str, Any] = {}
         if kept:
-            probe = attempt(lambda: asked_probe(message.content))
-            kept = probe is None
-        before = (copy.deepcopy(message), _copied(context), streams_now()) if kept else None
+            asked = {"message": copy.deepcopy(message), "context": _copied(context), "streams": streams_now()}
         watch, columns, fitted = TrainingWatch(), LoadedBy(self._tables, self._made, self._rounds.total()), FittedBy()
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
-        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), before))
+        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked))
         self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
@@ -206,56 +178,39 @@ class TappedGrid(LocalGrid):
             self.problems[f"A page could not be written while the app trained: {shown.reason}"] += 1
         return reply
 
-    def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, before: Any) -> None:
+    def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, asked: dict[str, Any]) -> None:
         if reply.has_error():
-            lines = (reply.error.reason or "").strip().splitlines() or [f"Flower's error {reply.error.code}"]
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
-            self.failures[lines[-1][:200]] += 1
+            self.failures[last_line_of(reply, f"Flower's error {reply.error.code}")[:200]] += 1
             return
         up = _described(reply.content, UP, down.kind, down.round, down.node)
         self.inventory.add(up)
         self.replies[down.kind] += 1
-        sent, uploaded = _flat(down), _flat(up)
-        inner = _unpacked(up) if seen.modules and seen.steps else {}
-        after = seen.values()
-        pairs = Matched()
+        sent, uploaded, after = _flat(down), _flat(up), seen.values()
+        pairs, inner = Matched(), Arrays()
         if seen.modules and seen.steps:
+            inner = _unpacked(up)
             uploaded = {**uploaded, **inner}
             pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
             pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
-        known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed)}
-        same = {key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape}
-        known |= {key.partition("/")[2] for key in same}
+        same = [key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape]
+        known = {key.partition("/")[2] for key in (*pairs.parameters, *pairs.packed, *same)}
         odd = [key for _, key in up.arrays if key not in known]
         self._trace(down, sent, uploaded, pairs, loaded.labels)
-        asked = down.kind.partition(".")[0] == "query"  # answers to queries are no parameters
-        leaks = findings_of(up, loaded, odd, trained=bool(pairs.parameters) or asked)
+        trained = bool(pairs.parameters) or down.kind.partition(".")[0] == "query"  # whose answers are no parameters
+        leaks = findings_of(up, loaded, odd, trained=trained)
         read = {key.partition(":")[0] for key in (*pairs.parameters, *pairs.packed) if key in inner}
         leaks = [leak for leak in leaks if leak.severity != "look" or leak.where not in read]
         moved = {*seen.gradients, *averaged(seen.modules, seen.names)}
-        leaks += memories_in(
-            pairs.parameters,
-            seen.before,
-            after,
-            moved=moved,
-            counts={loaded.examples, seen.loaded},
-            labels=loaded.labels,
-        )
+        counts = {loaded.examples, seen.loaded}
+        leaks += memories_in(pairs.parameters, seen.before, after, moved=moved, counts=counts, labels=loaded.labels)
         self._count(down.kind, leaks)
         for key, value in stated_privacy(up).items():
-            self.stated.setdefault(key, set()).add(value)
-        if before is not None and seen.steps and len(seen.modules):
-            message, context, streams = before
-            self.answers[down.node, "first" if (down.node, "first") not in self.answers else "latest"] = KeptReply(
-                message=message,
-                context=context,
-                streams=streams,
-                sent=sent,
-                reply=uploaded,
-                watched=seen,
-                matched=pairs,
-            )
+            self.stated[key].add(value)
+        if asked and seen.steps and seen.modules:
+            place = (down.node, "first" if (down.node, "first") not in self.answers else "latest")
+            self.answers[place] = KeptReply(**asked, sent=sent, reply=uploaded, watched=seen, matched=pairs)
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
         """Count each kind of leak once a reply, for example addresses in a list."""
@@ -278,14 +233,7 @@ class TappedGrid(LocalGrid):
             return ()
         return found
 
-    def _trace(
-        self,
-        down: Sent,
-        sent: dict[str, np.ndarray],
-        uploaded: dict[str, np.ndarray],
-        pairs: Matched,
-        labels: np.ndarray | None,
-    ) -> None:
+    def _trace(self, down: Sent, sent: Arrays, uploaded: Arrays, pairs: Matched, labels: np.ndarray | None) -> None:
         if down.node in self.traces or len(self.traces) >= MOST_TRACES or down.kind.startswith("evaluate"):
             return
         arrays = {**uploaded, **pairs.decoded}
@@ -293,8 +241,7 @@ class TappedGrid(LocalGrid):
             sign = -1 if pairs.shares == "gradient" else 1
             arrays = {key: sign * arrays[key] for key in pairs.parameters if arrays[key].dtype.kind == "f"}
             sent = {key: np.zeros_like(array) for key, array in arrays.items()}
-        trace = class_trace(sent, arrays, labels)
-        if trace is not None:
+        if (trace := class_trace(sent, arrays, labels)) is not None:
             self.traces[down.node] = trace
 
     def ask_again(self, answer: KeptReply, only: OnlyExamples | None) -> WatchedReply | Failure:
@@ -312,13 +259,11 @@ class TappedGrid(LocalGrid):
         if isinstance(reply, Failure):
             return reply
         if reply.has_error():
-            return Failure((reply.error.reason or "an error").strip().splitlines()[-1])
+            return Failure(last_line_of(reply))
         told = _described(reply.content, UP, "again", 1, 0)
         up = {**_flat(told), **_unpacked(told)}
         found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
-        if isinstance(found, Failure):
-            return found
-        return WatchedReply(reply=up, watched=seen, matched=found)
+        return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:
@@ -337,8 +282,7 @@ def _copied(context: Context) -> Context:
 
 
 def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
-    arrays: dict[tuple[str, str], np.ndarray] = {}
-    values: dict[tuple[str, str], Any] = {}
+    arrays, values = dict[tuple[str, str], np.ndarray](), dict[tuple[str, str], Any]()
     for record, held in content.array_records.items():
         for key, array in held.items():
             made = attempt(lambda: _values(array))  # noqa: B023
@@ -347,9 +291,7 @@ def _described(content: RecordDict, direction: str, kind: str, number: int, node
             else:
                 arrays[record, key] = made
     for records in (content.metric_records, content.config_records):
-        for record, said in records.items():
-            for key, value in said.items():
-                values[record, key] = value
+        values |= {(record, key): value for record, said in records.items() for key, value in said.items()}
     return Sent(direction=direction, kind=kind, round=number, node=node, arrays=arrays, values=values)
 
 
@@ -364,14 +306,11 @@ def _values(array: Array) -> np.ndarray:
         return np.frombuffer(array.data, kind).reshape(array.shape)
 
 
-def _unpacked(sent: Sent) -> dict[str, np.ndarray]:
-    found = attempt(
-        lambda: unpacked(
-            {**sent.values, **{at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}}
-        )
-    )
+def _unpacked(sent: Sent) -> Arrays:
+    as_bytes = {at: a.tobytes() for at, a in sent.arrays.items() if a.dtype == np.uint8 and a.ndim == 1}
+    found = attempt(lambda: unpacked({**sent.values, **as_bytes}))
     return {} if isinstance(found, Failure) else found
 
 
-def _flat(sent: Sent) -> dict[str, np.ndarray]:
+def _flat(sent: Sent) -> Arrays:
     return {f"{record}/{key}": array for (record, key), array in sent.arrays.items()}

@@ -4,19 +4,18 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
-from fl_privacy.auditing.app.environment import around, configure, seeded
+from fl_privacy.auditing.app.environment import around, configure, last_line_of, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
@@ -27,10 +26,8 @@ from fl_privacy.site.gate.rules import REASONS
 
 logger = logging.getLogger(__name__)
 
-MOST_DETAILS = 12
-"""Largest number of reported kinds of refusals."""
-
-MOST_FIGURES = 12
+MOST_DETAILS, MOST_FIGURES = 12, 12
+"""Largest number of reported kinds of refusals, and of figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +68,30 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
     """
-    with ready(app, settings) as (run, folder):
-        plain = run(None)
-        gates = gates_of(policy, folder, settings, app.name)
-        gated = run(gates)
+    config = app.with_config(settings.run_config, settings.rounds)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
+        (folder / "files").mkdir()
+        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
+        if there.missing:
+            logger.warning("%s", there.missing)
+        begun = app.load()
+        server, client = begun.server, begun.client
+        if there.lent:
+            logger.warning("%s", lent_in_words(there.lent))
+        plain = _run(server, client, config, settings)
+        gates = []
+        for place in (folder / f"node-{node}" for node in range(settings.nodes)):
+            budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
+            gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=app.name))
+
+        def guarded(message: Message, context: Context) -> Message:
+            return gates[int(context.node_config["partition-id"])](message, context, client)
+
+        gated = _run(server, guarded, config, settings)
+        for gate in gates:
+            gated.refused.update(gate.refused)
+            gated.left_out.update(gate.left_out)
         spent = [gate.policy.limits.spent(gate.ledger.account()) for gate in gates if gate.ledger is not None]
     lines = [
         _replies("Without the gate", plain),
@@ -93,53 +110,6 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
     return lines
 
 
-def gates_of(policy: SitePolicy, folder: Path, settings: TrialSettings, name: str) -> list[Gate]:
-    """Make a gate for each node, with ledgers in ``folder``."""
-    gates = []
-    for place in (folder / f"node-{node}" for node in range(settings.nodes)):
-        budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
-        gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=name))
-    return gates
-
-
-@contextlib.contextmanager
-def ready(app: App, settings: TrialSettings) -> Iterator[tuple[Callable[[list[Gate] | None], Course], Path]]:
-    """Load ``app``; yield a function that runs it, with or without gates, and a temporary folder.
-
-    Raises:
-        UserError: the app can't be loaded, or a setting is not its own.
-    """
-    config = app.with_config(settings.run_config, settings.rounds)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fl-privacy-trial-")))
-        (folder / "files").mkdir()
-        there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
-        if there.missing:
-            logger.warning("%s", there.missing)
-        started = app.load()
-        server, client = started.server, started.client
-        if there.lent:
-            logger.warning("%s", lent_in_words(there.lent))
-
-        def run(gates: list[Gate] | None) -> Course:
-            course = _run(server, client if gates is None else _Gated(client, gates), config, settings)
-            for gate in gates or ():
-                course.refused.update(gate.refused)
-                course.left_out.update(gate.left_out)
-            return course
-
-        yield run, folder
-
-
-class _Gated:
-    def __init__(self, app: ClientApp, gates: list[Gate]) -> None:
-        self._app, self._gates = app, gates
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        gate = self._gates[int(context.node_config["partition-id"])]
-        return gate(message, context, self._app)
-
-
 class CountingGrid(LocalGrid):
     """Nodes in this process, with counts of replies and errors."""
 
@@ -150,8 +120,7 @@ class CountingGrid(LocalGrid):
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
         if reply.has_error():
-            lines = (reply.error.reason or "").strip().splitlines() or ["an error"]
-            self._course.errors[printable(lines[-1])[:200]] += 1
+            self._course.errors[printable(last_line_of(reply))[:200]] += 1
         else:
             self._course.replies += 1
         return reply

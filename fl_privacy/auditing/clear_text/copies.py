@@ -10,7 +10,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,39 +20,21 @@ LEAST_ROWS, LEAST_SHARE = 5, 0.5
 ENOUGH = 12.0
 """Bits by which equal numbers must be less likely than by chance among the compared rows."""
 
-BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS = 16.0, 8.0, 24.0
-"""Bits of a number with more than ``MOST_DIGITS`` digits, of one in half precision, and largest bits of any."""
-
-MOST_DIGITS = 3
-"""Largest number of decimals of measurements as people write them."""
+BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS, MOST_DIGITS = 16.0, 8.0, 24.0, 3
+"""Bits of a number with more than ``MOST_DIGITS`` decimals, of one in half precision, and largest bits of any."""
 
 ALIKE, LEAST_WIDTH = 1e-4, 16
 """Tolerance on a correlation of one between a row and a multiple, and smallest width of such rows."""
 
-AT_ONCE = 1 << 22
-"""Numbers compared at once, which bounds the memory."""
+AT_ONCE, LARGEST, MOST_PRODUCTS = 1 << 22, 1 << 24, 1 << 30
+"""Numbers compared at once, size of an array that is also compared in other shapes, and largest number of
+multiplications in a comparison with multiples of loaded rows."""
 
-LARGEST = 1 << 24
-"""Largest array that is also compared in other shapes."""
+MOST_FEATURES, MOST_SOUGHT, MOST_BYTES = 512, 16, 1 << 26
+"""Largest numbers of columns searched one by one, of rows or columns searched among bytes, and of bytes searched."""
 
-MOST_PRODUCTS = 1 << 30
-"""Largest number of multiplications in a comparison with multiples of loaded rows."""
-
-MOST_FEATURES = 512
-"""Largest number of columns that are searched one by one."""
-
-MOST_SOUGHT, MOST_BYTES = 16, 1 << 26
-"""Largest number of rows or columns searched among bytes, and of bytes searched in total."""
-
-
-MOST_LETTERS = 200_000
-"""Largest length of a text that is searched for numbers."""
-
-MOST_NESTED = 4
-"""Largest depth of nested lists, as in images, that are flattened."""
-
-MOST_KEYS = 8
-"""Largest number of named keys."""
+MOST_LETTERS, MOST_NESTED, MOST_KEYS = 200_000, 4, 8
+"""Largest length of a text searched for numbers, depth of its nested lists, and number of named keys."""
 
 _NUMBERS = re.compile(r"[\s\d.,;:|\[\](){}+eE-]+")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
@@ -62,25 +43,9 @@ _QUIET = np.errstate(all="ignore")
 """Untrusted numbers may be NaN, or overflow another type."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Copies:
-    """Loaded rows in an array: ``rows`` of its ``of`` rows, in the form ``how``."""
-
-    rows: int
-    of: int
-    how: str
-
-    @property
-    def what(self) -> str:
-        if self.of == 1:
-            return f"an example of the client, {self.how}"
-        one = self.rows == 1
-        return f"{self.rows} of {self.of} rows {'is an example' if one else 'are examples'} of the client, {self.how}"
-
-
 @_QUIET
-def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> Copies | None:
-    """Find rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
+def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool) -> str | None:
+    """Describe rows of ``tables``, (N, F) each, in ``array``; ``None`` without significant copies.
 
     With ``unknown``, the array is also compared in other shapes, and its rows reordered or scaled.
     """
@@ -95,25 +60,27 @@ def copies_in(array: np.ndarray, tables: Sequence[np.ndarray], *, unknown: bool)
         kind = np.float16 if array.dtype == np.float16 else np.float32
         rows, known = (each.astype(kind, copy=False) for each in (array.reshape(-1, table.shape[1]), table))
         if found := _equal(rows, known, natural=natural):
-            return Copies(rows=found, of=len(rows), how="value by value")
+            return _copies(found, len(rows), "value by value")
         if unknown and array.size <= LARGEST:
             if found := _equal(rows, known, natural=False, ordered=False):
-                return Copies(rows=found, of=len(rows), how="value by value, in another order")
+                return _copies(found, len(rows), "value by value, in another order")
             if found := _multiples(rows, known):
-                return Copies(rows=found, of=len(rows), how="but for a scale and an offset")
+                return _copies(found, len(rows), "but for a scale and an offset")
     return None
+
+
+def _copies(rows: int, of: int, how: str) -> str:
+    many = f"{rows} of {of} rows {'is an example' if rows == 1 else 'are examples'} of the client"
+    return f"{'an example of the client' if of == 1 else many}, {how}"
 
 
 @_QUIET
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
-    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any row order.
+    """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return the numbers f and of all.
 
     Args:
         tables: loaded data, (N, F) each; rows may be repeated.
         counts: possible numbers of the client's examples.
-
-    Returns:
-        The numbers of matching and of all columns, or ``None``.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -144,8 +111,7 @@ def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray 
             continue
         for name, lines in (("example", table[:sought]), ("column", table.T[:sought])):
             told = [line for line in lines if _bits(line) >= 2 * ENOUGH]
-            found = max(sum(one in content for one in _written(told, kind)) for kind in "dfe")
-            if found:
+            if found := max(sum(one in content for one in _written(told, kind)) for kind in "dfe"):
                 return f"{found} {name}{'s' * (found != 1)} of the client at least, value by value"
     told = [labels] if labels is not None and labels.dtype.kind in "iu" and _bits(labels) >= 2 * ENOUGH else []
     held = any(one in content for kind in "qiB" for one in _written(told, kind))
@@ -160,7 +126,7 @@ def array_in(content: bytes) -> np.ndarray | None:
     file = io.BytesIO(content)
     try:
         read = _HEADERS[np.lib.format.read_magic(file)]
-        shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        shape, fortran, dtype = read(file, max_header_size=1 << 12)
         if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - file.tell():
             return None
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
@@ -170,8 +136,6 @@ def array_in(content: bytes) -> np.ndarray | None:
 
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 """Version of the format -> header parser."""
-
-_LONGEST_HEADER = 1 << 12
 
 
 @_QUIET
@@ -196,8 +160,7 @@ def figure_of_features(array: np.ndarray, tables: Sequence[np.ndarray]) -> str |
 
 def _figures(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     total = rows.sum(0, dtype=np.float64)
-    mean = total / len(rows)
-    yield "mean", mean
+    yield "mean", (mean := total / len(rows))
     yield "sum", total
     yield "smallest value", rows.min(0).astype(np.float64)
     yield "largest value", rows.max(0).astype(np.float64)
@@ -266,10 +229,8 @@ def _bits(row: np.ndarray, *, ordered: bool = True, ramps: bool = False) -> floa
 
 def _multiples(rows: np.ndarray, known: np.ndarray) -> int:
     """Count the first rows that are scaled and shifted known ones, or 0 if by chance."""
-    if rows.shape[1] < LEAST_WIDTH:
-        return 0
-    most = max(1, MOST_PRODUCTS // known.size)
-    told = [row for row in _standardized(rows[:most]) if _bits(row) >= 2 * ENOUGH]
+    first = rows[: max(1, MOST_PRODUCTS // known.size)] if rows.shape[1] >= LEAST_WIDTH else rows[:0]
+    told = [row for row in _standardized(first) if _bits(row) >= 2 * ENOUGH]
     if not told:
         return 0
     asked, nearest = np.stack(told), np.full(len(told), -1.0, np.float32)
@@ -299,15 +260,15 @@ def numbers_in(text: str) -> np.ndarray:
         return np.zeros(0)
     try:
         said = json.loads(text)
+        said = list(said.values()) if isinstance(said, dict) else said
     except (ValueError, RecursionError):
         said = [float(one) for one in _NUMBER.findall(text)] if _NUMBERS.fullmatch(text) else []
-    said = list(said.values()) if isinstance(said, dict) else said
     for _ in range(MOST_NESTED):
         if isinstance(said, list) and said and all(isinstance(one, list) for one in said):
             said = [each for one in said for each in one]
-    if not isinstance(said, list) or len(said) < 2 or not all(type(one) in (int, float) for one in said):
-        return np.zeros(0)
     try:
+        if not isinstance(said, list) or len(said) < 2 or not all(type(one) in (int, float) for one in said):
+            return np.zeros(0)
         found = np.asarray(said, dtype=np.float64)
     except OverflowError:
         return np.zeros(0)
@@ -331,9 +292,7 @@ def entries_of_classes(values: Mapping[str, Any], labels: np.ndarray) -> tuple[s
     for like, keys in sorted(groups.items(), key=lambda pair: -len(pair[1])):
         told = np.array([float(values[key]) for key in keys])
         told = np.sort(told[told != 0])
-        if len(told) != len(there) or (
-            not like and len(told) < 3
-        ):  # counts of right and wrong answers may be equal by chance
+        if len(told) != len(there) or (not like and len(told) < 3):  # two counts may be equal by chance
             continue
         if np.array_equal(told, there) or (like and np.allclose(told, there / len(labels), 1e-5)):
             shown = tuple(keys[:MOST_KEYS])

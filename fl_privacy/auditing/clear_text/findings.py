@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,32 +20,22 @@ from fl_privacy.auditing.clear_text.copies import (
     numbers_in,
 )
 from fl_privacy.auditing.clear_text.inventory import Sent
-
-Severity = Literal["data", "facts", "look"]
-"""``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
-that may hold data, or run code on arrival."""
+from fl_privacy.report.audit_page import Leak, Severity
 
 LEAST_DISTINCT = 4
 """Smallest number of different values for which equality is evidence."""
 
-LEAST_STATISTIC, LARGEST_STATISTIC = 1e-6, 1e300
-"""Range of numbers that are compared with statistics of columns."""
+LEAST_STATISTIC, LARGEST_STATISTIC, DIGITS = 1e-6, 1e300, 3
+"""Range of numbers that are compared with statistics of columns, and largest number of digits of settings and shares,
+which count as statistics of a column only by their key."""
 
-DIGITS = 3
-"""Largest number of digits of settings and shares, which count as statistics of a column only by their key."""
-
-MOST_TEXTS = 100
-"""Largest number of texts of a list that are checked."""
-
-LONG_TEXT = 200
-"""Smallest length of a text that is reported as possible data."""
+MOST_TEXTS, LONG_TEXT = 100, 200
+"""Largest number of texts of a list that are checked, and smallest length of one that is reported as possible data."""
 
 _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]{2,}")
 _PATH = re.compile(r"(?:^|[\s\"'=])(?:/(?:home|Users|root|data|mnt|tmp|var)/|[A-Z]:\\)[^\s\"']*")
-_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLES, _ZIP, _NUMPY = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), b"PK\x03\x04", b"\x93NUMPY"
 _KEY = "-----BEGIN PUBLIC KEY"
-_ZIP = b"PK\x03\x04"
-_NUMPY = b"\x93NUMPY"
 
 _EXAMPLE_COUNTS = re.compile(r"num[-_]?(examples|samples|rows|data)", re.IGNORECASE)
 _LABELS = re.compile(r"label|target|class|truth|species|diagnos|outcome|^y(_|\b)", re.IGNORECASE)
@@ -53,39 +43,113 @@ _FIGURE = re.compile(r"mean|average|avg|sum|total|squares?|std|dev|variance", re
 _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|clip", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leak:
-    """One thing that a reply leaks in the clear.
-
-    Attributes:
-        why: consequence for the people behind the data, a sentence.
-    """
-
-    severity: Severity
-    what: str
-    where: str
-    why: str
-
-    def at(self, where: str) -> "Leak":
-        return replace(self, where=where)
-
-
-_UNKNOWN = Leak(
-    severity="look",
-    what="an array that is no parameter of what the client trained",
-    where="",
-    why="What it reveals is unknown; look at how the client makes it.",
+_OF_FEW = (
+    "For few examples such figures reveal the examples, and two of nearly the same people reveal the one who differs."
 )
+
+_KINDS: Mapping[str, tuple[Severity, str, str]] = {
+    "rows": ("data", "{}", "The receiver has these examples; no attack is needed."),
+    "labels": (
+        "data",
+        "the class of each of the client's {} examples, as it is",
+        "The receiver has the label of every example; no attack is needed.",
+    ),
+    "column": (
+        "data",
+        "the values of the column {} of {} examples, as they are",
+        "The receiver has these values of every example; no attack is needed.",
+    ),
+    "figure": ("facts", "the {} of each of {} features over the client's examples", _OF_FEW),
+    "statistic": ("facts", "the {} of the column {} over the client's {} examples", _OF_FEW),
+    "histogram": (
+        "facts",
+        "a histogram of the client's {} examples",
+        "Bins with few examples identify people, and it reveals how this client's data differ from others'.",
+    ),
+    "classes": (
+        "facts",
+        "how many of the client's examples are of each class",
+        "It says what the client's people have in common, such as how many are ill.",
+    ),
+    "each": (
+        "facts",
+        "{} for each of the client's {} examples",
+        "Values for single examples may be the data themselves, or enough to rebuild them; not attacked here.",
+    ),
+    "scores": (
+        "facts",
+        "a number for each of the client's {} examples",
+        "A loss or score of single examples says which of them a model was trained on.",
+    ),
+    "e-mail": ("facts", "an e-mail address ({}… of {} letters)", "It names a person."),
+    "path": (
+        "facts",
+        "a path of a file on the client ({}… of {} letters)",
+        "It may name a person, and reveals how the client stores its data.",
+    ),
+    "trees": (
+        "facts",
+        "decision trees as text, with split values and sums over the examples of each leaf",
+        "Split values are values of examples, and sums over leaves count people.",
+    ),
+    "other trees": (
+        "facts",
+        "decision trees as text, with split values and sums over the examples of each leaf",
+        "Split values are values of examples, and sums over leaves count people. Only XGBoost's trees are attacked"
+        " here.",
+    ),
+    "thresholds": (
+        "facts",
+        "values of features of the client's rows, as thresholds of its trees ({} in one reply)",
+        "Histograms cut features at values that rows have, so a threshold is somebody's value.",
+    ),
+    "regions": (
+        "facts",
+        "numbers of rows and labels in each of {} regions: {} rows{}",
+        "Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
+        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
+    ),
+    "nodes": (
+        "facts",
+        "{}",
+        "A threshold lies halfway between values of two examples, and nodes count people; not attacked here.",
+    ),
+    "array": (
+        "look",
+        "an array that is no parameter of what the client trained",
+        "What it reveals is unknown; look at how the client makes it.",
+    ),
+    "pickle": (
+        "look",
+        "{} bytes in Python's pickle format",
+        "Unpickling them runs code, and they may hold any object of the client.",
+    ),
+    "archive": ("look", "{} bytes of a ZIP archive, as torch.save writes", "They may hold any object of the client."),
+    "objects": (
+        "look",
+        "{} bytes of an array of Python's objects",
+        "They are pickled: loading them runs code, and they may hold any object of the client.",
+    ),
+    "key": (
+        "look",
+        "a public key of {} letters",
+        "Clients send such keys to agree on masks; they reveal nothing about data.",
+    ),
+    "word": ("look", "one word of {} letters", "It is likely a code, or encrypted; look at how the client makes it."),
+    "text": ("look", "a text of {} letters", "It may hold what a person wrote; look at how the client makes it."),
+}
+"""Kind of leak -> severity, what is found, and consequence for the people behind the data."""
+
+
+def leak_of(kind: str, where: str, *found: object) -> Leak:
+    """Describe a leak of a known ``kind``, with what was ``found`` filled in."""
+    severity, what, why = _KINDS[kind]
+    return Leak(severity=severity, what=what.format(*found), where=where, why=why)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """The data that a client was observed to load.
-
-    Attributes:
-        rows: (N, F) matrices of numbers, one row an example.
-        examples: number of training examples; 0 if unknown.
-    """
+    """The data that a client was observed to load: ``rows`` (N, F), one an example; ``examples`` is 0 if unknown."""
 
     rows: Sequence[np.ndarray] = ()
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -101,19 +165,24 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
         trained: ``True`` if PyTorch modules were observed in training.
     """
     found: list[Leak] = []
-    told = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
-    counts = {int(v) for v in [*told, loaded.examples] if LEAST_ROWS <= v < math.inf}
+    said = [v for (_, key), v in sent.values.items() if _EXAMPLE_COUNTS.search(key) and isinstance(v, int | float)]
+    counts = {int(v) for v in [*said, loaded.examples] if LEAST_ROWS <= v < math.inf}
     for (record, key), array in sent.arrays.items():
         where = f"{record}/{key}"
         here = list(_of_array(array, where, loaded, counts, unknown=key in unknown))
         if not here and key in unknown and array.ndim and len(array) in counts:
-            here = [_of_each(array, where)]
+            entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
+            here = [leak_of("each", where, entry, len(array))]
         elif not here and key in unknown and trained:
-            here = [_UNKNOWN.at(where)]
+            here = [leak_of("array", where)]
         found += here
     for (record, key), value in sent.values.items():
         found += _of_value(value, f"{record}/{key}", key, loaded)
-    return found + list(counts_apart(sent.values, loaded.labels))
+    for record in dict.fromkeys(record for record, _ in sent.values):  # as in ``class_0`` and ``class_1``
+        told = {k: v for (one, k), v in sent.values.items() if one == record and not _EXAMPLE_COUNTS.search(k)}
+        if loaded.labels is not None and (keys := entries_of_classes(told, loaded.labels)):
+            found.append(leak_of("classes", f"{record}/{', '.join(keys)}"))
+    return found
 
 
 def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *, unknown: bool) -> Iterator[Leak]:
@@ -121,90 +190,37 @@ def _of_array(array: np.ndarray, where: str, loaded: Loaded, counts: set[int], *
         for text in array.reshape(-1)[:MOST_TEXTS].tolist():
             yield from _of_text(text if isinstance(text, str) else text.decode("utf-8", "replace"), where)
         return
-    copies = copies_in(array, loaded.rows, unknown=unknown)
-    if copies is not None:
-        yield _raw_rows(copies.what, where)
+    if (copies := copies_in(array, loaded.rows, unknown=unknown)) is not None:
+        yield leak_of("rows", where, copies)
     elif _is_labels(array, where, loaded):
-        yield raw_labels(array.size, where)
+        yield leak_of("labels", where, array.size)
     elif array.dtype == np.uint8 and array.ndim == 1:
         yield from _of_bytes(array.tobytes(), where, loaded)
     elif (column := _equal_column(array, loaded, counts)) is not None:
-        yield _raw_column(column, array.size, where)
+        yield leak_of("column", where, column, array.size)
     elif unknown and (told := features_in(array, loaded.rows, counts)) is not None:
-        yield _raw_rows(f"the values of {told[0]} of {told[1]} features of the client's {len(array)} examples", where)
+        what = f"the values of {told[0]} of {told[1]} features of the client's {len(array)} examples"
+        yield leak_of("rows", where, what)
     elif _is_class_count(array, loaded):
-        yield _class_counts(where)
+        yield leak_of("classes", where)
     elif (figure := figure_of_features(array, loaded.rows)) is not None:
-        yield Leak(
-            severity="facts",
-            what=f"the {figure} of each of {array.size} features over the client's examples",
-            where=where,
-            why="For few examples such figures reveal the examples, and two of nearly the same people reveal the one"
-            " who differs.",
-        )
+        yield leak_of("figure", where, figure, array.size)
     elif array.ndim == 1 and _is_histogram(array, loaded):
-        yield _histogram(array, where)
-
-
-def _raw_rows(what: str, where: str) -> Leak:
-    return Leak(
-        severity="data",
-        what=what,
-        where=where,
-        why="The receiver has these examples; no attack is needed.",
-    )
-
-
-def _histogram(array: np.ndarray, where: str) -> Leak:
-    return Leak(
-        severity="facts",
-        what=f"a histogram of the client's {int(array.sum())} examples",
-        where=where,
-        why="Bins with few examples identify people, and it reveals how this client's data differ from others'.",
-    )
-
-
-def _of_each(array: np.ndarray, where: str) -> Leak:
-    entry = "one number" if array.size == len(array) else f"one vector of {array[0].size} numbers"
-    return Leak(
-        severity="facts",
-        what=f"{entry} for each of the client's {len(array)} examples",
-        where=where,
-        why="Values for single examples may be the data themselves, or enough to rebuild them; not attacked here.",
-    )
+        yield leak_of("histogram", where, int(array.sum()))
 
 
 def _is_labels(array: np.ndarray, where: str, loaded: Loaded) -> bool:
     """Return ``True`` for the classes of all examples; of two classes, order or name must decide."""
     labels = loaded.labels
-    if labels is None or array.dtype.kind not in "fiub" or not LEAST_ROWS <= array.size == len(labels):
+    if labels is None or array.dtype.kind not in "fiub":
         return False
-    if max(array.shape) != array.size:
+    if not LEAST_ROWS <= array.size == len(labels) == max(array.shape):
         return False
     values = np.sort(array.reshape(-1))
     if values[0] == values[-1] or not np.array_equal(values, np.sort(labels)):
         return False
     named = _LABELS.search(where.rpartition("/")[2]) is not None
     return named or len(np.unique(values)) > 2 or bool(np.array_equal(array.reshape(-1), labels))
-
-
-def raw_labels(number: int, where: str) -> Leak:
-    """Report an array that holds the labels of all examples."""
-    return Leak(
-        severity="data",
-        what=f"the class of each of the client's {number} examples, as it is",
-        where=where,
-        why="The receiver has the label of every example; no attack is needed.",
-    )
-
-
-def _raw_column(column: str, number: int, where: str) -> Leak:
-    return Leak(
-        severity="data",
-        what=f"the values of the column {column} of {number} examples, as they are",
-        where=where,
-        why="The receiver has these values of every example; no attack is needed.",
-    )
 
 
 def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak]:
@@ -219,35 +235,24 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
         for text in value[:MOST_TEXTS]:
             yield from _of_text(text, where) if isinstance(text, str) else _of_bytes(text, where, loaded)
     elif (told := _statistic(value, key, loaded)) is not None:
-        yield Leak(
-            severity="facts",
-            what=f"the {told[0]} of the column {told[1]} over the client's {told[2]} examples",
-            where=where,
-            why="For few examples such figures reveal the examples, and two of nearly the same people reveal the one"
-            " who differs.",
-        )
+        yield leak_of("statistic", where, *told)
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
         yield _few_examples(float(value), loaded.examples, where)
 
 
 def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
     if (copies := copies_in(array, loaded.rows, unknown=True)) is not None:
-        yield _raw_rows(copies.what, where)
+        yield leak_of("rows", where, copies)
     elif _is_labels(array, where, loaded):
-        yield raw_labels(array.size, where)
+        yield leak_of("labels", where, array.size)
     elif (column := _equal_column(array, loaded, {loaded.examples})) is not None:
-        yield _raw_column(column, len(array), where)
+        yield leak_of("column", where, column, len(array))
     elif _is_class_count(array, loaded):
-        yield _class_counts(where)
+        yield leak_of("classes", where)
     elif _is_histogram(array, loaded):
-        yield _histogram(array, where)
+        yield leak_of("histogram", where, int(array.sum()))
     elif len(array) > 1 and len(array) == loaded.examples:
-        yield Leak(
-            severity="facts",
-            what=f"a number for each of the client's {len(array)} examples",
-            where=where,
-            why="A loss or score of single examples says which of them a model was trained on.",
-        )
+        yield leak_of("scores", where, len(array))
 
 
 def _few_examples(stated: float, seen: int, where: str) -> Leak:
@@ -276,36 +281,17 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
         return
     plain = [column[:, None] for column in loaded.columns.values() if column.ndim == 1 and column.dtype.kind in "fiu"]
     if (held := bytes_hold(content, [*loaded.rows, *plain], loaded.labels)) is not None:
-        yield _raw_rows(f"{len(content)} bytes that hold {held}", where)
+        yield leak_of("rows", where, f"{len(content)} bytes that hold {held}")
     if content.startswith(_PICKLES):
-        yield Leak(
-            severity="look",
-            what=f"{len(content)} bytes in Python's pickle format",
-            where=where,
-            why="Unpickling them runs code, and they may hold any object of the client.",
-        )
+        yield leak_of("pickle", where, len(content))
     elif content.startswith(_ZIP):
-        yield Leak(
-            severity="look",
-            what=f"{len(content)} bytes of a ZIP archive, as torch.save writes",
-            where=where,
-            why="They may hold any object of the client.",
-        )
-    elif content.lstrip()[:1] == b"{" and (b'"split_conditions"' in content or b'"oblivious_trees"' in content):
-        yield Leak(
-            severity="facts",
-            what="decision trees as text, with split values and sums over the examples of each leaf",
-            where=where,
-            why="Split values are values of examples, and sums over leaves count people."
-            + ("" if b'"split_conditions"' in content else " Only XGBoost's trees are attacked here."),
-        )
+        yield leak_of("archive", where, len(content))
+    elif content.lstrip()[:1] == b"{" and b'"split_conditions"' in content:
+        yield leak_of("trees", where)
+    elif content.lstrip()[:1] == b"{" and b'"oblivious_trees"' in content:
+        yield leak_of("other trees", where)
     elif content.startswith(_NUMPY):
-        yield Leak(
-            severity="look",
-            what=f"{len(content)} bytes of an array of Python's objects",
-            where=where,
-            why="They are pickled: loading them runs code, and they may hold any object of the client.",
-        )
+        yield leak_of("objects", where, len(content))
     else:
         head = content[:1000]
         if head and sum(32 <= byte < 127 or byte in (9, 10, 13) for byte in head) > 0.95 * len(head):
@@ -313,23 +299,14 @@ def _of_bytes(content: bytes, where: str, loaded: Loaded) -> Iterator[Leak]:
 
 
 def _of_text(text: str, where: str) -> Iterator[Leak]:
-    for pattern, what, why in (
-        (_EMAIL, "an e-mail address", "It names a person."),
-        (_PATH, "a path of a file on the client", "It may name a person, and reveals how the client stores its data."),
-    ):
+    for kind, pattern in (("e-mail", _EMAIL), ("path", _PATH)):
         if match := pattern.search(text):
             letters = match.group().strip()
-            yield Leak(
-                severity="facts", what=f"{what} ({letters[:2]}… of {len(letters)} letters)", where=where, why=why
-            )
+            yield leak_of(kind, where, letters[:2], len(letters))
     if len(text) >= LONG_TEXT:
-        key, word = text.lstrip().startswith(_KEY), not any(letter.isspace() for letter in text.strip())
-        what, why = "a text", "It may hold what a person wrote; look at how the client makes it."
-        if key:
-            what, why = "a public key", "Clients send such keys to agree on masks; they reveal nothing about data."
-        elif word:
-            what, why = "one word", "It is likely a code, or encrypted; look at how the client makes it."
-        yield Leak(severity="look", what=f"{what} of {len(text)} letters", where=where, why=why)
+        word = not any(letter.isspace() for letter in text.strip())
+        kind = "key" if text.lstrip().startswith(_KEY) else "word" if word else "text"
+        yield leak_of(kind, where, len(text))
 
 
 def _equal_column(array: np.ndarray, loaded: Loaded, counts: set[int]) -> str | None:
@@ -353,9 +330,8 @@ def _is_class_count(array: np.ndarray, loaded: Loaded) -> bool:
     if labels.dtype.kind not in "iu" or int(labels.max()) >= len(array):  # a large label would enlarge the counts
         return False
     counts = np.bincount(labels.clip(min=0), minlength=len(array)).astype(np.float64)
-    if len(np.unique(counts)) < 2:
-        return False
-    return bool(np.array_equal(counts, array)) or bool(np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7))
+    equal = np.array_equal(counts, array) or np.allclose(counts / counts.sum(), array, rtol=1e-5, atol=1e-7)
+    return bool(equal) and len(np.unique(counts)) > 1
 
 
 def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | None:
@@ -363,15 +339,13 @@ def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | N
 
     A number of few digits may be a setting and needs a fitting key.
     """
-    if type(value) not in (int, float) or not LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC:
-        return None
-    if _EXAMPLE_COUNTS.search(key):
+    usual = type(value) in (int, float) and LEAST_STATISTIC <= abs(value) < LARGEST_STATISTIC
+    if not usual or _EXAMPLE_COUNTS.search(key):
         return None
     plain = value == float(f"{value:.{DIGITS}g}") and not _FIGURE.search(key)
     for name, column in loaded.columns.items():
-        if column.dtype.kind not in "fiu" or len(column) < 2 or column.min() == column.max():
-            continue
-        if plain and name.lower() not in key.lower():
+        varies = column.dtype.kind in "fiu" and len(column) > 1 and column.min() != column.max()
+        if not varies or (plain and name.lower() not in key.lower()):
             continue
         values = column.astype(np.float64)
         figures = {
@@ -380,9 +354,9 @@ def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | N
             "sum of squares": np.square(values).sum(),
             "standard deviation": values.std(ddof=1),
         }
-        for figure, number in figures.items():
-            if abs(number - value) <= 1e-9 * abs(value):
-                return figure, name, len(column)
+        fitting = (figure for figure, number in figures.items() if abs(number - value) <= 1e-9 * abs(value))
+        if (figure := next(fitting, None)) is not None:
+            return figure, name, len(column)
     return None
 
 
@@ -394,21 +368,3 @@ def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
         return False
     total = int(array.sum())
     return total >= LEAST_ROWS and any(total == len(column) for column in loaded.columns.values())
-
-
-def counts_apart(values: Mapping[tuple[str, str], Any], labels: np.ndarray | None) -> Iterator[Leak]:
-    """Yield class counts that leave as separate entries, such as ``class_0`` and ``class_1``."""
-    for record in dict.fromkeys(record for record, _ in values):
-        told = {key: value for (one, key), value in values.items() if one == record}
-        plain = {key: value for key, value in told.items() if not _EXAMPLE_COUNTS.search(key)}
-        if labels is not None and (keys := entries_of_classes(plain, labels)):
-            yield _class_counts(f"{record}/{', '.join(keys)}")
-
-
-def _class_counts(where: str) -> Leak:
-    return Leak(
-        severity="facts",
-        what="how many of the client's examples are of each class",
-        where=where,
-        why="It says what the client's people have in common, such as how many are ill.",
-    )

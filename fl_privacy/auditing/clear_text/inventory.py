@@ -17,12 +17,7 @@ MOST_SHOWN = 80
 
 @dataclass(frozen=True, kw_only=True)
 class Sent:
-    """Content of one message or reply.
-
-    Attributes:
-        round: number among the messages of this kind to this node, from 1.
-        values: metrics and config by record and name.
-    """
+    """Content of one message or reply; ``round`` counts the messages of this kind to this node, from 1."""
 
     direction: str
     kind: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy.auditing.clear_text.findings import LEAST_DISTINCT, Leak
+from fl_privacy.auditing.clear_text.findings import LEAST_DISTINCT, Leak, leak_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
@@ -21,10 +21,8 @@ ESTIMATORS = {
 }
 """scikit-learn estimators or base classes -> their modules."""
 
-MOST_TREES = 32
-"""Largest number of a forest's trees that are searched in replies."""
-
-_NOTED = "_fl_privacy_table"
+MOST_TREES, _NOTED = 32, "_fl_privacy_table"
+"""Largest number of a forest's trees that are searched in replies, and attribute of a matrix that holds its table."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,20 +48,16 @@ def leaks_of_nodes(fit: Fitted, arrays: Mapping[str, np.ndarray], values: Mappin
     pickled |= {key: value for key, value in values.items() if isinstance(value, bytes)}
     found = []
     for key, content in pickled.items():
-        held = sum(nodes.tobytes() in content for nodes in fit.nodes)
-        if held:
+        if held := sum(nodes.tobytes() in content for nodes in fit.nodes):
             trees = f"{held} decision tree{'s' * (held != 1)} of scikit-learn{' at least' * (held == MOST_TREES)}"
-            found.append(_nodes_leak(f"{trees}, with thresholds and how many examples are in each node", key))
+            what = f"{trees}, with thresholds and how many examples are in each node"
+            found.append(leak_of("nodes", key, what))
     for key, array in arrays.items():
-        for name, what in _TOLD.items():
+        for name, what in _TOLD.items() if array.dtype.kind in "fiu" else ():
             sought = [told for nodes in fit.nodes if len(np.unique(told := nodes[name])) >= LEAST_DISTINCT]
-            if any(
-                array.dtype.kind in "fiu"
-                and array.size == len(told)
-                and np.allclose(array.reshape(-1).astype(np.float64), told, rtol=1e-6, atol=0.0)
-                for told in sought
-            ):
-                found.append(_nodes_leak(what, key))
+            given = array.reshape(-1).astype(np.float64)
+            if any(len(given) == len(told) and np.allclose(given, told, rtol=1e-6, atol=0.0) for told in sought):
+                found.append(leak_of("nodes", key, what))
     return found
 
 
@@ -72,15 +66,6 @@ _TOLD = {
     "n_node_samples": "how many of the client's examples are in each node of a decision tree",
 }
 """Field of scikit-learn's nodes -> description."""
-
-
-def _nodes_leak(what: str, where: str) -> Leak:
-    return Leak(
-        severity="facts",
-        what=what,
-        where=where,
-        why="A threshold lies halfway between values of two examples, and nodes count people; not attacked here.",
-    )
 
 
 class FittedBy:
@@ -123,8 +108,7 @@ class FittedBy:
     def _around_fit(self, fit: Any) -> Any:
         def fitted(estimator: Any, X: Any, y: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
             done = fit(estimator, X, y, *args, **kwargs)
-            noted = attempt(lambda: self._note(estimator, X, y))
-            del noted  # an unknown kind of table is ignored
+            attempt(lambda: self._note(estimator, X, y))  # an unknown kind of table is ignored
             return done
 
         return fitted
@@ -133,9 +117,8 @@ class FittedBy:
         table, answers = np.asarray(rows, dtype=float), np.asarray(labels)
         settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
         if table.ndim == 2 and answers.shape == table.shape[:1]:
-            trees = [
-                getattr(each, "tree_", None) for each in getattr(estimator, "estimators_", [estimator])[:MOST_TREES]
-            ]
+            forest = getattr(estimator, "estimators_", [estimator])[:MOST_TREES]
+            trees = [getattr(each, "tree_", None) for each in forest]
             nodes = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
             self.fits.append(
                 Fitted(

@@ -4,36 +4,25 @@ import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.auditing.clear_text.findings import Leak, raw_labels
+from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
-CLOSE = 1e-2
-"""Largest relative distance of a parameter's value in a shorter dtype."""
-
-CODED = 0.12
-"""Largest relative distance of scaled integers from a parameter's value, about that of four bits."""
-
-SCALED = 1e-4
-"""Largest relative distance of a multiple of a parameter's value."""
+CLOSE, CODED, SCALED = 1e-2, 0.12, 1e-4
+"""Largest relative distances from a parameter's value of one in a shorter dtype, of scaled integers (about that of four
+bits), and of a multiple."""
 
 LEAST_CODES = 8
 """Smallest size of a code that needs no matching name."""
 
-
-ANEW = 0.5
-"""Smallest relative change of an overwritten vector; a running mean moves less."""
-
-MOST = 0.9
-"""Smallest share of overwritten vectors among the changed ones."""
-
-UNIT = 1e-3
-"""Largest distance from one of a normalized vector's length."""
+ANEW, MOST, UNIT = 0.5, 0.9, 1e-3
+"""Smallest relative change of an overwritten vector (a running mean moves less), smallest share of overwritten vectors
+among the changed ones, and largest distance from one of a normalized vector's length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +35,6 @@ class Matched:
         by: ``value``; ``scale`` for multiples or integer codes of values; or ``place`` for changed values that are
             recognized by the arrays sent.
         unknown: arrays that are neither parameters nor buffers, nor returned unchanged.
-        exact: ``True`` if all values equal the parameters' to the last bit.
         decoded: name of an encoded, partial or joined array -> its decoded values.
         packed: arrays of which partial or joined parameters are made.
     """
@@ -56,7 +44,6 @@ class Matched:
     by: str = "value"
     unknown: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
-    exact: bool = True
     decoded: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
     packed: tuple[str, ...] = ()
 
@@ -68,54 +55,44 @@ def matched(
     after: Mapping[str, Tensor],
     gradients: Mapping[str, Tensor],
 ) -> Matched:
-    """Find the meaning of each uploaded array.
-
-    Args:
-        before: values of parameters and buffers at the start of the training.
-    """
+    """Find the meaning of each uploaded array; ``before`` are the values at the start of the training."""
     readings = {
         "weights": after,
         "delta": {name: after[name] - value for name, value in before.items() if name in after},
         "gradient": gradients,
     }
     # parameters that did not move have the same value before and after, and a change of zero
-    best: dict[str, str] = {}
-    decoded: dict[str, np.ndarray] = {}
-    packed: tuple[str, ...] = ()
-    shares, exact = "weights", False
+    best = Matched()
     for kind, values in readings.items():
         found = _by_value(uploaded, values)
         scaled = _by_scale(uploaded, values, found, divides=kind == "weights")
         known = {**found, **{key: name for key, (name, _) in scaled.items()}}
-        parts = {
-            f"{part.sources[0]}[{part.name}]": part
-            for part in _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
-        }
-        if len(known) + len(parts) > len(best):
-            exact = len(found) == len(uploaded)
-            best, shares = {**known, **{key: part.name for key, part in parts.items()}}, kind
+        joined = _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
+        parts = {f"{part.sources[0]}[{part.name}]": part for part in joined}
+        if len(known) + len(parts) > len(best.parameters):
             decoded = {key: meant for key, (_, meant) in scaled.items()}
             decoded |= {key: part.values for key, part in parts.items()}
-            packed = tuple(dict.fromkeys(source for part in parts.values() for source in part.sources))
-    by = "scale" if decoded else "value"
-    digests = {key: _digest(array) for key, array in sent.items()} if len(best) < len(uploaded) else {}
-    back = {key for key, array in uploaded.items() if key not in best and digests.get(key) == _digest(array)}
-    if len(best) < len(uploaded) and not packed:
-        placed = _by_place(uploaded, sent, before, set(best.values()), {*best, *back})
-        if placed and not best:
-            shares = _kind(uploaded, sent, placed)
-        by = "place" if placed else by
-        best = {**best, **placed}
+            best = Matched(
+                parameters={**known, **{key: part.name for key, part in parts.items()}},
+                shares=kind,
+                by="scale" if decoded else "value",
+                decoded=decoded,
+                packed=tuple(dict.fromkeys(source for part in parts.values() for source in part.sources)),
+            )
+    names = {**best.parameters}
+    digests = {key: _digest(array) for key, array in sent.items()} if len(names) < len(uploaded) else {}
+    back = {key for key, array in uploaded.items() if key not in names and digests.get(key) == _digest(array)}
+    if len(names) < len(uploaded) and not best.packed:
+        placed = _by_place(uploaded, sent, before, set(names.values()), {*names, *back})
+        if placed:
+            best = replace(best, by="place", shares=best.shares if names else _kind(uploaded, sent, placed))
+        names |= placed
     trained = [name for name in before if name in after and after[name].is_floating_point()]
-    return Matched(
-        parameters=best,
-        shares=shares,
-        by=by,
-        unknown=tuple(name for name in uploaded if name not in best and name not in back and name not in packed),
-        withheld=tuple(name for name in trained if name not in set(best.values())),
-        exact=exact,
-        decoded=decoded,
-        packed=packed,
+    return replace(
+        best,
+        parameters=names,
+        unknown=tuple(key for key in uploaded if key not in {*names, *back, *best.packed}),
+        withheld=tuple(name for name in trained if name not in set(names.values())),
     )
 
 
@@ -147,19 +124,17 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
             found[key] = names.pop(next(alike, 0))
         elif digest in first and array.size > 1 and array.min() != array.max():
             found[key] = first[digest]
-    left = [name for name in values if name not in set(found.values())]
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(found.values())}
     for key, array in arrays.items():
         if key in found or array.dtype.kind != "f":
             continue
-        for name in left:
-            if tuple(values[name].shape) != array.shape:
-                continue
-            own, other = _numpy(values[name]).astype(np.float64), array.astype(np.float64)
-            size, kind = float(np.linalg.norm(own)), _numpy(values[name]).dtype
-            shorter = array.dtype.itemsize < (kind.itemsize if kind.kind == "f" else 99)
-            if size > 0 and float(np.linalg.norm(other - own)) <= CLOSE * size and shorter:
+        for name in [name for name, value in left.items() if value.shape == array.shape]:
+            own, kind = left[name].astype(np.float64), left[name].dtype
+            shorter = kind.kind != "f" or array.dtype.itemsize < kind.itemsize
+            size = float(np.linalg.norm(own))
+            if size > 0 and shorter and float(np.linalg.norm(array.astype(np.float64) - own)) <= CLOSE * size:
                 found[key] = name
-                left.remove(name)
+                del left[name]
                 break
     return found
 
@@ -168,18 +143,16 @@ def _by_scale(
     arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor], known: Mapping[str, str], *, divides: bool
 ) -> dict[str, tuple[str, np.ndarray]]:
     """Match by scale or integer code, and decode; with ``divides`` the receiver knows the scale, else its sign."""
-    left = [name for name in values if name not in set(known.values())]
+    left = {name: _numpy(value) for name, value in values.items() if name not in set(known.values())}
     found: dict[str, tuple[str, np.ndarray]] = {}
     for key, array in arrays.items():
         if key in known or array.size < 2 or array.dtype.kind not in "fiu":
             continue
-        for name in left:
-            if tuple(values[name].shape) != array.shape:
-                continue
-            meant = _meant(array, _numpy(values[name]), divides=divides, named=name.split(".", 2)[-1] in key)
+        for name in [name for name, value in left.items() if value.shape == array.shape]:
+            meant = _meant(array, left[name], divides=divides, named=name.split(".", 2)[-1] in key)
             if meant is not None:
                 found[key] = name, meant
-                left.remove(name)
+                del left[name]
                 break
     return found
 
@@ -233,11 +206,7 @@ def _by_place(
     taken: set[str],
     known: set[str],
 ) -> dict[str, str]:
-    if not sent:
-        return {}
-    origin = _by_value(sent, before)
-    names = list(sent)
-    found = {}
+    origin, names, found = _by_value(sent, before) if sent else {}, list(sent), {}
     for place, (key, array) in enumerate(arrays.items()):
         if key in known:
             continue
@@ -284,7 +253,6 @@ def memories_in(
 
     Args:
         parameters: name of each uploaded array -> name of its parameter or buffer.
-        before, after: values at the start and end of the training.
         moved: names of values moved by a gradient or a mean over batches.
     """
     found = []
@@ -299,15 +267,9 @@ def memories_in(
 
 def averaged(modules: Sequence[nn.Module], names: Mapping[int, str]) -> set[str]:
     """Return the names of the running statistics of normalizations in ``modules``."""
-    kinds = nn.modules.batchnorm._NormBase
-    return {
-        names[id(buffer)]
-        for module in modules
-        for layer in module.modules()
-        if isinstance(layer, kinds)
-        for buffer in layer.buffers()
-        if id(buffer) in names
-    }
+    layers = (layer for module in modules for layer in module.modules())
+    normalizing = (layer for layer in layers if isinstance(layer, nn.modules.batchnorm._NormBase))
+    return {names[id(buffer)] for layer in normalizing for buffer in layer.buffers() if id(buffer) in names}
 
 
 def _memory(
@@ -323,7 +285,7 @@ def _memory(
             continue
         number, width = len(changed), rows.shape[1]
         if width == 1 and labels is not None and np.array_equal(np.sort(anew[changed, 0]), np.sort(labels)):
-            return raw_labels(number, where)
+            return leak_of("labels", where, number)
         unit = width > 1 and bool((np.abs(np.linalg.norm(anew[changed], axis=1) - 1) < UNIT).all())
         if width > 1 or number in counts:
             told.append((unit, any(number % count == 0 for count in counts), number, width))

@@ -21,17 +21,11 @@ from torch import Tensor
 from fl_privacy.auditing.clear_text.copies import array_in
 from fl_privacy.files.foreign import ArrayUnpickler
 
-MOST_BYTES = 1 << 30
-"""Largest unpacked size of a client's values in bytes."""
+MOST_BYTES, DEPTH = 1 << 30, 4
+"""Largest unpacked size of a client's values in bytes, and largest depth of nested packings that are opened."""
 
-DEPTH = 4
-"""Largest depth of nested packings that are opened."""
-
-FEW = 8
-"""Smallest number of values at some places that need not be exact."""
-
-NEAR, SAME = 1e-2, 1e-5
-"""Largest relative distances of many and of fewer than ``FEW`` values from a parameter's."""
+NEAR, SAME, FEW = 1e-2, 1e-5, 8
+"""Largest relative distances from a parameter's values of many values and of fewer than ``FEW``."""
 
 MOST_TRIES = 50_000
 """Largest number of tried combinations of values, places and parameters."""
@@ -78,8 +72,7 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
     if depth > DEPTH:
         return
     for opened in (_archived, _serialized):
-        made = _safely(opened, content)
-        if made is not None:
+        if (made := _safely(opened, content)) is not None:
             yield from made
             return
     if (array := array_in(content)) is not None:
@@ -184,8 +177,7 @@ def _leaves(made: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, np
         if isinstance(made, list) and made and all(type(one) in (int, float) for one in made):
             yield name, np.asarray(made)
             return
-        entries = made.items() if isinstance(made, Mapping) else enumerate(made)
-        for key, value in entries:
+        for key, value in made.items() if isinstance(made, Mapping) else enumerate(made):
             yield from _leaves(value, ".".join(filter(None, (name, str(key)))), depth + 1)
     elif depth <= DEPTH and isinstance(made, bytes):
         yield from ((".".join(filter(None, (name, own))), array) for own, array in _of_bytes(made, depth + 1))
@@ -283,20 +275,14 @@ class _Search:
     ) -> _Placed | None:
         """Return the first target with the ``numbers`` at its places; those in ``whole`` need none."""
         at = {other: place for place, other in enumerate(self.order)}
-        mates = [
-            other
-            for other in sorted(self.places, key=lambda other: abs(at[other] - at[key]))
-            if other != key and other not in self.used
-        ]
+        free = (other for other in self.places if other != key and other not in self.used)
+        mates = sorted(free, key=lambda other: abs(at[other] - at[key]))
         for target in targets:
             size = sum(self.values[name].size for name in target)
             if len(numbers) > size:
                 continue
-            if (
-                len(numbers) == size
-                and (len(target) > 1 or target[0] in whole)
-                and (sign := self._sign(numbers, target, slice(None)))
-            ):
+            all_there = len(numbers) == size and (len(target) > 1 or target[0] in whole)
+            if all_there and (sign := self._sign(numbers, target, slice(None))):
                 return _Placed(target, np.arange(size), sign * numbers, (key,))
             shape = self.values[target[0]].shape if len(target) == 1 else ()
             for mate in mates:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from torch.utils._pytree import tree_map
 from fl_privacy.federation.replies import attempt
 from fl_privacy.rng import streams_put_back
 
-MOST_DEEP = 3
-"""Largest depth of attributes in which tensors of a module's output are searched."""
-
+MOST_DEEP, MOST_CALLS = 3, 5000
+"""Largest depth of attributes in which tensors of a module's output are searched, and number of recorded calls."""
 
 MOVES = {"to", "cpu", "cuda", "contiguous", "float", "double", "half", "long", "type", "type_as", "requires_grad_"}
 """Functions that return their argument unchanged if it has the requested form."""
@@ -52,6 +52,11 @@ class Call:
     outputs: tuple[int, ...]
     changes: bool = False
 
+    @cached_property
+    def taken(self) -> list[int]:
+        """Return the numbers of the tensors among its arguments."""
+        return [ref.number for ref in refs_in((self.args, self.kwargs))]
+
 
 @dataclass(frozen=True, eq=False)
 class Program:
@@ -88,10 +93,8 @@ class Program:
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
-        known = {
-            number: value if like is None or not value.is_floating_point() else value.to(like)
-            for number, value in self.constants.items()
-        } | dict(given)
+        known = {n: v.to(like) if like and v.is_floating_point() else v for n, v in self.constants.items()}
+        known |= dict(given)
 
         def filled(value: Any) -> Any:
             if isinstance(value, Ref):
@@ -99,11 +102,9 @@ class Program:
             return parameters[value.name] if isinstance(value, Own) else value
 
         for place, call in enumerate(self.calls):
-            if after is not None and place <= after and call.part >= 0:
-                continue
-            if call.outputs and all(number in given for number in call.outputs):
-                continue
-            if any(ref.number not in known for ref in refs_in((call.args, call.kwargs))):
+            early = after is not None and place <= after and call.part >= 0
+            made_already = call.outputs and all(number in given for number in call.outputs)
+            if early or made_already or any(number not in known for number in call.taken):
                 continue
             args, kwargs = tree_map(filled, (call.args, call.kwargs))
             if call.changes:
@@ -123,7 +124,7 @@ class Program:
         """Return ``numbers`` and the numbers of all tensors computed from them."""
         found = set(numbers)
         for call in self.calls:
-            if any(ref.number in found for ref in refs_in((call.args, call.kwargs))):
+            if found.intersection(call.taken):
                 found.update(call.outputs)
         return found
 
@@ -132,11 +133,8 @@ def refs_in(value: Any) -> Iterator[Ref]:
     """Yield every ``Ref`` in nested lists, tuples and mappings."""
     if isinstance(value, Ref):
         yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from refs_in(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
             yield from refs_in(each)
 
 
@@ -144,33 +142,31 @@ def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
     """List every tensor in nested lists, tuples, mappings and attributes, in a fixed order."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, Mapping):
-        return [t for each in value.values() for t in tensors_in(each, deep)]
-    if isinstance(value, list | tuple):
-        return [t for each in value for t in tensors_in(each, deep)]
-    held = getattr(value, "__dict__", None)
-    if deep and isinstance(held, dict) and (is_dataclass(value) or type(value).__module__.split(".")[0] != "builtins"):
-        if isinstance(value, nn.Module | type):
-            return []
-        return [t for each in held.values() for t in tensors_in(each, deep - 1)]
-    return []
+    if isinstance(value, Mapping | list | tuple):
+        held = value.values() if isinstance(value, Mapping) else value
+        return [t for each in held for t in tensors_in(each, deep)]
+    own = getattr(value, "__dict__", None)
+    if not deep or not isinstance(own, dict) or isinstance(value, nn.Module | type):
+        return []
+    if not is_dataclass(value) and type(value).__module__.split(".")[0] == "builtins":
+        return []
+    return [t for each in own.values() for t in tensors_in(each, deep - 1)]
 
 
 class Recorder:
     """Record calls, and make a ``Program`` of those behind a loss."""
 
-    def __init__(self, most: int = 5000) -> None:
+    def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
-        self._most, self._entered = most, False
+        self._entered = False
 
     def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
-        outputs = tensors_in(made)
         if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
             return
         if module is not None and not self._entered:
             self._calls.clear()  # the preparation of the batch
             self._entered = True
-        if outputs and len(self._calls) < self._most:
+        if (outputs := tensors_in(made)) and len(self._calls) < MOST_CALLS:
             changes = function is not None and bool(args) and outputs[0] is args[0]
             self._calls.append((function, module, args, kwargs, outputs, changes))
 
@@ -191,10 +187,8 @@ class Recorder:
         if len(roots) > 1:
             root = torch.stack(list(roots)).sum()
             kept.append((sum, None, (tuple(roots),), {}, [root], False))
-        parts: list[nn.Module] = []
-        made = {id(t) for call in kept for t in call[4]}
-        constants: dict[int, Tensor] = {}
-        numbers: dict[int, int] = {}
+        made, parts = {id(t) for call in kept for t in call[4]}, list[nn.Module]()
+        constants, numbers = dict[int, Tensor](), dict[int, int]()
 
         def number_of(tensor: Tensor) -> int:
             return numbers.setdefault(id(tensor), len(numbers))
@@ -225,15 +219,14 @@ def _loaded(way: Program) -> Program:
     constants, calls = dict(way.constants), list[Call]()
     for call in way.calls:
         early = not any(c.part >= 0 for c in calls) or getattr(call.function, "__name__", "") == "__getitem__"
-        known = all(ref.number in constants for ref in refs_in((call.args, call.kwargs)))
+        known = all(number in constants for number in call.taken)
         if call.function and early and known and not call.changes:
-            args, kwargs = tree_map(
-                lambda v: constants[v.number] if isinstance(v, Ref) else v, (call.args, call.kwargs)
-            )
+            given = (call.args, call.kwargs)
+            args, kwargs = tree_map(lambda v: constants[v.number] if isinstance(v, Ref) else v, given)
             constants.update(zip(call.outputs, tensors_in(call.function(*args, **kwargs)), strict=False))
         else:
             calls.append(call)
-    met = [n for c in calls for n in (*(ref.number for ref in refs_in((c.args, c.kwargs))), *c.outputs)]
+    met = [n for c in calls for n in (*c.taken, *c.outputs)]
     place = {number: k for k, number in enumerate(dict.fromkeys((*met, way.root)))}
 
     def again(call: Call) -> Call:
@@ -302,11 +295,10 @@ class ReplayModel(nn.Module):
     def entered(self, values: Tensor) -> list[Tensor]:
         """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code."""
         sizes = [math.prod(shape) for shape in self.shapes]
-        flat, found = values.flatten(1), []
-        for place, part in enumerate(flat.split(sizes, 1)):
-            shaped = part.reshape(len(values), *self.shapes[place])
-            found.append(getattr(self, f"low{place}") + getattr(self, f"scale{place}") * shaped)
-        return found
+        shaped = (
+            part.reshape(len(values), *self.shapes[k]) for k, part in enumerate(values.flatten(1).split(sizes, 1))
+        )
+        return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
 
     def forward(self, values: Tensor) -> Tensor:
         """Compute the outputs (B, K), or (B, 1)."""
@@ -327,22 +319,18 @@ class ReplayModel(nn.Module):
         return made.flatten(1) if made.dim() > 1 else made[:, None]
 
     def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        if not self.draws:
-            return self.program.run(given, list(self.parts), own, until=self.output)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with torch.random.fork_rng(devices=[], enabled=self.draws):
+            if self.draws:
+                torch.manual_seed(0)
             return self.program.run(given, list(self.parts), own, until=self.output)
 
 
 def beside(program: Program, variables: Sequence[int], examples: int, *, whole: bool = False) -> tuple[int, ...]:
     """List constants with an entry for each example that enter modules, or the loss of the ``whole`` program."""
     constants = program.constants
-    taken = [ref.number for call in program.calls if call.part >= 0 for ref in refs_in((call.args, call.kwargs))]
+    taken = [number for call in program.calls if call.part >= 0 for number in call.taken]
     if whole:  # copies of parameters, as in penalties, may have as many rows as there are examples
         shapes = {p.shape for part in program.parts for p in part.parameters()}
         taken += [n for n, t in constants.items() if not t.is_floating_point() or t.shape not in shapes]
-    return tuple(
-        number
-        for number in dict.fromkeys(taken)
-        if number in constants and number not in variables and constants[number].shape[:1] == (examples,)
-    )
+    given = (number for number in dict.fromkeys(taken) if number in constants and number not in variables)
+    return tuple(number for number in given if constants[number].shape[:1] == (examples,))

@@ -20,14 +20,11 @@ from torch.utils.data import DataLoader
 
 from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
 
-MOST_EXAMPLES, MOST_BYTES = 4096, 1 << 26
-"""Largest number of examples, and bytes of tensors, kept of a client."""
+MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
+"""Largest numbers of examples, bytes of tensors, and examples whose labels are kept of a client."""
 
 MOST_ADDED = 16
 """Number of recorded losses after which no optimizer step is expected."""
-
-MOST_LABELS = 1 << 20
-"""Largest number of examples whose labels are kept."""
 
 SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "betas", "eps", "amsgrad", "maximize")
 """Settings of an optimizer that are kept."""
@@ -78,11 +75,11 @@ class Watched:
 
     def values(self) -> dict[str, Tensor]:
         """Return all present parameters and buffers by name, not copied."""
-        found = {}
-        for number, module in enumerate(self.modules):
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
-                found[f"parts.{number}.{name}"] = value.detach()
-        return found
+        return {
+            f"parts.{number}.{name}": value.detach()
+            for number, module in enumerate(self.modules)
+            for name, value in (*module.named_parameters(), *module.named_buffers())
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +110,14 @@ class _Mode(TorchFunctionMode):
 
 
 class TrainingWatch:
-    """Observe a ``with`` block.
-
-    Args:
-        program: ``True`` to record the computation of the first loss, which costs time.
-        only: restriction of loaders.
-    """
+    """Observe a ``with`` block; ``program`` records the computation of the first loss, which costs time."""
 
     def __init__(self, *, program: bool = False, only: OnlyExamples | None = None) -> None:
-        self.seen = Watched()
-        self._only, self._asked = only, program
-        self._recorder: Recorder | None = Recorder() if program else None
+        self.seen, self._only, self._asked = Watched(), only, program
+        self._recorder = Recorder() if program else None
         self._roots: list[Tensor] = []
         self._depth, self._bytes = 0, 0
-        self._given: set[int] = set()
+        self._given = False
         self._first: dict[str, Tensor] = {}
         self._streams: tuple[Any, ...] | None = None
 
@@ -138,12 +129,9 @@ class TrainingWatch:
     def looking(self) -> Iterator[Watched]:
         optimizer = importlib.import_module("torch.optim.optimizer")
         with ExitStack() as stack:
-            handle = optimizer.register_optimizer_step_pre_hook(self._stepping)
-            stack.callback(handle.remove)
-            after = optimizer.register_optimizer_step_post_hook(
-                self._stepped
-            )  # a step's closure differentiates within the step
-            stack.callback(after.remove)
+            stack.callback(optimizer.register_optimizer_step_pre_hook(self._stepping).remove)
+            # a step's closure differentiates within the step
+            stack.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
             stack.enter_context(replaced(nn.Module, "__call__", self._around_call))
             stack.enter_context(replaced(DataLoader, "__iter__", self._around_iteration))
             stack.enter_context(replaced(torch.autograd, "backward", self._around_backward))
@@ -159,23 +147,25 @@ class TrainingWatch:
             self._end_recording()
 
     def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        watch = self
-
         def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if watch._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
+            if self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
                 return call(module, *args, **kwargs)
-            watch._entering(module, args, kwargs)
-            watch._depth += 1
-            try:
-                with _evaluating(module, watch._only is not None and watch._only.evaluation):
-                    made = call(module, *args, **kwargs)
-            finally:
-                watch._depth -= 1
-            if watch._recorder is not None:
-                watch._recorder.note(None, module, args, kwargs, made)
+            self._entering(module, args, kwargs)
+            with self._within(), _evaluating(module, self._only is not None and self._only.evaluation):
+                made = call(module, *args, **kwargs)
+            if self._recorder is not None:
+                self._recorder.note(None, module, args, kwargs, made)
             return made
 
         return called
+
+    @contextmanager
+    def _within(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def _entering(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         seen = self.seen
@@ -212,19 +202,17 @@ class TrainingWatch:
         return fetched
 
     def _around_iteration(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
-        watch = self
-
         def batches(loader: DataLoader[Any]) -> Any:
-            if watch._only is None:
-                data, passed = id(loader.dataset), 0
+            if self._only is not None:
+                return self._some(loader, iterate, self._only)
+            data, passed = id(loader.dataset), 0
 
-                def note(batch: Any) -> None:
-                    nonlocal passed
-                    passed += watch._note(batch)
-                    watch.seen.passes[data] = max(passed, watch.seen.passes.get(data, 0))
+            def note(batch: Any) -> None:
+                nonlocal passed
+                passed += self._note(batch)
+                self.seen.passes[data] = max(passed, self.seen.passes.get(data, 0))
 
-                return _Counting(iterate(loader), note)
-            return watch._some(loader, iterate)
+            return _Counting(iterate(loader), note)
 
         return batches
 
@@ -242,10 +230,8 @@ class TrainingWatch:
         self._streams = _streams()
         return number
 
-    def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any]) -> Iterator[Any]:
-        only = self._only
-        assert only is not None
-        if not only.repeats and 0 in self._given and torch.is_grad_enabled():
+    def _some(self, loader: DataLoader[Any], iterate: Callable[..., Any], only: OnlyExamples) -> Iterator[Any]:
+        if not only.repeats and self._given and torch.is_grad_enabled():
             return
         skipped = 0
         for batch in iterate(loader):
@@ -256,8 +242,7 @@ class TrainingWatch:
             start = only.first - skipped
             part = batch if only.number is None else _cut(batch, start, start + only.number, size)
             if torch.is_grad_enabled():
-                self._given.add(0)
-                self.seen.cut = True
+                self._given = self.seen.cut = True
             self._note(part)
             yield part
             return
@@ -268,8 +253,7 @@ class TrainingWatch:
         if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
             seen.program, seen.added = None, seen.backwards
         told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
-        if len(optimizer.param_groups) > 1:
-            told += (("groups", len(optimizer.param_groups)),)
+        told += (("groups", len(optimizer.param_groups)),) if len(optimizer.param_groups) > 1 else ()
         seen.optimizers[type(optimizer).__name__, told] += 1
         self._stepped(optimizer, args, kwargs)
 
@@ -281,19 +265,10 @@ class TrainingWatch:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen = self.seen
         if not seen.gradients:
-            for each in optimizer.param_groups:
-                for parameter in each["params"]:
-                    name = seen.names.get(id(parameter))
-                    if name is not None and parameter.grad is not None:
-                        seen.gradients[name] = parameter.grad.detach().clone()
-
-    def _gradients(self) -> dict[str, Tensor]:
-        found = {}
-        for number, module in enumerate(self.seen.modules):
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None:
-                    found[f"parts.{number}.{name}"] = _kept(parameter.grad)
-        return found
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            for parameter in parameters:
+                if id(parameter) in seen.names and parameter.grad is not None:
+                    seen.gradients[seen.names[id(parameter)]] = parameter.grad.detach().clone()
 
     def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -303,14 +278,12 @@ class TrainingWatch:
                 if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
                     del self._roots[1:]
                     self._end_recording()
-            self._depth += 1  # checkpointing recomputes parts of the network
-            try:
+            with self._within():  # checkpointing recomputes parts of the network
                 made = backward(tensors, *args, **kwargs)
-            finally:
-                self._depth -= 1
             self.seen.backwards += 1
             if self.seen.backwards == 1 and not self.seen.optimizers:
-                self._first = self._gradients()
+                own = ((k, *pair) for k, module in enumerate(self.seen.modules) for pair in module.named_parameters())
+                self._first = {f"parts.{k}.{name}": _kept(p.grad) for k, name, p in own if p.grad is not None}
             return made
 
         return differentiated

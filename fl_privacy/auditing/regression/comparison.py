@@ -14,24 +14,16 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.measure import METRICS, Statistic, aggregate
 
-LEVEL = 0.05
-"""Probability of a false alarm without a change."""
+LEVEL, FEWEST = 0.05, 5
+"""Probability of a false alarm without a change, and smallest number of groups for which p can be below it."""
 
 EXACT = 14
 """Largest number of independent groups with all sign flips; beyond, 2^14 random ones."""
 
-FEWEST = 5
-"""Smallest number of groups for which p can be below ``LEVEL``."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Result of a paired test of two measurements.
-
-    Attributes:
-        worse: ``True`` if more leaks than before.
-        p: probability of such a rise of the mean without a change.
-    """
+    """Result of a paired test: whether more leaks than before, and the probability ``p`` of such a rise by chance."""
 
     worse: bool
     p: float
@@ -63,24 +55,21 @@ def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> C
             f" ({len(before.values)} then, {len(now.values)} now); measure the same ones, or update it."
         )
     groups = _joined(before.uploads, now.uploads)
-    if (found := len(set(groups.tolist()))) < FEWEST:
-        raise UserError(_too_few(found))
+    _expect_groups(len(set(groups.tolist())))
     difference = np.asarray(now.values) - np.asarray(before.values)
     sign = 1.0 if now.judged_by.leaks == "high" else -1.0
     p = sign_flip_p(np.bincount(groups, weights=sign * difference))
     change = aggregate(difference.tolist(), groups=groups.tolist())
     assert change is not None
     shown = now.judged_by.digits
-    worse = p < level and shown(before.statistic.mean) != shown(
-        now.statistic.mean
-    )  # otherwise the rise may be rounding
+    rises = shown(before.statistic.mean) != shown(now.statistic.mean)  # otherwise it may be rounding
+    worse = p < level and rises
     return Comparison(worse=worse, p=p, change=change, sentence=_sentence(before, now, change, p, worse=worse))
 
 
 def expect_enough(measurement: Measurement) -> None:
     """Raise ``UserError`` for a measurement of fewer than ``FEWEST`` uploads."""
-    if (found := len(set(measurement.uploads))) < FEWEST:
-        raise UserError(_too_few(found))
+    _expect_groups(len(set(measurement.uploads)))
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
@@ -131,15 +120,15 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
     )
 
 
-def _too_few(found: int) -> str:
-    return (
-        f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no rise"
-        " could be distinguished from chance; attack more images, or smaller batches."
-    )
+def _expect_groups(found: int) -> None:
+    if found < FEWEST:
+        raise UserError(
+            f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
+            " rise could be distinguished from chance; attack more images, or smaller batches."
+        )
 
 
-FORMAT = 1
-MOST_BYTES = 1 << 24
+FORMAT, MOST_BYTES = 1, 1 << 24
 
 _KINDS: Mapping[str, Any] = {
     "metric": str,
@@ -163,10 +152,8 @@ def read_baseline(path: Path) -> dict[str, Measurement]:
         f"{path} is expected to be a baseline as `pytest --fl-privacy-update` or `fl-privacy check-leakage --update`"
         " write it, but is damaged; write it anew."
     )
-    if path.stat().st_size > MOST_BYTES:
-        raise wrong
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text()) if path.stat().st_size <= MOST_BYTES else None
     except (ValueError, RecursionError) as error:
         raise wrong from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("tests"), dict):

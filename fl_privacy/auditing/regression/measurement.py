@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.checks import one_of, whole
@@ -111,16 +111,14 @@ def measured(
             f"{metric} is expected to be known of every attacked image, but is not of {unknown or 'any'} of"
             f" {len(known)}: the attack failed, or the metric can't be computed, which says nothing of the uploads."
         )
-    digest = hashlib.sha256("\n".join(victims).encode()).hexdigest()
-    versions = {package: version(package) for package in ("fl-privacy", "torch")}
     found = list(outcomes)
     return Measurement(
         metric=metric,
         attack=attack,
         values=known,
         uploads=groups,
-        victims=digest,
-        versions=versions,
+        victims=hashlib.sha256("\n".join(victims).encode()).hexdigest(),
+        versions={package: version(package) for package in ("fl-privacy", "torch")},
         read=None if not found or None in found else sum(outcome in READ for outcome in found),
     )
 
@@ -135,20 +133,20 @@ def measure_run(folder: Path, *, metric: str = "psnr") -> Measurement:
     if not run.finished:
         raise UserError(f"{folder} is expected to hold a run that finished, but it did not; start it again.")
     expect_metric(metric)
-    found = []
+    found: dict[tuple[Attacker, int], list[Mapping[str, Any]]] = {}
     for attacker in Attacker:
-        every = run.of_kind("image", attacker)
-        for round in dict.fromkeys(image["round"] for image in every):
-            found.append((attacker, round, [image for image in every if image["round"] == round]))
+        for image in run.of_kind("image", attacker):
+            found.setdefault((attacker, image["round"]), []).append(image)
     if not found:
         raise UserError(f"{folder} is expected to hold attacked images, but none was attacked.")
     sign = 1 if METRICS[metric].leaks == "high" else -1
 
-    def leakage(one: tuple[Attacker, int, list[Mapping[str, Any]]]) -> float:
-        values = [value for image in one[2] if not math.isnan(value := _value(image, metric))]
+    def leakage(one: tuple[Attacker, int]) -> float:
+        values = [value for image in found[one] if not math.isnan(value := _value(image, metric))]
         return sign * (sum(values) / len(values) if values else -math.inf)
 
-    attacker, round, images = max(found, key=leakage)
+    attacker, round = max(found, key=leakage)
+    images = found[attacker, round]
     choices = run.identity.config.get("choices", {})
     return measured(
         metric=metric,
@@ -200,7 +198,9 @@ def measure_training(
         UserError: an argument does not fit, or the attack failed on an image.
     """
     expect_metric(metric)
-    made, name = _called(attack)
+    made, name = attack_called(attack)
+    if made is None:
+        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
     examples = _examples(data, images, batch_size)
     network, scale = _made(model, seed), told_normalization(data) or find_normalization(examples)
     pixels = [image if scale is None else scale.undo(image) for image, _ in examples]
@@ -208,8 +208,7 @@ def measure_training(
     guard = none() if defense is None else _expect_on_upload(defense)
     observations, truths = [], []
     for index in range(images // batch_size):
-        rows = slice(index * batch_size, (index + 1) * batch_size)
-        drawn = derive_seed(seed, "upload", index)
+        rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
         tensors = _defended(change.parameters, guard, drawn)
         upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
@@ -239,21 +238,11 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
     return others_among([(i, label) for i, label in plain if tuple(i.shape) == shape], attacked, shape, seed=seed)
 
 
-def _called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack, str]:
-    made, name = attack_called(attack)
-    if made is None:
-        raise UserError("attack is expected to be one, but got none; nothing would be measured.")
-    return made, name
-
-
 def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
     """Return the worst outcome of each image; ``None`` if unknown."""
-    found = zip(*map(_outcomes, scores), strict=True)
-    return [None if None in each else min(filter(None, each), key=list(Outcome).index) for each in found]
-
-
-def _outcomes(scores: Sequence[VictimScore]) -> list[Outcome | None]:
-    return [image.outcome for score in scores for image in score.images]
+    found = [[image.outcome for score in each for image in score.images] for each in scores]
+    order = list(Outcome).index
+    return [None if None in each else min(filter(None, each), key=order) for each in zip(*found, strict=True)]
 
 
 def _worst(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
@@ -274,17 +263,6 @@ def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, 
     return examples
 
 
-class _Batch(Dataset[tuple[Tensor, int]]):
-    def __init__(self, examples: Sequence[tuple[Tensor, int]]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self._examples[index]
-
-
 def _made(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
@@ -300,7 +278,7 @@ def _change(model: nn.Module, train: Train, examples: Sequence[tuple[Tensor, int
     sent, trained = ModelState.of(model), copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]), blamed_on("train(model, loader)"):
         torch.manual_seed(seed)
-        train(trained, DataLoader(_Batch(examples), batch_size=len(examples)))
+        train(trained, DataLoader(examples, batch_size=len(examples)))  # type: ignore[arg-type]
     after = ModelState.of(trained.cpu())
     change = {name: value - sent.parameters[name] for name, value in after.parameters.items()}
     if not any(bool(tensor.any()) for tensor in change.values()):

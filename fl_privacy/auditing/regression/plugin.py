@@ -22,15 +22,13 @@ _SAID = pytest.StashKey[list[str]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the command-line options."""
     group = parser.getgroup("fl-privacy", "leakage of federated updates (fl_privacy)")
-    group.addoption(
-        "--fl-privacy", action="store_true", help="Run the tests that measure leakage, and compare with the baseline."
-    )
-    group.addoption(
-        "--fl-privacy-update", action="store_true", help="Measure and write the baseline anew; review and commit it."
-    )
-    group.addoption(
-        "--fl-privacy-baseline", metavar="FILE", help=f"The baseline; by default {BASELINE} in the root folder."
-    )
+    for name, said in (
+        ("", "Run the tests that measure leakage, and compare with the baseline."),
+        ("-update", "Measure and write the baseline anew; review and commit it."),
+    ):
+        group.addoption(f"--fl-privacy{name}", action="store_true", help=said)
+    said = f"The baseline; by default {BASELINE} in the root folder."
+    group.addoption("--fl-privacy-baseline", metavar="FILE", help=said)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,11 +51,7 @@ def leakage(request: pytest.FixtureRequest) -> LeakageCheck:
 
 
 class LeakageCheck:
-    """The value of the fixture ``leakage``.
-
-    Attributes:
-        update: ``True`` to write the baseline instead of comparing.
-    """
+    """The value of the fixture ``leakage``; with ``update`` it writes the baseline instead of comparing."""
 
     def __init__(self, *, test: str, path: Path, update: bool, said: list[str]) -> None:
         self.test, self.path, self.update, self.said = test, path, update, said
@@ -80,10 +74,7 @@ class LeakageCheck:
     ) -> None:
         """Fail if many draws of ``mechanism`` contradict a ``claimed`` epsilon at ``delta``; there is no baseline.
 
-        Args:
-            mechanism: a mod, a strategy, a defense of this package, or a function from an update to the upload.
-            contradicts: ``True`` if the claim is expected to be false: fail if nothing contradicts it.
-            asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
+        With ``contradicts``, the claim is expected to be false: fail if nothing contradicts it. See ``verdict_on``.
         """
         from fl_privacy.errors import UserError  # noqa: PLC0415
 
@@ -96,32 +87,29 @@ class LeakageCheck:
             pytest.fail(found.sentence, pytrace=False)
 
     def _check(self, measure: Callable[[], Measurement]) -> None:
+        from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
+        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
         from fl_privacy.errors import UserError  # noqa: PLC0415
 
         self._measured += 1
         name = self.test if self._measured == 1 else f"{self.test} #{self._measured}"
         try:
-            self._judge(name, measure())
+            now, kept = measure(), read_baseline(self.path)
+            if self.update:
+                expect_enough(now)
+                write_baseline(self.path, {**kept, name: now})
+            found = compare(kept[name], now) if name in kept and not self.update else None
         except UserError as error:
             pytest.fail(str(error), pytrace=False)
-
-    def _judge(self, name: str, now: Measurement) -> None:
-        from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
-        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
-
-        kept = read_baseline(self.path)
         if self.update:
-            expect_enough(now)
-            write_baseline(self.path, {**kept, name: now})
             self.said.append(f"{name}: written to {self.path.name}.")
             return
-        if name not in kept:
+        if found is None:
             pytest.fail(
                 f"{self.path} is expected to hold a baseline of {name}, but has none; run pytest --fl-privacy-update"
                 " and commit it.",
                 pytrace=False,
             )
-        found = compare(kept[name], now)
         self.said.append(f"{name}: {found.sentence}")
         if found.worse:
             pytest.fail(f"{found.sentence} If that is meant, run pytest --fl-privacy-update.", pytrace=False)
@@ -132,7 +120,7 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
 
     Args:
         mechanism: a defense, a function from an update to the upload, or a Flower mod or strategy.
-        asked: further fields of ``DpCheckRequest``.
+        asked: further fields of ``dp_check.check.DpCheckRequest``, such as rounds, clip_norm, like, draws.
 
     Raises:
         UserError: it is none of these, or a field is unknown.
@@ -143,11 +131,9 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
     from fl_privacy.errors import UserError  # noqa: PLC0415
     from fl_privacy.flower.dp_mechanisms import verdicts_on  # noqa: PLC0415
 
-    fields = set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"}
-    if unknown := sorted(set(asked) - fields):
-        raise UserError(
-            f"leakage.epsilon is expected to get {', '.join(sorted(fields))}, but got {unknown[0]}; drop it."
-        )
+    fields = sorted(set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"})
+    if unknown := sorted(set(asked) - set(fields)):
+        raise UserError(f"leakage.epsilon is expected to get {', '.join(fields)}, but got {unknown[0]}; drop it.")
     question = DpCheckRequest(epsilon=claimed, delta=delta, **asked)
     if isinstance(mechanism, Defense):
         return on_defense(mechanism, question)[0]

@@ -66,9 +66,8 @@ def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return coordinates x and y, (H, W) int64 each."""
     height, width = images.shape[-2:]
-    y, x = torch.meshgrid(
-        torch.arange(height, device=images.device), torch.arange(width, device=images.device), indexing="ij"
-    )
+    sides = (torch.arange(side, device=images.device) for side in (height, width))
+    y, x = torch.meshgrid(*sides, indexing="ij")
     return x, y
 
 
@@ -186,9 +185,7 @@ def _smooth(images: Tensor) -> Tensor:
     return images + pad(inner - images[..., 1:-1, 1:-1], (1, 1, 1, 1))
 
 
-def _grey(images: Tensor) -> Tensor:
-    grey: Tensor = _torchvision("rgb_to_grayscale")(images)
-    return grey
+_grey = _torchvision("rgb_to_grayscale")
 
 
 _equalize = _straight_through(_torchvision("equalize"))
@@ -224,7 +221,7 @@ KINDS: Mapping[str, Kind] = {
     "rotate": Kind(rotate, high=30.0),
     "color": Kind(_enhancement(_torchvision("adjust_saturation"), _grey), high=0.5, signed=True),
     "contrast": Kind(
-        _enhancement(_torchvision("adjust_contrast"), lambda images: _grey(images).mean((-3, -2, -1), keepdim=True)),
+        _enhancement(_torchvision("adjust_contrast"), lambda x: _grey(x).mean((-3, -2, -1), keepdim=True)),
         high=0.5,
         signed=True,
     ),

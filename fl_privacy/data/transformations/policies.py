@@ -17,11 +17,7 @@ from fl_privacy.files.foreign import expanded, read_text
 
 @dataclass(frozen=True)
 class Policy:
-    """Operations applied in sequence.
-
-    Attributes:
-        indices: indices into the table; none leave the image unchanged.
-    """
+    """Operations applied in sequence: ``indices`` into the table; none leave the image unchanged."""
 
     indices: tuple[int, ...]
     table: Table = "paper"
@@ -100,8 +96,7 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    Args:
-        table: table of operations; ``None`` is that of the file, and the paper's for names.
+    A ``table`` of ``None`` is that of the file, and the paper's for names.
 
     Raises:
         UserError: it is none of these, or the file was searched with another table.
@@ -146,11 +141,7 @@ POLICY_FILE = "policies.json"
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:
-    """Draw ``number`` different policies, uniform among all of at most ``longest`` operations of ``table``.
-
-    Raises:
-        UserError: there are fewer.
-    """
+    """Draw ``number`` different policies, uniform among all of up to ``longest`` operations; ``UserError`` if fewer."""
     sizes = [len(OPERATIONS) ** length for length in range(1, longest + 1)]
     if not 1 <= number <= sum(sizes):
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}.")

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -50,11 +50,8 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
         if same_gradients(found, expected):
             return gradients
         reasons.append(f"{name} gives other gradients")
-    logger.info(
-        "%s can't be batched over victims, which are attacked one by one (%s).",
-        type(victim_model.model).__name__,
-        "; ".join(reasons),
-    )
+    name = type(victim_model.model).__name__
+    logger.info("%s can't be batched over victims, which are attacked one by one (%s).", name, "; ".join(reasons))
     return reference
 
 
@@ -201,31 +198,20 @@ def gradient_by_inputs(
     plan: LocalPlan,
     changes: Sequence[LossChange] = (),
 ) -> BatchGradient:
-    """Build a differentiable function from inputs to the gradient at ``state``, with the labels of ``batch``.
+    """Build a differentiable function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
 
     It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their own forward
     pass.
-
-    Args:
-        batch: B examples with the shape of all later inputs.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 
     def plain(inputs: Tensor, labels: Tensor) -> Tensors:
-        found = loss_gradients(
-            model,
-            frozen,
-            Batch(inputs, labels),
-            batch_norm=plan.batch_norm,
-            loss_scale=plan.loss_scale,
-            changes=changes,
-            create_graph=True,
-        ).gradients
+        how: dict[str, Any] = {"batch_norm": plan.batch_norm, "loss_scale": plan.loss_scale, "changes": changes}
+        found = loss_gradients(model, frozen, Batch(inputs, labels), **how, create_graph=True).gradients
         return {name: found[name] for name in names}
 
-    layered = None
-    if not (changes or drops_out(model)):
-        layered = _layered(model, frozen, batch, names, plan, plain=plain)
+    alone = not (changes or drops_out(model))
+    layered = _layered(model, frozen, batch, names, plan, plain=plain) if alone else None
     if layered is None:
         return lambda inputs: plain(inputs, batch.labels)
 

@@ -57,16 +57,10 @@ def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _
 
 
 def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, padding: _Pair) -> Tensor:
-    """Compute a convolution's gradient (N, C, H, W) by its images, as one convolution of its output gradients.
+    """Compute a convolution's gradient by its images, ``shape`` (N, C, H, W), from its output gradients (N, O, h, w).
 
     Pixels with the same row and column modulo the stride (a phase) see the same part of the kernel: all phases are
-    outputs of one convolution without stride.
-
-    Args:
-        back: (N, O, h, w) output gradients.
-        weight: (O, C, kh, kw).
-        shape: (N, C, H, W).
-        padding: zero padding.
+    outputs of one convolution without stride. ``weight`` is (O, C, kh, kw), ``padding`` is by zeros.
     """
     (outer, inner), counts = weight.shape[:2], [-(-size // stride) for size in shape[2:]]
     phases = []  # of rows and columns: first tap, number of taps and shift of each remainder
@@ -120,17 +114,9 @@ def freeze_convolutions(model: nn.Module) -> None:
 
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
     """Build a convolution of ``kind`` with settings and parameters of ``module``, which has numeric zero padding."""
-    made = kind(
-        module.in_channels,
-        module.out_channels,
-        module.kernel_size,  # type: ignore[arg-type]
-        stride=module.stride,  # type: ignore[arg-type]
-        padding=module.padding,  # type: ignore[arg-type]
-        dilation=module.dilation,  # type: ignore[arg-type]
-        groups=module.groups,
-        bias=False,
-        device="meta",
-    )
+    like: Any = module
+    geometry = like.kernel_size, like.stride, like.padding, like.dilation, like.groups
+    made = kind(module.in_channels, module.out_channels, *geometry, bias=False, device="meta")
     made.weight, made.bias = module.weight, module.bias
     return made
 

@@ -12,12 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One recorded call of a module.
-
-    Attributes:
-        inputs: first argument, by position or by name.
-        output: result; the input if only inputs are recorded.
-    """
+    """One recorded call of a module: its first argument, and its result, or the input if only inputs are recorded."""
 
     name: str
     module: nn.Module

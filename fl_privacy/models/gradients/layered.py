@@ -116,12 +116,10 @@ class Layered(VictimGradients):
     def ranks(self, inputs: Tensor, labels: Tensor) -> dict[str, int]:
         found = {}
         for weight, call in self._called_once(inputs, labels).items():
-            factors = weight_factors(call)
-            if factors is None:
-                continue
-            outputs, columns, rank = factors[0].shape[1], factors[1].shape[1], factors[0].shape[2]
-            if outputs * columns > _SMALL and pays(outputs, columns, rank):
-                found[weight] = rank
+            if (factors := weight_factors(call)) is not None:
+                (_, outputs, rank), columns = factors[0].shape, factors[1].shape[1]
+                if outputs * columns > _SMALL and pays(outputs, columns, rank):
+                    found[weight] = rank
         return found
 
     def linear_weights(self, inputs: Tensor, labels: Tensor) -> list[str]:
@@ -178,16 +176,11 @@ class Layered(VictimGradients):
             deltas = torch.autograd.grad(
                 loss, [call.output for call in tape], create_graph=create_graph, materialize_grads=True
             )
-        apart = (count, size)
-        return loss.detach(), [
-            LayerCall(
-                call.module,
-                self._layers[call.name],
-                call.inputs.reshape(*apart, *call.inputs.shape[1:]),
-                delta.reshape(*apart, *delta.shape[1:]),
-            )
-            for call, delta in zip(tape, deltas, strict=True)
-        ]
+        found = []
+        for call, delta in zip(tape, deltas, strict=True):
+            apart = (values.reshape(count, size, *values.shape[1:]) for values in (call.inputs, delta))
+            found.append(LayerCall(call.module, self._layers[call.name], *apart))
+        return loss.detach(), found
 
 
 def _layers(model: nn.Module, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, str]]]:

@@ -115,11 +115,7 @@ _WRITTEN = 1 << 30
 
 @dataclass(frozen=True, eq=False)
 class ManyModels:
-    """M models of one architecture, evaluated together.
-
-    Attributes:
-        values: parameters and buffers, (M, *shape) each.
-    """
+    """M models of one architecture, evaluated together; ``values`` are (M, *shape) each."""
 
     model: nn.Module
     values: ModelState

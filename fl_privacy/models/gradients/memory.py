@@ -39,9 +39,8 @@ class _Allocated(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and not tensor._is_view():
-                self.bytes += tensor.numel() * tensor.element_size()
+        made = (each for each in tree_leaves(result) if isinstance(each, Tensor) and not each._is_view())
+        self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in made)
         return result
 
 

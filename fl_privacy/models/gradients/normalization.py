@@ -58,11 +58,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by given statistics with scale and shift, in one pass.
-
-    Attributes:
-        slope, offset: (C,) of the normalization alone.
-    """
+    """Batch normalization by given statistics, ``slope`` and ``offset`` (C,), with scale and shift, in one pass."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
@@ -120,9 +116,7 @@ class _ChannelSums(torch.autograd.Function):
 class Separated:
     """Model whose norm layers are split into a normalization and an :class:`Affine`.
 
-    Attributes:
-        names: original parameter name -> name in ``model``.
-        victims: number of victims, to be set before each pass.
+    ``names``: original parameter name -> name in ``model``. ``victims``: their number, to be set before each pass.
     """
 
     model: nn.Module

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -98,34 +99,24 @@ def _one_by_one(
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
     """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
+    values = {name: state.parameters[name].detach() for name in names}
     if not len(batch):
-        values = {name: state.parameters[name] for name in names}
         none = {name: value.new_zeros(0, *value.shape) for name, value in values.items()}
         return none, torch.zeros(0, device=batch.inputs.device)
     rest = {name: p.detach() for name, p in state.parameters.items() if name not in names}
+    how: dict[str, Any] = {"batch_norm": plan.batch_norm, "loss_scale": plan.loss_scale, "changes": changes}
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
-        one, at = Batch(image.unsqueeze(0), label.unsqueeze(0)), ModelState({**rest, **values}, state.buffers)
-        return batch_loss(model, at, one, batch_norm=plan.batch_norm, loss_scale=plan.loss_scale, changes=changes)[0]
+        one = Batch(image.unsqueeze(0), label.unsqueeze(0))
+        return batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
 
-    values = {name: state.parameters[name].detach() for name in names}
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     try:
         with plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
-        each = [
-            loss_gradients(
-                model,
-                state,
-                Batch(image.unsqueeze(0), label.unsqueeze(0)),
-                batch_norm=plan.batch_norm,
-                loss_scale=plan.loss_scale,
-                changes=changes,
-                create_graph=image.requires_grad,
-            )
-            for image, label in zip(batch.inputs, batch.labels, strict=True)
-        ]
+        pairs = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
+        each = [loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
         gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
         return gradients, torch.stack([own.loss for own in each])
     return found
@@ -249,6 +240,13 @@ _ELEMENTS = 1 << 25
 """Elements of single examples' gradients held at once (128 MB of float32)."""
 
 
+def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:
+    """Yield the examples' gradients for some at once, batch norm in evaluation mode."""
+    plan, elements = replace(plan, batch_norm="eval", loss_scale=1.0), sum(p.numel() for p in state.parameters.values())
+    for some in _chunks(batch, elements, most=_ELEMENTS):
+        yield example_gradients(model, state, some, plan=plan)
+
+
 @without_checkpointing()
 @torch.no_grad()
 def gradient_products(
@@ -258,16 +256,13 @@ def gradient_products(
 
     Both are over the parameters in any of ``directions``; missing ones count as zero. Batch norm is in evaluation mode.
     """
-    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
     names = [name for name in state.parameters if any(name in direction for direction in directions)]
     stacked = {}
     for name, like in ((name, state.parameters[name]) for name in names):
         columns = [d[name].to(like) if name in d else torch.zeros_like(like) for d in directions]
         stacked[name] = torch.stack([column.flatten() for column in columns], 1)
-    elements = sum(p.numel() for p in state.parameters.values())
     products, squares = [], []
-    for some in _chunks(batch, elements, most=_ELEMENTS):
-        gradients = example_gradients(model, state, some, plan=plan)
+    for gradients in _in_chunks(model, state, batch, plan):
         flat = {name: gradients[name].reshape(len(gradients[name]), -1) for name in names}
         products.append(torch.stack([flat[name] @ stacked[name] for name in names]).sum(0))
         squares.append(torch.stack([flat[name].square().sum(1) for name in names]).sum(0))
@@ -275,15 +270,10 @@ def gradient_products(
 
 
 @without_checkpointing()
+@torch.no_grad()
 def sketched_examples(
     model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan, sketch: GradientSketch
 ) -> Tensor:
     """Sketch each example's gradient, (B, size), batch norm in evaluation mode."""
-    plan = replace(plan, batch_norm="eval", loss_scale=1.0)
-    elements = sum(p.numel() for p in state.parameters.values())
-    found = []
-    with torch.no_grad():
-        for some in _chunks(batch, elements, most=_ELEMENTS):
-            gradients = example_gradients(model, state, some, plan=plan)
-            found.append(sketch({name: gradients[name] for name in sketch.names}))
-    return torch.cat(found)
+    chunks = _in_chunks(model, state, batch, plan)
+    return torch.cat([sketch({name: gradients[name] for name in sketch.names}) for gradients in chunks])

@@ -22,9 +22,7 @@ SKETCH = 4096
 class GradientSketch:
     """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
 
-    Attributes:
-        buckets: (P,) target of each element.
-        signs: (P,) sign of each element.
+    ``buckets`` and ``signs`` (P,) are the target and the sign of each element.
     """
 
     names: tuple[str, ...]
@@ -38,9 +36,8 @@ class GradientSketch:
         elements = sum(t.numel() for t in shapes.values())
         device = next(iter(shapes.values())).device
         if elements <= size:
-            return cls(
-                tuple(shapes), torch.arange(elements, device=device), torch.ones(elements, device=device), elements
-            )
+            unchanged = torch.arange(elements, device=device), torch.ones(elements, device=device)
+            return cls(tuple(shapes), *unchanged, elements)
         buckets = torch.randint(size, (elements,), generator=rng, device=rng.device)
         signs = 2.0 * torch.randint(2, (elements,), generator=rng, device=rng.device) - 1
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
@@ -55,10 +52,8 @@ class GradientSketch:
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
         """Apply the transpose: (size,) -> tensors shaped like ``like``."""
-        return {
-            name: (sketched[self.buckets[part]] * self.signs[part]).reshape(like[name].shape)
-            for name, part in self._parts({n: t.unsqueeze(0) for n, t in like.items()})
-        }
+        parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
+        return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
     def _parts(self, gradients: Tensors) -> Sequence[tuple[str, slice]]:
         parts, start = [], 0
@@ -73,9 +68,7 @@ class GradientSketch:
 class GradientClassifier:
     """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
 
-    Attributes:
-        mean: (F,) mean training direction.
-        basis: (F, R) span of the training directions, scaled to unit variance.
+    ``mean`` (F,) is of the training directions, ``basis`` (F, R) their span, scaled to unit variance.
     """
 
     mean: Tensor

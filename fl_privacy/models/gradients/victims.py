@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -95,20 +95,12 @@ class OneByOne(VictimGradients):
         self._state = ModelState(dict(victim_model.model.named_parameters()), dict(victim_model.model.named_buffers()))
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        victims = [self._gradient(Batch(x, y)) for x, y in zip(inputs, labels, strict=True)]
-        return {name: torch.stack([gradient[name] for gradient in victims]) for name in self._victim_model.names}
-
-    def _gradient(self, batch: Batch) -> Tensors:
-        plan = self._victim_model.plan
-        return loss_gradients(
-            self._victim_model.model,
-            self._state,
-            batch,
-            batch_norm=None,
-            loss_scale=plan.loss_scale,
-            loss_function=self._victim_model.loss,
-            create_graph=torch.is_grad_enabled(),
-        ).gradients
+        one, scale = self._victim_model, self._victim_model.plan.loss_scale
+        how: dict[str, Any] = {"batch_norm": None, "loss_scale": scale, "loss_function": one.loss}
+        how["create_graph"] = torch.is_grad_enabled()
+        pairs = zip(inputs, labels, strict=True)
+        victims = [loss_gradients(one.model, self._state, Batch(*pair), **how).gradients for pair in pairs]
+        return {name: torch.stack([gradient[name] for gradient in victims]) for name in one.names}
 
 
 @contextmanager
@@ -150,15 +142,14 @@ def frozen_copy(
             if name in sent.buffers:
                 buffer.copy_(sent.buffers[name])
     for module in copied.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and plan.batch_norm == "eval":
+        norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if isinstance(module, _SpectralNorm) or (norm and plan.batch_norm == "eval"):
             module.eval()
         elif isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.track_running_stats = False
             module.running_mean = module.running_var = module.num_batches_tracked = None
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-        elif isinstance(module, _SpectralNorm):
-            module.eval()
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
     return copied

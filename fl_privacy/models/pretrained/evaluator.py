@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,11 +15,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """D of Refiner (Fan et al. 2025, appendix D): three strided 3x3 convolutions, a linear layer, a sigmoid.
-
-    Args:
-        input_shape: (C, H, W) of the images.
-    """
+    """D of Refiner (Fan et al. 2025, appendix D) for images of ``input_shape``: strided 3x3 convolutions, a sigmoid."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
@@ -50,6 +47,8 @@ class EvaluationNetwork(nn.Module):
         return torch.sigmoid(self.logits(images))
 
 
+N = TypeVar("N", bound=nn.Module)
+
 Progress = Callable[[int, int, float], None]
 """(steps done, total steps, loss of the last one) -> None."""
 
@@ -78,6 +77,36 @@ class EvaluatorPlan:
         checks.number("lr", self.lr, above=0, example=1e-4)
 
 
+def fitted(
+    network: N,
+    number: int,
+    plan: EvaluatorPlan,
+    losses: Callable[[Tensor], Callable[[Tensor], Tensor]],
+    *,
+    seed: int,
+    device: torch.device | str,
+    progress: Progress,
+) -> N:
+    """Fit ``network`` to ``number`` examples: every batch is shown once per level, with mixed levels.
+
+    ``losses`` is (indices (B,) of a batch) -> (number (B,) of each example's level) -> loss.
+    """
+    order = derive_generator(seed, "evaluator", "order")
+    optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
+    total, done = plan.epochs * -(-number // plan.batch_size) * plan.levels, 0
+    for _ in range(plan.epochs):
+        for chosen in torch.split(torch.randperm(number, generator=order).to(device), plan.batch_size):
+            loss_at, places = losses(chosen), torch.arange(len(chosen), device=device)
+            for shift in range(plan.levels):
+                loss = loss_at(places + shift)
+                optimizer.zero_grad()
+                torch.autograd.backward(loss)
+                optimizer.step()
+                done += 1
+                progress(done, total, loss.item())
+    return network.requires_grad_(False).eval()
+
+
 def train_evaluator(
     images: Tensor,
     plan: EvaluatorPlan,
@@ -89,8 +118,7 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
-    Cross entropy has the form of Refiner's Eq. 5. Every batch is shown once per level, with mixed levels: the k-th
-    time, image i has level (i + k) mod ``levels``.
+    Cross entropy has the form of Refiner's Eq. 5.
 
     Args:
         images: (N, C, H, W) uint8, public.
@@ -109,26 +137,22 @@ def train_evaluator(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
         network = EvaluationNetwork(input_shape=images.shape[1:], widths=plan.widths).to(device)
-    order, noise = (derive_generator(seed, "evaluator", "order"), derive_generator(seed, "noise", device=device))
-    optimizer = torch.optim.Adam(network.parameters(), lr=plan.lr)
+    noise = derive_generator(seed, "noise", device=device)
     public, levels = images.to(device), torch.linspace(0, 1, plan.levels, device=device)
-    total = plan.epochs * -(-len(images) // plan.batch_size) * plan.levels
-    done = 0
-    for _ in range(plan.epochs):
-        for chosen in torch.split(torch.randperm(len(images), generator=order).to(device), plan.batch_size):
-            batch = public[chosen].float() / 255
-            for shift in range(plan.levels):
-                ratios = levels[(torch.arange(len(batch), device=device) + shift) % plan.levels]
-                blended = blend_with_noise(batch, ratios, noise)
-                with torch.no_grad():
-                    wanted = ratios if teacher is None else teacher(blended)
-                loss = F.binary_cross_entropy_with_logits(network.logits(blended), wanted)
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-                done += 1
-                progress(done, total, loss.item())
-    return network.requires_grad_(False).eval()
+
+    def losses(chosen: Tensor) -> Callable[[Tensor], Tensor]:
+        batch = public[chosen].float() / 255
+
+        def loss(places: Tensor) -> Tensor:
+            ratios = levels[places % plan.levels]
+            blended = blend_with_noise(batch, ratios, noise)
+            with torch.no_grad():
+                wanted = ratios if teacher is None else teacher(blended)
+            return F.binary_cross_entropy_with_logits(network.logits(blended), wanted)
+
+        return loss
+
+    return fitted(network, len(images), plan, losses, seed=seed, device=device, progress=progress)
 
 
 def student_plan(plan: EvaluatorPlan, teacher: EvaluationNetwork) -> EvaluatorPlan:
@@ -154,16 +178,13 @@ CHUNK = 512
 """Images judged at once."""
 
 
+@torch.no_grad()
 def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, seed: int = 0) -> Tensor:
     """Predict the noise ratio of each image (N, C, H, W) uint8 at each of ``ratios`` (R,) in [0, 1], (R, N)."""
-    device = next(network.parameters()).device
+    device, rows = next(network.parameters()).device, []
     rng = torch.Generator(device=device).manual_seed(seed)
-    rows = []
-    with torch.no_grad():
-        for ratio in ratios.tolist():
-            parts = [
-                network(blend_with_noise(part, torch.full((len(part),), ratio), rng)).cpu()
-                for part in (chunk.to(device).float() / 255 for chunk in torch.split(images, CHUNK))
-            ]
-            rows.append(torch.cat(parts))
+    for ratio in ratios.tolist():
+        chunks = (chunk.to(device).float() / 255 for chunk in torch.split(images, CHUNK))
+        blended = (blend_with_noise(chunk, torch.full((len(chunk),), ratio), rng) for chunk in chunks)
+        rows.append(torch.cat([network(chunk).cpu() for chunk in blended]))
     return torch.stack(rows)

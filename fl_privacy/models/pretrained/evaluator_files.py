@@ -1,28 +1,26 @@
 """Files of trained evaluation networks, and a small one for gray images."""
 
 import copy
+import hashlib
 import importlib
 import json
 import logging
-import os
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.files import user_cache_folder
+from fl_privacy.files import user_cache_folder, write_private
 from fl_privacy.files.foreign import expanded
-from fl_privacy.files.networks import read_network, read_once, take_values
+from fl_privacy.files.networks import read_network, read_once, readable, take_values
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
-from fl_privacy.models.pretrained.word_evaluator import WordEvaluator
+from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
 
 Evaluator = EvaluationNetwork | WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
@@ -37,31 +35,17 @@ def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
     """Write the weights atomically with shape, widths and ``about`` as metadata."""
     metadata = {**about, "input_shape": json.dumps(network.input_shape), "widths": json.dumps(network.widths)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".partial")
-    os.close(handle)
-    try:
-        save_file({name: t.cpu() for name, t in network.state_dict().items()}, temporary, metadata)
-        Path(temporary).replace(file)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    write_private(file, save({name: t.cpu() for name, t in network.state_dict().items()}, metadata))
 
 
 def read_about(file: Path) -> dict[str, str]:
-    """Return the metadata of an evaluation network's file.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
+    """Return the metadata of an evaluation network's file; ``UserError`` if it is none."""
     return _read(file, tensors=False)[0]
 
 
 def load_evaluator(file: Path, device: torch.device | str = "cpu") -> Evaluator:
-    """Load the network in ``file``, frozen and cached until the file changes.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
-    with _readable(file):
+    """Load the network in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
+    with readable("An evaluation network", file, REMEDY):
         return _load(file, torch.device(device))
 
 
@@ -92,19 +76,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    with _readable(file):
+    with readable("An evaluation network", file, REMEDY):
         about, values = read_network(file, tensors=tensors)
     if not {"input_shape", "widths"} <= about.keys():
         raise UserError(f"An evaluation network is expected in {file}, but it holds something else; {REMEDY}.")
     return about, values
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"An evaluation network is expected in {file}, but it can't be read; {REMEDY}.") from error
 
 
 def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
@@ -133,10 +109,7 @@ def find_evaluator(
 ) -> EvaluationNetwork:
     """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
 
-    The small one does not suit photographs.
-
-    Args:
-        input_shape: (C, H, W) of the images.
+    The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images.
 
     Raises:
         UserError: the file is none, or is for other images; there is none for color images.
@@ -168,16 +141,12 @@ def keep_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> 
     """Cache the network in ``file`` if possible."""
     try:
         save_evaluator(network, file, about)
-    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
+    except OSError as error:
         logger.warning("It is not kept, %s can't be written: %s", file.parent, str(error).rstrip("."))
 
 
 class CachedEvaluator:
-    """Lazily loaded network; its file is opened once and later changes are ignored.
-
-    Args:
-        path: path for :func:`find_evaluator`.
-    """
+    """Lazily loaded result of :func:`find_evaluator`; its file is opened once and later changes are ignored."""
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
@@ -206,3 +175,55 @@ def _digits(height: int, width: int) -> Tensor:
     if (height, width) != (28, 28):
         digits = F.interpolate(digits, size=(height, width), mode="bilinear", antialias=True)
     return digits.round().clamp(0, 255).to(torch.uint8)
+
+
+SMALL_OF_TEXTS = EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
+"""Training plan of a default network."""
+
+_REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEED out=FILE`"
+
+
+def name_of_words(table: Tensor) -> str:
+    """Name the token embeddings (n, d), since a network judges only those of its training."""
+    content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
+    return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
+
+
+def find_word_evaluator(
+    path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
+) -> WordEvaluator:
+    """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
+
+    Args:
+        path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
+        table: (n, d) embeddings of the model's tokens.
+        public: (N, L) tokens of public texts, padded with -1, if any.
+
+    Raises:
+        UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.
+    """
+    words = name_of_words(table)
+    if path is not None:
+        file = expanded(path)
+        network = load_evaluator(file, device)
+        if not isinstance(network, WordEvaluator) or read_about(file).get("words") != words:
+            raise UserError(
+                f"An evaluation network for the words of this model is expected, but {file} is for another;"
+                f" {_REMEDY} with the data, the model and the seed of the run."
+            )
+        return network
+    if public is None or not len(public):
+        raise UserError(f"Refiner expects an evaluation network for the words of this model, but got none; {_REMEDY}.")
+    content = hashlib.sha256(public.int().contiguous().numpy().tobytes())
+    content.update(json.dumps([words, list(public.shape), asdict(SMALL_OF_TEXTS)]).encode())
+    file = user_cache_folder() / f"evaluator-words-{content.hexdigest()[:16]}.safetensors"
+    if file.is_file():
+        network = load_evaluator(file, device)
+        assert isinstance(network, WordEvaluator)
+        return network
+    logger.warning(
+        "Training a small evaluation network on %d public texts once; it is kept in %s.", len(public), file.parent
+    )
+    network = train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
+    keep_evaluator(network, file, {"words": words})
+    return copy.deepcopy(network).to(device)

@@ -2,15 +2,14 @@
 
 import importlib.util
 import json
-import pickle
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.files.foreign import expanded
-from fl_privacy.files.networks import read_network, read_once, take_values
+from fl_privacy.files.networks import read_network, read_once, readable, take_values
 
 SMALLEST_MAP = 4
 """Least side of a feature map in pixels."""
@@ -56,10 +55,9 @@ class GeneratorShape:
             raise UserError(
                 f"A generator's images are expected to be a multiple of 4 wide, but got {self.size}; try 32."
             )
-        checks.whole("latent", self.latent, at_least=1, at_most=MOST_FILTERS, example=128)
-        checks.whole("width", self.width, at_least=1, at_most=MOST_FILTERS, example=48)
+        for name, example in (("latent", 128), ("width", 48), ("embedding", 32)):
+            checks.whole(name, getattr(self, name), at_least=1, at_most=MOST_FILTERS, example=example)
         checks.whole("num_classes", self.num_classes, at_least=0, at_most=1 << 16, example=10)
-        checks.whole("embedding", self.embedding, at_least=1, at_most=MOST_FILTERS, example=32)
 
     @property
     def smallest(self) -> int:
@@ -77,9 +75,6 @@ class GeneratorShape:
     @property
     def image(self) -> tuple[int, int, int]:
         return self.channels, self.size, self.size
-
-    def plain(self) -> dict[str, int]:
-        return asdict(self)
 
 
 class ImageGenerator(nn.Module):
@@ -184,11 +179,7 @@ below, different images are above (``experiments/generative_prior.py seen``)."""
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Provenance:
-    """Training data of a generator.
-
-    Attributes:
-        fingerprints: (N, 64) uint8 of its images; empty if unknown.
-    """
+    """Training data of a generator, with the fingerprints (N, 64) uint8 of its images; empty if unknown."""
 
     data: str
     split: str
@@ -240,38 +231,31 @@ class TrainedGenerator:
 
 def save_generator(network: ImageGenerator, provenance: Provenance, file: Path, about: Mapping[str, str]) -> None:
     """Write values and fingerprints atomically, with architecture, provenance and ``about`` as header."""
-    header = {**about, "architecture": json.dumps(network.shape.plain()), "trained_on": provenance.header()}
+    header = {**about, "architecture": json.dumps(asdict(network.shape)), "trained_on": provenance.header()}
     values = {name: t.detach().cpu().contiguous() for name, t in network.state_dict().items()}
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, save({**values, _SEEN: provenance.fingerprints}, header))
 
 
 def read_generator_header(file: Path) -> dict[str, str]:
-    """Return the header of a generator's file.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
-    return _read(file, tensors=False)[0]
+    """Return the header of a generator's file; ``UserError`` if it is none."""
+    with readable("A generator", file, REMEDY):
+        return read_network(file, tensors=False)[0]
 
 
 def load_generator(
     file: Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Load the generator in ``file``, frozen and cached until the file changes.
-
-    Raises:
-        UserError: there is no such file, or it holds something else.
-    """
-    with _readable(file):
+    """Load the generator in ``file``, frozen and cached until the file changes; ``UserError`` if there is none."""
+    with readable("A generator", file, REMEDY):
         return _load(file, torch.device(device), dtype)
 
 
 @read_once
 def _load(file: Path, device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    header, values = _read(file, tensors=True)
+    header, values = read_network(file, tensors=True)
     wrong = UserError(f"A generator is expected in {file}, but it holds something else or is damaged; {REMEDY}.")
-    architecture = _plain(header, "architecture", {field.name: int for field in fields(GeneratorShape)})
+    architecture = _plain(header, "architecture", dict.fromkeys((each.name for each in fields(GeneratorShape)), int))
     trained_on, seen = _plain(header, "trained_on", _ORIGIN), values.pop(_SEEN, None)
     if architecture is None or trained_on is None or seen is None:
         raise wrong
@@ -309,24 +293,9 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
     """Load the state of the training ``key``; ``None`` if there is none, or one of another training."""
     if not file.is_file():
         return None
-    try:
+    with readable("The state of a training", file, "remove it"):
         same = read_network(file, tensors=False)[0].get("key") == key
         return read_network(file, tensors=True)[1] if same else None
-    except OSError as error:
-        raise UserError(f"The state of a training is expected in {file}, but it can't be read; remove it.") from error
-
-
-def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tensor]]:
-    with _readable(file):
-        return read_network(file, tensors=tensors)
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"A generator is expected in {file}, but it can't be read; {REMEDY}.") from error
 
 
 FACES = "faces"
@@ -340,9 +309,8 @@ _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="a
 def expect_faces() -> Path:
     """Return the file with the weights; ``UserError`` if the package is missing."""
     found = importlib.util.find_spec(_PACKAGE)
-    places = [Path(place) for place in found.submodule_search_locations or ()] if found else []
-    for file in (place / "weights.tar" for place in places):
-        if file.is_file():
+    for place in (found and found.submodule_search_locations) or ():
+        if (file := Path(place) / "weights.tar").is_file():
             return file
     raise UserError(
         "attack.generator=faces is expected to find the package gan-face-generate, but it is missing; run"
@@ -352,11 +320,7 @@ def expect_faces() -> Path:
 
 @lru_cache(maxsize=2)
 def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
-    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes.
-
-    Raises:
-        UserError: the package is missing, or holds other weights.
-    """
+    """Load a DCGAN of color faces, 64x64, from 100 latents, without classes; ``UserError`` if it is missing."""
     file = expect_faces()
     wrong = UserError(
         f"Weights of a DCGAN are expected in {file}, but it holds others; install gan-face-generate 1.1.1."
@@ -368,15 +332,7 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
             _, number, own = name.split(".")
             layer, place = divmod(int(number), 3)
             values[f"layers.{layer}.{place}.{own}"] = value
-    except (
-        OSError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        ValueError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ) as error:
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError, UnpicklingError, BadZipFile) as error:
         raise wrong from error
     network = ImageGenerator(_SHAPE)
     if {n: v.shape for n, v in network.state_dict().items()} != {n: v.shape for n, v in values.items()}:
@@ -389,11 +345,7 @@ def load_faces(device: torch.device, dtype: torch.dtype) -> TrainedGenerator:
 def find_generator(
     path: str | None, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> TrainedGenerator:
-    """Return the generator in the file ``path``, or that of a package.
-
-    Args:
-        path: file of ``fl-privacy train-generator``; ``faces`` is that of the package gan-face-generate.
-        image: (C, H, W) of its images.
+    """Return the generator of images (C, H, W) in the file ``path``, or that of a package if ``path`` is ``faces``.
 
     Raises:
         UserError: there is none, or it makes other images.

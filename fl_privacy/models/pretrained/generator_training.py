@@ -50,11 +50,7 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """Return the generator's shape, for images (N, C, H, W).
-
-        Raises:
-            UserError: they are not square, or of an unsupported size.
-        """
+        """Return the generator's shape, for images (N, C, H, W); ``UserError`` if it can't make such."""
         channels, height, width = images.shape[1:]
         if height != width:
             raise UserError(
@@ -65,13 +61,9 @@ class GeneratorPlan:
 
 
 class GeneratorTraining:
-    """Training in progress; each step has its own random stream, so that it can stop after any.
+    """Training on images (N, C, H, W) uint8 with labels (N,), stoppable after any step, since each has its own stream.
 
     The discriminator has the hinge loss (Miyato et al. 2018); the result is a running mean of the generator.
-
-    Args:
-        images: (N, C, H, W) uint8, public.
-        labels: (N,).
     """
 
     def __init__(
@@ -130,13 +122,12 @@ class GeneratorTraining:
         self._discriminator.requires_grad_(True)
         weight = 1 - min(self.plan.average, (1 + number) / (10 + number))  # so that initial values are soon forgotten
         with torch.no_grad():
-            for mean, value in zip(
-                *(part.state_dict().values() for part in (self.average, self.generator)), strict=True
-            ):
+            values = self.generator.state_dict()
+            for name, mean in self.average.state_dict().items():
                 if mean.is_floating_point():
-                    mean.lerp_(value, weight)
+                    mean.lerp_(values[name], weight)
                 else:
-                    mean.copy_(value)
+                    mean.copy_(values[name])
         return against.item(), towards.item()
 
     def _batch(self, number: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -173,11 +164,7 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state``.
-
-        Raises:
-            UserError: it is of another training.
-        """
+        """Continue from ``state``; ``UserError`` if it is of another training."""
         try:
             for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))

@@ -1,6 +1,6 @@
 """The evaluation network for texts, which estimates the share of random words (Refiner, appendix F)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, Progress
+from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, Progress, fitted
 from fl_privacy.rng import derive_generator, derive_seed
 
 TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
@@ -19,11 +19,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Box [0, 1] around the embeddings of all tokens: the counterpart of pixel ranges.
-
-    Attributes:
-        table: (n, d) embeddings.
-    """
+    """Box [0, 1] around the embeddings (n, d) of all tokens: the counterpart of pixel ranges."""
 
     table: Tensor
 
@@ -54,12 +50,9 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """D of Refiner for texts: convolutions over neighboring words, then the probability that each word is random.
+    """D of Refiner for texts: convolutions over words (d = ``width``), then the probability that each is random.
 
     The paper's DistilBERT is too large to run in each step.
-
-    Args:
-        width: d of the embeddings, as coordinates of their :class:`WordBox`.
     """
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
@@ -88,15 +81,10 @@ class WordEvaluator(nn.Module):
 def mix_with_random_words(
     box: WordBox, tokens: Tensor, ratios: Tensor, rng: torch.Generator, *, blended: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Replace a share of each text's words by random ones.
+    """Replace shares ``ratios`` (N,) in [0, 1] of the words of ``tokens`` (N, L), padded with -1, by random ones.
 
-    Args:
-        tokens: (N, L), padded with -1.
-        ratios: (N,) shares in [0, 1].
-        blended: (N,) texts in which all words are blended with random ones by the share, like robust data, instead.
-
-    Returns:
-        Coordinates (N, L, d), and the randomness of each word (N, L).
+    In texts ``blended`` (N,) all words are blended with random ones by the share, like robust data, instead. Return
+    coordinates (N, L, d), and the randomness of each word (N, L).
     """
     words, noise = box.words(tokens), box.random_words(tokens.shape, rng)
     exchanged = torch.rand(tokens.shape, generator=rng).to(ratios) < ratios[:, None]
@@ -113,37 +101,30 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Fit the predicted to the true share of random words, by binary cross entropy of each word.
+    """Fit the predicted to the true share of random words in public ``tokens`` (N, L), by binary cross entropy of each.
 
-    Every other text has words replaced, as published; in the others all are blended.
-
-    Args:
-        tokens: (N, L) of public texts, padded with -1.
-        table: (n, d) embeddings of the tokens.
+    Every other text has words replaced, as published; in the others all are blended. ``table`` (n, d) holds the tokens'
+    embeddings; -1 pads.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "evaluator", "model"))
         network = WordEvaluator(width=table.shape[1], widths=plan.widths).to(device)
-    order, noise = derive_generator(seed, "evaluator", "order"), derive_generator(seed, "noise")
-    optimizer, box = torch.optim.Adam(network.parameters(), lr=plan.lr), WordBox(table.detach().to(device))
+    noise, box = derive_generator(seed, "noise"), WordBox(table.detach().to(device))
     public, levels = tokens.long().to(device), torch.linspace(0, 1, plan.levels, device=device)
-    total, done = plan.epochs * -(-len(tokens) // plan.batch_size) * plan.levels, 0
-    for _ in range(plan.epochs):
-        for chosen in torch.split(torch.randperm(len(tokens), generator=order).to(device), plan.batch_size):
-            batch = public[chosen]
-            batch = batch[:, : max(1, int((batch >= 0).sum(1).max()))]
-            there, rows = batch >= 0, torch.arange(len(batch), device=device)
-            for shift in range(plan.levels):
-                ratios = levels[(rows + shift) % plan.levels]
-                blended = (rows + shift) % 2 == 1
-                words, shares = mix_with_random_words(box, batch, ratios, noise, blended=blended)
-                loss = F.binary_cross_entropy_with_logits(network.word_logits(words, there)[there], shares[there])
-                optimizer.zero_grad()
-                torch.autograd.backward(loss)
-                optimizer.step()
-                done += 1
-                progress(done, total, loss.item())
-    return network.requires_grad_(False).eval()
+
+    def losses(chosen: Tensor) -> Callable[[Tensor], Tensor]:
+        batch = public[chosen]
+        batch = batch[:, : max(1, int((batch >= 0).sum(1).max()))]
+        there = batch >= 0
+
+        def loss(places: Tensor) -> Tensor:
+            ratios = levels[places % plan.levels]
+            words, shares = mix_with_random_words(box, batch, ratios, noise, blended=places % 2 == 1)
+            return F.binary_cross_entropy_with_logits(network.word_logits(words, there)[there], shares[there])
+
+        return loss
+
+    return fitted(network, len(tokens), plan, losses, seed=seed, device=device, progress=progress)
 
 
 @torch.no_grad()

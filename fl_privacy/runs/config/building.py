@@ -30,11 +30,7 @@ from fl_privacy.runs.config.parse import expect_type
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
-    """Call the ``_target_`` of the section ``name`` with its keys and ``arguments``.
-
-    Raises:
-        UserError: there is no such target, it does not accept a key, or a value is wrong.
-    """
+    """Call the ``_target_`` of the section ``name``; ``UserError`` if it is missing or a key or value is wrong."""
     settings = plain_settings(section)
     target = settings.pop("_target_", None)
     check_arguments(locate_target(section, name), settings, name)
@@ -64,18 +60,10 @@ def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
 def check_arguments(function: Any, settings: dict[str, Any], name: str) -> None:
     """Raise ``UserError`` for settings without a parameter of ``function``, or of another type."""
     try:
-        parameters = inspect.signature(function).parameters
+        signature = Signature.of(function)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} is expected to name a function or class, but got {function!r}.") from error
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return
-    for key, value in settings.items():
-        if key.startswith("_"):
-            continue
-        if key not in parameters:
-            raise UserError(f"Unknown key {name}.{key}{suggest(key, parameters)}")
-        if value is not None or parameters[key].default is not None:
-            expect_type(f"{name}.{key}", value, parameters[key].annotation)
+    signature.check(settings, name)
 
 
 def locate_target(section: Mapping[str, Any], name: str) -> Any:
@@ -143,7 +131,6 @@ class Signature:
     """Parameters of a section's target.
 
     Attributes:
-        defaults: plain default values.
         takes_any: ``True`` if it accepts further parameters.
     """
 
@@ -151,14 +138,23 @@ class Signature:
     annotations: Mapping[str, Any]
     takes_any: bool
 
-    def check(self, settings: Mapping[str, Any], section: str) -> None:
+    @classmethod
+    def of(cls, function: Any) -> "Signature":
+        parameters = inspect.signature(function).parameters
+        named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        return cls(
+            defaults={name: p.default for name, p in named.items()},
+            annotations={name: p.annotation for name, p in named.items()},
+            takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+        )
+
+    def check(self, settings: Mapping[str, Any], section: str, *, remedy: str = "") -> None:
         for key, value in settings.items():
             if key.startswith("_") or self.takes_any:
                 continue
             if key not in self.annotations:
                 raise UserError(
-                    f"Unknown key {section}.{key}{suggest(key, self.annotations)}"
-                    f" Where an experiment sets it, ~{section}.{key} leaves it out."
+                    f"Unknown key {section}.{key}{suggest(key, self.annotations)}{remedy.format(f'{section}.{key}')}"
                 )
             if value is not None or self.defaults.get(key, inspect.Parameter.empty) is not None:
                 expect_type(f"{section}.{key}", value, self.annotations[key])
@@ -180,24 +176,20 @@ def signature_of(target: str, section: str) -> Signature:
 
 def _asked(target: str, section: str) -> dict[str, Any]:
     try:
-        parameters = inspect.signature(locate_target({"_target_": target}, section)).parameters
+        found = Signature.of(locate_target({"_target_": target}, section))
     except (TypeError, ValueError):
         return {"defaults": {}, "annotations": {}, "takes_any": True}
-    named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    defaults = {name: list(p.default) if isinstance(p.default, tuple) else p.default for name, p in named.items()}
+    defaults = {name: list(value) if isinstance(value, tuple) else value for name, value in found.defaults.items()}
     return {
         "defaults": {name: value for name, value in defaults.items() if _is_plain(value)},
-        "annotations": {name: _encoded(p.annotation) for name, p in named.items()},
-        "takes_any": any(p.kind is p.VAR_KEYWORD for p in parameters.values()),
+        "annotations": {name: _encoded(annotation) for name, annotation in found.annotations.items()},
+        "takes_any": found.takes_any,
     }
 
 
 def _decoded(plain: Mapping[str, Any]) -> Signature:
-    return Signature(
-        defaults=plain["defaults"],
-        annotations={name: _annotation(code) for name, code in plain["annotations"].items()},
-        takes_any=plain["takes_any"],
-    )
+    annotations = {name: _annotation(code) for name, code in plain["annotations"].items()}
+    return Signature(**{**plain, "annotations": annotations})
 
 
 def _kept() -> dict[str, Any]:

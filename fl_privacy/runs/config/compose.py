@@ -30,11 +30,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Compose the file ``base`` of ``conf`` with the options ``chosen``; return also the option of each group.
-
-    Raises:
-        HydraException, OmegaConfBaseException: they do not fit each other.
-    """
+    """Compose ``base`` with the options ``chosen``, or raise Hydra's errors; return also each group's option."""
     stamp = _stamp()
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
@@ -85,9 +81,7 @@ def _file(base: str) -> dict[str, Any]:
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
     """Apply ``overrides`` to ``config`` in order: ``key=``, ``+key=``, ``++key=``, ``~key``, as in Hydra.
 
-    Raises:
-        UserError: an override adds an existing setting, or deletes or sets a missing one.
-        OmegaConfBaseException: a value does not fit.
+    ``UserError`` if one adds what exists or changes what does not, ``OmegaConfBaseException`` for a wrong value.
     """
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
@@ -133,12 +127,8 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings to the sections of ``COMPLETED``.
-
-    Raises:
-        UserError: a target can't be imported.
-    """
-    for name, section, own in completed_sections(config):
+    """Add missing settings to the sections of ``COMPLETED``; ``UserError`` if a target can't be imported."""
+    for name, section, own in _sections(config, COMPLETED):
         if (signature := _signature(section, name)) is None:
             continue
         with open_dict(section):
@@ -147,24 +137,23 @@ def complete(config: DictConfig) -> None:
                     section[key] = value
 
 
-def completed_sections(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield name, content and further settings of each section that ``complete`` adds to."""
-    yield from ((name, config.get(name), own) for name, own in COMPLETED.items())
-    yield from _nested(config)
-
-
 def check_types(config: DictConfig) -> None:
     """Raise ``UserError`` for settings of a wrong type, before anything is built."""
-    plain = [(name, config.get(name), others) for name, others in _CHECKED.items()]
-    for name, section, others in [*plain, *_nested(config)]:
+    remedy = " Where an experiment sets it, ~{} leaves it out."
+    for name, section, others in _sections(config, _CHECKED):
         if (signature := _signature(section, name)) is None:
             continue
         settings = OmegaConf.to_container(section, resolve=True)
         assert isinstance(settings, dict)
-        signature.check({str(key): value for key, value in settings.items() if key not in others}, name)
+        own = {str(key): value for key, value in settings.items() if key not in others}
+        signature.check(own, name, remedy=remedy)
 
 
-def _nested(config: DictConfig) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+def _sections(
+    config: DictConfig, known: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Yield name, content and further settings of each ``known`` section and of those of several options."""
+    yield from ((name, config.get(name), own) for name, own in known.items())
     for name in NESTED:
         section = config.get(name)
         for key, below in section.items() if isinstance(section, DictConfig) else ():
@@ -191,11 +180,7 @@ MOST_JOBS = 10_000
 
 
 def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
-    """Compose the settings of a run.
-
-    Raises:
-        UserError: an override does not parse, names an unknown group, option or key, or sets an impossible value.
-    """
+    """Compose the settings of a run; ``UserError`` for an unknown group, option or key, or a wrong value."""
     config = RunSettings.of(compose_file("config", overrides))
     for name in NAMING:
         if (value := getattr(config, name)) is not None and not str(value).strip():
@@ -204,11 +189,7 @@ def compose_run(overrides: Sequence[str] = ()) -> RunSettings:
 
 
 def compose_file(base: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Compose the file ``base`` of ``conf`` as plain, resolved values; ``choices`` names the option of each group.
-
-    Raises:
-        UserError: an override does not parse, or names an unknown group, option or key.
-    """
+    """Compose ``base`` as plain values, with the ``choices``; ``UserError`` for unknown groups, options or keys."""
     parsed, choices, settings = parse_overrides(overrides), list[str](), list[Override]()
     for override in parsed:
         if override.is_sweep_override():
@@ -258,11 +239,7 @@ _MODELS = {"fl_privacy.data.load_table": "table_mlp", "fl_privacy.data.load_text
 
 
 def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return every combination of the values that the overrides list (``seed=0,1 attack=dlg,idlg``).
-
-    Raises:
-        UserError: they do not parse, can't be enumerated, or combine to more than ``MOST_JOBS``.
-    """
+    """Return every combination of listed values (``seed=0,1 attack=dlg,idlg``), at most ``MOST_JOBS``."""
     choices = [_values(o) if o.is_sweep_override() else [o.input_line or ""] for o in parse_overrides(overrides)]
     if (number := math.prod(map(len, choices))) > MOST_JOBS:
         raise UserError(
@@ -273,11 +250,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def swept_key(overrides: Sequence[str]) -> str:
-    """Return the key with several values (``defense.rate`` for ``defense.rate=0.1,0.5``); empty if none.
-
-    Raises:
-        UserError: several keys have.
-    """
+    """Return the one key with several values (``defense.rate`` for ``defense.rate=0,1``); ``UserError`` for several."""
     keys = [o.get_key_element() for o in parse_overrides(overrides) if o.is_sweep_override()]
     if len(keys) > 1:
         raise UserError(f"One key with several values is expected, but got {', '.join(keys)}; list values of one.")
@@ -305,11 +278,7 @@ def _groups() -> set[str]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Parse overrides in Hydra's grammar.
-
-    Raises:
-        UserError: one does not parse.
-    """
+    """Parse overrides in Hydra's grammar; ``UserError`` if one does not parse."""
     return [_parsed(text) for text in overrides]
 
 
@@ -368,7 +337,7 @@ def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mappi
     full = deepcopy(config)
     written = {
         name: set(section) if isinstance(section, DictConfig) else set()
-        for name, section, _ in completed_sections(full)
+        for name, section, _ in _sections(full, COMPLETED)
     }
     complete(full)
     checked = []

@@ -32,7 +32,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
             found += [f"{key}.{name}" for name in declared.metadata["runtime"]]
         if declared.metadata["role"] is role and not is_dataclass(declared.type):
             found.append(key)
-    of_choice = {name: _declared(name).metadata["role"] for name in groups()}
+    of_choice = {f.name: f.metadata["role"] for f in fields(RunSettings) if "group" in f.metadata}
     of_choice |= dict.fromkeys(("experiment", "threat_model"), Role.RUNTIME)  # short for settings with own roles
     return (*found, *(f"choices.{name}" for name, of in of_choice.items() if of is role))
 
@@ -48,7 +48,7 @@ def captured_keys() -> tuple[str, ...]:
 
 def captured_groups() -> tuple[str, ...]:
     """Return the groups among the captured keys."""
-    return tuple(name for name in groups() if _declared(name).metadata["captured"])
+    return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
 
 
 def is_within(key: str, keys: Iterable[str]) -> bool:
@@ -62,7 +62,3 @@ def _walk(kind: type, above: str) -> Iterator[tuple[str, Field[Any]]]:
             yield f"{above}{declared.name}", declared
         if is_dataclass(declared.type):
             yield from _walk(declared.type, f"{above}{declared.name}.")  # type: ignore[arg-type]
-
-
-def _declared(name: str) -> Field[Any]:
-    return RunSettings.__dataclass_fields__[name]

@@ -64,11 +64,7 @@ def expect_within(name: str, value: object, within: tuple[float, float] | None) 
 
 
 def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> T:
-    """Build ``kind``, a dataclass of declared settings, from ``section`` below the key ``above``.
-
-    Raises:
-        UserError: a setting is missing, unknown, of a wrong type or out of range.
-    """
+    """Build ``kind`` from a section below the key ``above``; ``UserError`` for a missing, unknown or wrong setting."""
     declared = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     for key in map(str, section):

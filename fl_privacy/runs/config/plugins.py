@@ -10,11 +10,7 @@ from fl_privacy.site.gate.plain_yaml import loaded
 
 @cache
 def register_plugin_metrics() -> None:
-    """Register the metrics of all installed plugins, once in a process; a plugin's other options need no such step.
-
-    Raises:
-        UserError: one can't be made, is no metric, or its name is taken.
-    """
+    """Register the metrics of all installed plugins once; ``UserError`` if one is no metric or its name is taken."""
     for name, path in options("metric").items():
         from fl_privacy.runs.config.building import instantiate  # noqa: PLC0415 (Hydra, which reading a run does without)
 

@@ -24,7 +24,7 @@ class Role(StrEnum):
 
 
 def setting(
-    role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None
+    role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
     """Declare a setting.
 
@@ -35,7 +35,7 @@ def setting(
             training.
     """
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
-    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken})
+    return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
 
 def group(
@@ -55,18 +55,7 @@ def group(
         within: ranges of its numbers.
         names: allowed values of its setting ``name``.
     """
-    return field(
-        metadata={
-            "role": role,
-            "meaning": meaning,
-            "captured": role in (Role.TRAINING, Role.DEFENSE),
-            "group": True,
-            "shown": shown,
-            "runtime": runtime,
-            "limits": dict(within or {}),
-            "names": names,
-        }
-    )
+    return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
 RUNTIME, TRAINING, DEFENSE, ATTACK = Role
@@ -184,10 +173,7 @@ class RunSettings:
         runtime=("shards",),
         within={"iterations": (0, 100_000_000), "restarts": (1, 10_000), "history": (1, 10_000)},
     )
-    inference: Options = group(
-        ATTACK,
-        "other questions about intercepted updates; several as `[membership,source]`",
-    )
+    inference: Options = group(ATTACK, "other questions about intercepted updates; several as `[membership,source]`")
     threat_model: ThreatModelSettings = group(ATTACK, "what the attacker is given", shown=False)
     server: Options = group(TRAINING, "`honest`, or what a malicious server sends instead")
     secure_aggregation: Options = group(
@@ -209,8 +195,7 @@ class RunSettings:
         within=(0, 64),
     )
     baseline: bool = setting(
-        RUNTIME,
-        "compare accuracy with the same training undefended: a run in `out`, else trained",
+        RUNTIME, "compare accuracy with the same training undefended: a run in `out`, else trained"
     )
     evaluate_every: int = setting(
         TRAINING,
@@ -273,11 +258,7 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> Self:
-        """Build the settings from ``config``, without references.
-
-        Raises:
-            UserError: one is missing, unknown, of a wrong type or out of range.
-        """
+        """Build the settings; ``UserError`` if one is missing, unknown, of a wrong type or out of range."""
         return read_section(cls, config)
 
     def __hash__(self) -> int:

@@ -2,10 +2,10 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from fl_privacy.checks import fits, in_words, whole
 from fl_privacy.errors import UserError
@@ -36,12 +36,13 @@ class GridPoint:
     """A defense at one strength, as named by a grid.
 
     Attributes:
+        family: name of the curve; ``UNDEFENDED`` without a defense.
         strength: setting and value such as ``rate 0.9``; empty for a single strength and the undefended point.
     """
 
     family: str
-    strength: str
-    overrides: tuple[str, ...]
+    strength: str = ""
+    overrides: tuple[str, ...] = ()
 
 
 State = Literal["untrained", "early", "trained"]
@@ -121,42 +122,55 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid.
+    """Load a grid, a file in ``fl_privacy/grids`` or elsewhere; ``UserError`` if it is missing or invalid.
 
     Args:
-        name: name of a file in ``fl_privacy/grids``, or a path.
         overrides: last, winning overrides; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
-
-    Raises:
-        UserError: the grid is missing or invalid.
     """
-    path = GRIDS / f"{name}.yaml" if name in grid_names() else Path(name)
-    if not path.is_file():
-        raise UserError(f"A grid is expected to be a YAML file or one of {', '.join(grid_names())}, but got {name!r}.")
-    raw, trust = read_settings(path), trust_in(overrides)
-    _expect_sections(raw, _SECTIONS, f"the grid {name}")
+    raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
-    for own in (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values()):
-        expect_plain(own, trust, where=f"The grid {name}")
-        if name not in grid_names():
-            expect_below_here(own, where=f"The grid {name}")
-    to_attacks = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("attack.")]
-    to_train = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith("inference")]
+    of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
+    _expect_safe(of_grid, trust_in(overrides), f"The grid {name}", own=name not in names_in(GRIDS))
+    to_attacks, to_train = (_of_keys(overrides, start) for start in ("attack.", "inference"))
     to_all = [o for o in overrides if o not in (*to_attacks, *to_train)]
-    settings, common = tuple(raw["settings"]), tuple(raw["attack"])
     state: State = "untrained" if raw["weights"] == "initial" else "trained"
+    common = (*raw["settings"], *raw["attack"])
     return Study(
-        settings=settings,
-        attack=common,
+        settings=raw["settings"],
+        attack=raw["attack"],
         trainings={"": (*raw["train"], *to_all, *to_train)},
         attacks={
             AttackCell(attack=attack): AttackPlan(
-                training="", state=state, overrides=(*settings, *common, *own, *to_all, *to_attacks)
+                training="", state=state, overrides=(*common, *own, *to_all, *to_attacks)
             )
             for attack, own in raw["attacks"].items()
         },
         points=_points(raw["defenses"]),
     )
+
+
+def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> dict[str, Any]:
+    names = names_in(folder)
+    path = folder / f"{name}.yaml" if name in names else Path(name)
+    if not path.is_file():
+        raise UserError(f"A {kind} is expected to be a YAML file or one of {', '.join(names)}, but got {name!r}.")
+    return _checked(read_settings(path), sections, f"the {kind} {name}")
+
+
+def names_in(folder: Path) -> list[str]:
+    """List the grids or tracks of the package, in ``GRIDS`` or ``TRACKS``."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def _of_keys(overrides: Sequence[str], start: str) -> list[str]:
+    return [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key.startswith(start)]
+
+
+def _expect_safe(every: Iterable[Sequence[str]], trust: Collection[str], where: str, *, own: bool) -> None:
+    for overrides in every:
+        expect_plain(overrides, trust, where=where)
+        if own:
+            expect_below_here(overrides, where=where)
 
 
 def _points(defenses: Mapping[str, Sequence[str]]) -> tuple[GridPoint, ...]:
@@ -170,11 +184,6 @@ def _expect_defended(defenses: Mapping[str, object], where: str) -> None:
             f"defenses in {where} are expected to have names of their own, but got {UNDEFENDED}, which each sweep"
             " adds; use another name, or leave it out."
         )
-
-
-def grid_names() -> list[str]:
-    """List the grids of the package."""
-    return sorted(path.stem for path in GRIDS.glob("*.yaml"))
 
 
 def grid_points(family: str, overrides: Sequence[str]) -> Iterable[GridPoint]:
@@ -202,19 +211,10 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 }
 """Key of a track's file -> type."""
 
-_UPLOADS: dict[str, Any] = {
-    "training": str,
-    "states": list[State],
-    "attack": list[str],
-    "servers": Mapping[str, list[str]],
-    "server_states": list[State],
-}
-"""Key of each entry of ``uploads`` -> type."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A kind of upload, and the model states in which it is attacked.
+    """A kind of upload, as in a track's file, and the model states in which it is attacked.
 
     Attributes:
         servers: overrides of malicious servers, by name.
@@ -248,12 +248,7 @@ class Track(Study):
     sha256: str
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
-        """Return the track with the user's own defense added; ``UserError`` if its name is taken.
-
-        Args:
-            points: strengths of one family.
-            source: hash of its code, so that changed code is another run.
-        """
+        """Add points of the user's defense, whose code has the hash ``source``; ``UserError`` if its name is taken."""
         family = points[0].family
         if family in {point.family for point in self.points}:
             raise UserError(f"The entry {family} is expected to have a name of its own, but the track has one like it.")
@@ -261,22 +256,17 @@ class Track(Study):
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """Load a track.
+    """Load a track, a file in ``fl_privacy/tracks`` or elsewhere; ``UserError`` if it is missing or invalid.
 
     Args:
-        name: name of a file in ``fl_privacy/tracks``, or a path.
-        overrides: settings that do not affect the figures, such as ``out`` and ``device``.
-
-    Raises:
-        UserError: the track is missing or invalid, or an override would change its fixed settings.
+        overrides: settings that do not affect the figures, such as ``out`` and ``device``; ``UserError`` for others.
     """
-    raw = _read_track(name)
-    _expect_sections(raw, _SECTIONS_OF_TRACK, f"the track {name}")
-    for uploads, entry in raw["uploads"].items():
-        _expect_sections(entry, _UPLOADS, f"uploads.{uploads} of the track {name}")
-        if entry["training"] not in raw["trainings"]:
-            wrong = suggest(entry["training"], raw["trainings"])
-            raise UserError(f"uploads.{uploads} of the track {name} has no training {entry['training']}{wrong}")
+    raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
+    for upload, entry in raw["uploads"].items():
+        where = f"uploads.{upload} of the track {name}"
+        uploads[upload] = kind = UploadKind(**_checked(entry, get_type_hints(UploadKind), where))
+        if kind.training not in raw["trainings"]:
+            raise UserError(f"{where} has no training {kind.training}{suggest(kind.training, raw['trainings'])}")
     for training in raw["evaluators"]:
         if training not in raw["trainings"]:
             raise UserError(f"evaluators of the track {name} has {training}{suggest(training, raw['trainings'])}")
@@ -286,17 +276,14 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
         if not raw[key]:
             raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
     _expect_defended(raw["defenses"], f"the track {name}")
-    of_uploads = [own for entry in raw["uploads"].values() for own in (entry["attack"], *entry["servers"].values())]
+    of_uploads = [own for kind in uploads.values() for own in (kind.attack, *kind.servers.values())]
     named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
-    for own in (raw["settings"], raw["attack"], *of_uploads, *named):
-        expect_plain(own, (), where=f"The track {name}")
-        if name not in track_names():
-            expect_below_here(own, where=f"The track {name}")
-    free = _of_runtime(name, overrides)
-    of_attacks = [o for o, key in zip(free, override_keys(free), strict=True) if key.startswith("attack.")]
-    settings = (*raw["settings"], *(o for o in free if o not in of_attacks))
-    attack, trainings = (*raw["attack"], *of_attacks), {name: tuple(own) for name, own in raw["trainings"].items()}
-    uploads = {upload: _upload_kind(entry) for upload, entry in raw["uploads"].items()}
+    every = (raw["settings"], raw["attack"], *of_uploads, *named)
+    _expect_safe(every, (), f"The track {name}", own=name not in names_in(TRACKS))
+    _expect_of_runtime(name, overrides)
+    of_attacks = _of_keys(overrides, "attack.")
+    settings = (*raw["settings"], *(o for o in overrides if o not in of_attacks))
+    attack, trainings = (*raw["attack"], *of_attacks), raw["trainings"]
     return Track(
         name=Path(name).stem,
         version=raw["version"],
@@ -317,14 +304,14 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
         accuracy_loss=tuple(sorted(raw["accuracy_loss"])),
         points=_points(raw["defenses"]),
         left_out=_left_out(name, raw),
-        evaluators={training: tuple(own) for training, own in raw["evaluators"].items()},
+        evaluators=raw["evaluators"],
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest(),
     )
 
 
 def _left_out(name: str, raw: Mapping[str, Any]) -> dict[str, str]:
     given = dict(raw["left_out"])
-    if name not in track_names():
+    if name not in names_in(TRACKS):
         return given
     used = {override for own in raw["defenses"].values() for override in own}
     shipped = sorted(path.stem for path in (CONFIG_DIR / "defense").glob("*.yaml"))
@@ -342,12 +329,7 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
                 yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
 
 
-def track_names() -> list[str]:
-    """List the tracks of the package."""
-    return sorted(path.stem for path in TRACKS.glob("*.yaml"))
-
-
-def _of_runtime(name: str, overrides: Sequence[str]) -> Sequence[str]:
+def _expect_of_runtime(name: str, overrides: Sequence[str]) -> None:
     free = keys_of(Role.RUNTIME)
     for key in override_keys(overrides):
         if not is_within(key, free):
@@ -356,20 +338,10 @@ def _of_runtime(name: str, overrides: Sequence[str]) -> Sequence[str]:
                 f" ({TRACKS / 'smoke.yaml'} is one), change that and run the copy, or set one of"
                 f" {', '.join(k for k in free if not k.startswith('choices.'))}."
             )
-    return overrides
 
 
-def _upload_kind(entry: Mapping[str, Any]) -> UploadKind:
-    return UploadKind(
-        training=entry["training"],
-        states=tuple(entry["states"]),
-        attack=tuple(entry["attack"]),
-        servers={server: tuple(own) for server, own in entry["servers"].items()},
-        server_states=tuple(entry["server_states"]),
-    )
-
-
-def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> None:
+def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return a mapping with keys and types of ``sections``, its lists as tuples."""
     if not isinstance(raw, Mapping):
         raise UserError(f"{what} is expected to be a mapping, but got {raw!r}.")
     for key in raw:
@@ -378,12 +350,10 @@ def _expect_sections(raw: object, sections: Mapping[str, Any], what: str) -> Non
     for key, annotation in sections.items():
         if key not in raw or not fits(raw[key], annotation):
             raise UserError(f"{key} in {what} is expected to be {in_words(annotation)}, but got {raw.get(key)!r}.")
+    return {key: _frozen(value) for key, value in raw.items()}
 
 
-def _read_track(name: str) -> Mapping[str, Any]:
-    path = TRACKS / f"{name}.yaml" if name in track_names() else Path(name)
-    if not path.is_file():
-        raise UserError(
-            f"A track is expected to be a YAML file or one of {', '.join(track_names())}, but got {name!r}."
-        )
-    return read_settings(path)
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _frozen(entry) for key, entry in value.items()}
+    return tuple(value) if isinstance(value, list) else value

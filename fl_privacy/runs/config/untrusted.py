@@ -39,11 +39,7 @@ class _Loader(PlainLoader):
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the YAML file ``path`` as a mapping of text, numbers, booleans, lists and mappings.
-
-    Raises:
-        UserError: it can't be read, is larger or deeper than a configuration, or has aliases, tags or interpolations.
-    """
+    """Load plain values from YAML; ``UserError`` for a large or deep file, aliases, tags or interpolations."""
     try:
         if not path.is_file():
             _refuse(path, "is no file")
@@ -77,11 +73,7 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings, by dotted key, that an attack on captured updates takes from the run that made them.
 
     Args:
-        path: run's ``config.yaml``.
-        trust: import paths, modules and data set names that the user trusts besides registered ones.
-
-    Raises:
-        UserError: the file is no configuration of this version, or names something unregistered.
+        trust: import paths, modules and data set names that the user trusts; ``UserError`` for other unregistered ones.
     """
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
@@ -122,12 +114,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` for untrusted overrides that import or access anything on this machine.
-
-    Args:
-        trust: see ``recorded_parts``.
-        where: origin of the overrides, for the message.
-    """
+    """Raise ``UserError`` for overrides of ``where`` that import or access anything, but for names in ``trust``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -154,13 +141,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` for a section that builds something other than its option, or lacks settings of it.
-
-    Args:
-        registered: settings of its option, from the package or a plugin.
-        trust: see ``recorded_parts``.
-        where: origin of the section, for the message.
-    """
+    """Raise ``UserError`` for a section of ``where`` that builds or lacks other than its ``registered`` option."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -261,13 +242,9 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` for overrides from the network that name any file or folder of this machine.
+    """Raise ``UserError`` for overrides from the network that name a file or folder of this machine, but ``unread``.
 
     By key (``PLACES``), or by a value that contains a separator or leads outside.
-
-    Args:
-        where: origin of the overrides, for the message.
-        unread: settings that this machine does not use.
     """
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
@@ -280,11 +257,7 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
 
 
 def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
-    """Raise ``UserError`` for overrides whose value is an absolute path, in a home folder, or goes up by ``..``.
-
-    Args:
-        where: origin of the overrides, for the message.
-    """
+    """Raise ``UserError`` for overrides of ``where`` with an absolute path, one in a home folder, or ``..``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         if any(map(leads_outside, _texts(override.value()))):
             text = (override.input_line or "")[:80]

@@ -9,11 +9,9 @@ if TYPE_CHECKING:
     from fl_privacy.measure.roc import Finding as Finding, Measure as Measure
     from fl_privacy.runs.folder.defense_choice import Candidate as Candidate
     from fl_privacy.runs.folder.identity import Identity as Identity, describe_environment as describe_environment
-    from fl_privacy.runs.folder.leakage import LeakageResult as LeakageResult
     from fl_privacy.runs.folder.ongoing import is_finished as is_finished
     from fl_privacy.runs.folder.pictures import Film as Film, Pair as Pair, Sentence as Sentence, TextFilm as TextFilm
     from fl_privacy.runs.folder.read import (
-        Baseline as Baseline,
         PartitionTable as PartitionTable,
         Run as Run,
         find_baseline as find_baseline,
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
         read_summary as read_summary,
     )
     from fl_privacy.runs.folder.summary import (
-        Leakage as Leakage,
+        LeakageResult as LeakageResult,
         Recognized as Recognized,
         Summary as Summary,
         Traced as Traced,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.runs.folder.records import dump_json, made, parse_json
+from fl_privacy.runs.folder.records import dump_json, each, made, parse_json
 
 if TYPE_CHECKING:
     from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -94,19 +94,13 @@ def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
     path = folder / CLAIM
     if not path.is_file():
         return ()
-    wrong = UserError(f"{path} is expected to be as `fl-privacy check-dp` wrote it, but is damaged; remove it.")
-    if path.stat().st_size > _MOST_BYTES:
-        raise wrong
     try:
-        raw = parse_json(path.read_text())
-    except (ValueError, UnicodeDecodeError) as error:
-        raise wrong from error
-    claims = raw.get("claims") if isinstance(raw, Mapping) else None
-    if not isinstance(claims, list):
-        raise wrong
-    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ValueError("it is too large")
+        claims = parse_json(path.read_text())["claims"]
         known = [field.name for field in fields(ClaimRecord)]  # a later version may have more
-        plain = [{name: claim[name] for name in known} for claim in claims]
-        return tuple(made(ClaimRecord, claim, "a claim") for claim in plain)
+        return each(lambda claim, where: made(ClaimRecord, {n: claim[n] for n in known}, where), claims, "a claim")
     except (ValueError, KeyError, TypeError) as error:
-        raise wrong from error
+        raise UserError(
+            f"{path} is expected to be as `fl-privacy check-dp` wrote it, but is damaged; remove it."
+        ) from error

@@ -10,15 +10,8 @@ from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.measure.roc import Finding, Measure
 from fl_privacy.measure.rule import above_chance
-from fl_privacy.runs.folder.leakage import (
-    Extent,
-    LeakageResult,
-    extent_of,
-    leaks_most,
-    main_of,
-    most_exposed,
-    worst_by,
-)
+from fl_privacy.runs.folder.leakage import Extent, extent_of, leaks_most, main_of, most_exposed, worst_by
+from fl_privacy.runs.folder.summary import LeakageResult
 
 HEADLINE: Mapping[str, str] = {
     "membership": "tpr_at_1_percent",
@@ -161,8 +154,7 @@ class Candidate:
     def unread(self, psnr_below: float | None = None) -> bool:
         """Return ``True`` if no example was reconstructed, none is unknown, and nothing else was inferred.
 
-        Args:
-            psnr_below: dB that no image and no upper end of the mean's interval may reach, if given.
+        Nor may an image or an upper end of the mean's interval reach ``psnr_below`` dB, if given.
         """
         return (
             self.images > 0
@@ -187,10 +179,7 @@ def candidate_of(
 ) -> Candidate | None:
     """Build the candidate from all attacks on one training; return ``None`` without accuracy or images.
 
-    Args:
-        accuracy: accuracy in [0, 1].
-        pmm: percent of the undefended accuracy.
-        asked: questions put to any of the compared candidates.
+    ``pmm`` is in percent; ``asked`` are the questions put to any of the compared candidates.
     """
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
@@ -228,7 +217,7 @@ def least_over_control(found: Sequence[LeakageResult]) -> float | None:
     """
     best: dict[tuple[str, int], float] = {}
     for reading in found:
-        above, key = reading.leakage.over_control, (reading.attack, reading.round)
+        above, key = reading.over_control, (reading.attack, reading.round)
         best[key] = max(best.get(key, -math.inf), -math.inf if above is None else above)
     least = min(best.values(), default=-math.inf)
     return least if math.isfinite(least) else None

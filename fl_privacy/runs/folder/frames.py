@@ -10,6 +10,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import UNENCODABLE
 from fl_privacy.measure.scores import VictimScore
 from fl_privacy.runs.folder.read import Run, read_run
+from fl_privacy.runs.folder.records import image_record
 from fl_privacy.types import Reconstruction
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def _inert(value: Any) -> Any:
 
 def _rows(found: Tabled, kind: str | None) -> list[dict[str, Any]]:
     if isinstance(found, VictimScore):
-        return _of_score(found)
+        return [image_record(found, one, guess=one.guess) for one in found.images]
     if isinstance(found, Path | str):
         found = read_run(Path(found))
     if not isinstance(found, Run):
@@ -76,24 +77,4 @@ def _rows(found: Tabled, kind: str | None) -> list[dict[str, Any]]:
         {"run": found.name, **{name: value for name, value in record.items() if name != "kind"}}
         for record in found.records
         if record.get("kind") in kinds
-    ]
-
-
-def _of_score(score: VictimScore) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": str(score.id),
-            "round": score.id.round,
-            "client": score.id.client,
-            "image": one.image,
-            "guess": one.guess,
-            **one.values,
-            **one.compared.as_record(),
-            "label_source": score.label_source,
-            "certainty": str(one.certainty),
-            "member": score.member,
-            "attack_loss": score.attack_loss,
-            "failure": one.failure,
-        }
-        for one in score.images
     ]

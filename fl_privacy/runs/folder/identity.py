@@ -25,7 +25,6 @@ RUNTIME = keys_of(Role.RUNTIME)
 FORMAT = 1
 """Format of a run's folder; raised if older readers would misread it."""
 
-
 LATER: Mapping[str, Any] = {
     "bpki.prior": None,
     "defense.widths": None,

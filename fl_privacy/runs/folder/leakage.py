@@ -10,18 +10,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from fl_privacy.measure import FEW, METRICS, Statistic
-from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.runs.config._options import called
 from fl_privacy.runs.folder.records import records_of
-from fl_privacy.runs.folder.summary import Leakage, Recognized, Summary
+from fl_privacy.runs.folder.summary import LeakageResult, Recognized
 from fl_privacy.types.modality import IMAGES, MODALITIES, Modality
 from fl_privacy.types.victim_ids import Attacker, VictimId
 
 if TYPE_CHECKING:
     from fl_privacy.runs.folder.identity import Identity
     from fl_privacy.runs.folder.read import Run
-
 
 COMPARED: Mapping[str, tuple[str, ...]] = {
     IMAGE_METRIC: ("psnr", "ssim", "lpips"),
@@ -32,42 +30,6 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
 
 TRANSFORMED_METRIC = "transformed_psnr"
 """Nearness of guesses to the images that a defense substituted for the originals."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LeakageResult:
-    """Leakage by one attacker in one round.
-
-    Attributes:
-        attack: name of the attack, if there are several.
-    """
-
-    attacker: Attacker
-    leakage: Leakage
-    round: int = 0
-    attack: str = ""
-    undefended: bool = False
-
-    def statistic(self, metric: str) -> Statistic | None:
-        """Return the statistic over the images of the round; ``None`` if unmeasured, or if the attack failed on all."""
-        return self.leakage.metrics.get(metric)
-
-    @property
-    def main(self) -> str:
-        return self.leakage.main
-
-    @property
-    def counts(self) -> Counts:
-        return self.leakage.counts
-
-    def counted_by(self, metric: str) -> Recognized | None:
-        return self.leakage.recognized_by(metric)
-
-    def among(self, others: Sequence[LeakageResult]) -> str:
-        words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
-        words += [self.attack] if len({other.attack for other in others}) > 1 else []
-        words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
-        return ", ".join(words)
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -94,11 +56,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the joint leakage of ``found``: the worst value of each figure.
-
-    Args:
-        unknown_is_read: ``True`` to count unscored examples as reconstructed, as in the choice of a defense.
-    """
+    """Return the worst value of each figure; unscored examples count as reconstructed by default."""
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
@@ -124,15 +82,6 @@ def leaks_most(found: Sequence[LeakageResult]) -> LeakageResult | None:
     return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
-def readings_of(summary: Summary, attack: str = "", *, undefended: bool = False) -> list[LeakageResult]:
-    """Return all results in a run's ``summary``, round by round."""
-    return [
-        LeakageResult(attacker=attacker, leakage=leakage, round=entry.round, attack=attack, undefended=undefended)
-        for entry in summary.attacked
-        for attacker, leakage in entry.by.items()
-    ]
-
-
 def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | None:
     """Return the first result with the worst mean of ``metric``."""
     measured = [(reading, s.mean) for reading in found if (s := reading.statistic(metric)) is not None]
@@ -155,7 +104,7 @@ def modality_attacked(found: Sequence[LeakageResult]) -> Modality:
 
 def main_of(found: Sequence[LeakageResult]) -> str:
     """Return the metric common to all of ``found``; empty if there are several."""
-    known = {reading.main for reading in found if reading.leakage.metrics}
+    known = {reading.main for reading in found if reading.metrics}
     return known.pop() if len(known) == 1 else "" if known else IMAGE_METRIC
 
 

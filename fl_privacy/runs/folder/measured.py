@@ -138,11 +138,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the known rows of a study and the names of the others; no rows without the undefended one.
-
-    Args:
-        is_whole: ``True`` for a row that finished far enough.
-    """
+    """Return the measured rows, if the undefended one is whole, and the names of the others."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)
@@ -157,11 +153,7 @@ def write_tables(path: Path, tables: Sequence[MeasuredTable]) -> None:
 
 
 def read_tables(path: Path) -> tuple[MeasuredTable, ...]:
-    """Load the tables of ``write_tables``, trusting nothing in the file.
-
-    Raises:
-        UserError: there are none, or a field is invalid.
-    """
+    """Load the tables of ``write_tables``; ``UserError`` if there are none, or a field is invalid."""
     try:
         raw = json.loads(read_text(path))
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
@@ -185,8 +177,7 @@ def _defense(told: object, where: str) -> MeasuredDefense:
 
 
 def _candidate(told: object, where: str) -> Candidate:
-    unbounded = partial(_figure, missing=math.inf)
-    figures = dict.fromkeys(("psnr", "upper", "largest"), unbounded)
+    figures = dict.fromkeys(("psnr", "upper", "largest"), partial(_figure, missing=math.inf))
     measures = partial(_named, lambda one, of: None if one is None else made(Measure, one, of), tuple(About))
     found = made(Candidate, told, where, inferred=measures, **figures)
     least = min(found.exact, found.identified, found.groups, found.failures, found.unjudged)

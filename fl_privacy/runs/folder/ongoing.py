@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -26,7 +27,6 @@ from fl_privacy.types.film import Frame, Snapshot, TextFrame
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
 """Files of a run: configuration, identity, records, and the summary that marks its end."""
@@ -57,10 +57,8 @@ def is_aside(path: Path) -> bool:
 def move_aside(path: Path, why: str) -> None:
     """Rename the locked folder ``path`` to the first free ``<path>-<why>-<number>``; waiting updates are deleted."""
     shutil.rmtree(path / WAITING, ignore_errors=True)
-    number = 1
-    while (aside := path.with_name(f"{path.name}-{why}-{number}")).exists():
-        number += 1
-    path.rename(aside)
+    names = (f"{path.name}-{why}-{number}" for number in itertools.count(1))
+    path.rename(next(aside for name in names if not (aside := path.with_name(name)).exists()))
 
 
 LOCKS = ".locks"
@@ -73,9 +71,7 @@ Lock = FileLock
 def hold(folder: Path) -> Lock:
     """Lock ``folder``, which need not exist yet; ``release`` the result.
 
-    Raises:
-        UserError: another process holds it.
-        OSError: its parent is not writable.
+    ``UserError`` if another process holds it, ``OSError`` if its parent is not writable.
     """
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
@@ -159,9 +155,8 @@ class Teller:
                 write_private(self._texts, json.dumps({"texts": texts}, ensure_ascii=False))
 
     def clear(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self._pictures.unlink(missing_ok=True)
-        self._texts.unlink(missing_ok=True)
+        for path in (self._path, self._pictures, self._texts):
+            path.unlink(missing_ok=True)
 
 
 def read_ongoing(folder: Path) -> Ongoing | None:
@@ -175,34 +170,25 @@ def read_ongoing(folder: Path) -> Ongoing | None:
 
 def read_guesses(folder: Path) -> list[Pixels]:
     """Return the current guesses in ``folder``, trusting nothing; empty without any."""
-    try:
-        if not (folder / PICTURES).is_file():
-            return []
-        with safe_open(folder / PICTURES, framework="np") as file:
-            names = sorted(file.keys())[:PICTURED]
-            told = [(name, file.get_slice(name)) for name in names]
-            shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
-            sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
-            return [file.get_tensor(name) for name in sound]
-    except (SafetensorError, OSError, ValueError):
+    if not (folder / PICTURES).is_file():
         return []
+    with suppress(SafetensorError, OSError, ValueError), safe_open(folder / PICTURES, framework="np") as file:
+        told = [(name, file.get_slice(name)) for name in sorted(file.keys())[:PICTURED]]
+        shapes = [(name, of.get_shape()) for name, of in told if of.get_dtype() == "U8"]
+        sound = [name for name, shape in shapes if len(shape) == 3 and 0 < math.prod(shape) <= _MOST_BYTES]
+        return [file.get_tensor(name) for name in sound]
+    return []
 
 
 def read_texts(folder: Path) -> list[Pieces]:
     """Return the current tokens in ``folder``, trusting nothing; empty without any."""
     content = _read(folder / TEXTS)
     texts = content.get("texts") if isinstance(content, dict) else None
-    return (
-        [tuple(text) for text in texts[:PICTURED]] if isinstance(texts, list) and fits(texts, list[list[str]]) else []
-    )
+    return list(map(tuple, texts[:PICTURED])) if isinstance(texts, list) and fits(texts, list[list[str]]) else []
 
 
 def write_planned(out: Path, jobs: Sequence[str]) -> None:
-    """Add the folders that a sweep will fill to the plan in ``out``; other sweeps' unfinished jobs stay.
-
-    Raises:
-        OSError: ``out`` is not writable.
-    """
+    """Add the folders of a sweep to the plan in ``out``, or raise ``OSError``; others' unfinished jobs stay."""
     file = out / LOCKS / f"{PLAN}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(file, timeout=10):  # another sweep may start now
@@ -220,10 +206,7 @@ def read_planned(out: Path) -> list[str]:
 
 
 def _read(path: Path) -> object:
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        found: object = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size <= _MOST_BYTES:
+            return json.loads(path.read_text())
+    return None

@@ -18,7 +18,6 @@ from fl_privacy.runs.folder.pictures import (
     Pair,
     RowPair,
     Sentence,
-    TextFilm,
     read_films,
     read_pairs,
     read_rows,
@@ -96,7 +95,7 @@ class Run:
     def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
         return read_rows(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film | TextFilm]], list[str]]:
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
         return read_films(self.path / "reconstructions")
 
 
@@ -106,11 +105,7 @@ def run_folder_of(path: Path) -> Path:
 
 
 def read_run(path: Path) -> Run:
-    """Load the run in folder ``path``, as far as it was written.
-
-    Raises:
-        UserError: ``path`` is not the folder of a run, or is damaged by more than a kill.
-    """
+    """Load the run in ``path`` as far as it was written; ``UserError`` if none is there, or it is damaged."""
     register_plugin_metrics()
     path = run_folder_of(path).resolve()
     if not path.is_dir():
@@ -125,29 +120,27 @@ def read_run(path: Path) -> Run:
     stored = _read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
     partition = _read_json(path / "partition.json")
-    environment = _read_json(path / "environment.json") or {}
     threats = _read_json(path / "threat_model.json") or []
     defense = _read_json(path / "defense.json") or []
     for name, wrong in (
         ("partition.json", wrong_partition(partition) if partition else None),
-        ("environment.json", wrong_field(environment, ENVIRONMENT)),
         ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
         ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
     ):
         if wrong:
             raise _damaged(path / name, wrong)
+    if partition:
+        partition = PartitionTable(
+            class_names=tuple(partition["class_names"]), counts=tuple(map(tuple, partition["counts"]))
+        )
     return Run(
         path=path,
         identity=read_identity(path / IDENTITY),
         config_text=_read_text(path / CONFIG),
-        environment=environment,
+        environment=read_environment(path),
         threat_model=tuple(threats),
         strengths=tuple(strength for part in defense if (strength := part.get("strength"))),
-        partition=PartitionTable(
-            class_names=tuple(partition["class_names"]), counts=tuple(tuple(row) for row in partition["counts"])
-        )
-        if partition
-        else None,
+        partition=partition or None,
         records=tuple(records),
         summary=summary or summarize(records, finished=False, undefended_accuracy=None, total_seconds=None),
         finished=summary is not None,
@@ -231,29 +224,15 @@ def failed_attackers(path: Path) -> dict[Attacker, str]:
     return found
 
 
-@dataclass(frozen=True)
-class Baseline:
-    """A finished undefended run and its final test accuracy in [0, 1]."""
-
-    path: Path
-    accuracy: float
-
-
-def find_baseline(out: Path, config: Mapping[str, Any]) -> Baseline | None:
-    """Find the finished undefended run in ``out`` whose training differs from ``config`` only in the defense."""
+def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | None:
+    """Find the finished undefended run in ``out`` with the training of ``config``, and its accuracy in [0, 1]."""
     wanted = training_hash(config)
     for summary in sorted(out.glob("*/summary.json")):
         try:
             identity = read_identity(summary.with_name(IDENTITY))
             accuracy = parse_json(_read_text(summary))["final_accuracy"]
-        except (
-            UserError,
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-        ):  # no use as a baseline, and no reason to stop another run
+        except (UserError, OSError, ValueError, KeyError, TypeError):  # no reason to stop another run
             continue
         if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
-            return Baseline(summary.parent, accuracy)
+            return summary.parent, accuracy
     return None

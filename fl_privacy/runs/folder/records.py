@@ -1,5 +1,7 @@
 """Write and load ``metrics.jsonl``, one record a line, and check the types of a run's untrusted files."""
 
+from __future__ import annotations
+
 import json
 import math
 import os
@@ -8,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import NoneType, TracebackType
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
@@ -20,6 +22,10 @@ from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder.identity import Identity
 from fl_privacy.types.victim_ids import Attacker, VictimId
+
+if TYPE_CHECKING:
+    from fl_privacy.measure import VictimScore
+    from fl_privacy.measure.outcome import ImageScore
 
 Text = Mapping[str, str]
 Number = float | None
@@ -51,13 +57,7 @@ RECORDS: dict[str, dict[str, Any]] = {
     },
     "history": {"id": str, "round": int, "loss": list[float | None]},
     "update_distortion": {"id": str, "round": int, "client": int},
-    "tracing": {
-        "round": int,
-        "distance": float,
-        "attacked_distance": float,
-        "participants": int,
-        "queries": int,
-    },
+    "tracing": {"round": int, "distance": float, "attacked_distance": float, "participants": int, "queries": int},
     "attack": {"round": int, "victims": int, "seconds": float, "countermeasures": list[str]},
     "policy": {"policy": str, "privacy": Number, "accuracy": Number, "fsim": Number},
     "privacy": {"delta": float, "accountant": str, "missing": str | None},
@@ -75,25 +75,16 @@ RECORDS: dict[str, dict[str, Any]] = {
 }
 """Kind -> its fields. Other kinds and other fields have plain values."""
 
-_MODE = Literal["train", "eval"] | None
+_WORDS = ("words_read", "words_there", "words_false", "words_of")
 OPTIONAL: dict[str, dict[str, Any]] = {
-    "attack": {"batch_norm": _MODE},
-    "image": dict.fromkeys(
-        (
-            *("candidates", "control_cells", "words_read", "words_there", "words_false", "words_of"),
-            *("chance", "word_chance"),
-        ),
-        Number,
-    ),
+    "attack": {"batch_norm": Literal["train", "eval"] | None},
+    "image": dict.fromkeys(("candidates", "control_cells", "chance", "word_chance", *_WORDS), Number),
 }
 """Kind -> fields that a record of it may lack."""
 
-AMOUNTS = frozenset(
-    {
-        *("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance", *OPTIONAL["image"]),
-        *("memory", "peak_bytes", "cpu_seconds", "joules", "repeats"),
-    }
-)
+_OF_NODE = ("memory", "peak_bytes", "cpu_seconds", "joules", "repeats")
+_OF_ROUND = ("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance")
+AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))
 """Fields of any kind whose numbers are finite and at least zero."""
 
 MOST = 1e18
@@ -157,8 +148,11 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
         return None
     if wrong := wrong_field(record, fields):
         return f"of a {kind}, {wrong}"
-    if "id" in fields and not _is_id(record["id"]):
-        return f"of a {kind}, id is {_shown(record['id'])}"
+    if "id" in fields:
+        try:
+            VictimId.parse(record["id"])
+        except ValueError:
+            return f"of a {kind}, id is {_shown(record['id'])}"
     for name, value in record.items():
         annotation = OPTIONAL.get(kind, {}).get(name, Number | bool if name in METRICS else _PLAIN)
         amount = value is None or (isinstance(value, int | float) and fits(value, float) and 0 <= value <= MOST)
@@ -170,14 +164,6 @@ def wrong_record(record: Mapping[str, Any]) -> str | None:
 def _is_uncounted(value: object) -> bool:
     values = value if isinstance(value, list) else [value]
     return any(not 0 <= v <= LARGEST for v in values if isinstance(v, int))
-
-
-def _is_id(text: str) -> bool:
-    try:
-        VictimId.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _shown(value: object) -> str:
@@ -214,21 +200,9 @@ class RecordWriter:
             finally:
                 self._file.close()
 
-    def __enter__(self) -> "RecordWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Load the records in ``path``, and describe a last line that a killed run left incomplete.
-
-    Raises:
-        UserError: another line is damaged.
-    """
+    """Load records, and describe a last line that was cut off; ``UserError`` if another line is damaged."""
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -256,6 +230,24 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
                 ) from error
             return records, [f"the last line of {path.name} is cut off"]
     return records, []
+
+
+def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict[str, Any]:
+    """Return the facts on one example of ``score``, with ``further`` ones before its metrics."""
+    return {
+        "id": str(score.id),
+        "round": score.id.round,
+        "client": score.id.client,
+        "image": one.image,
+        **further,
+        **one.values,
+        **one.compared.as_record(),
+        "label_source": score.label_source,
+        "certainty": str(one.certainty),
+        "member": score.member,
+        "attack_loss": score.attack_loss,
+        "failure": one.failure,
+    }
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
@@ -309,14 +301,7 @@ Part = Callable[[object, str], object]
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass from JSON, and the dataclasses that its fields hold.
-
-    Args:
-        parts: builders of fields; all others are checked by their annotations.
-
-    Raises:
-        ValueError: a field is missing, unknown, or of another type.
-    """
+    """Build a dataclass, and those in its fields, from JSON by builders of ``parts``; ``ValueError`` if it can't be."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -338,7 +323,7 @@ def _of_type(hint: Any, told: object, where: str) -> object:
     return tuple(told) if isinstance(told, list) else told
 
 
-def each(make: Callable[[object, str], T], told: object, where: str, *, at_least: int) -> tuple[T, ...]:
+def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: int = 0) -> tuple[T, ...]:
     """Build an object from each entry of a list; ``ValueError`` if it is shorter than ``at_least``."""
     if not isinstance(told, list) or len(told) < at_least:
         raise ValueError(f"{where} is {beginning(told)}, not a list of at least {at_least}")

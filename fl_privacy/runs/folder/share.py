@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 
@@ -23,9 +24,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run without captured updates and final weights, which reveal images.
-
-    Absolute paths in the configuration are reduced to their last part.
+    """Copy a run without captured updates and final weights, which reveal images, with paths cut to their last part.
 
     Args:
         with_originals: ``True`` to include images; the copy is then readable only by its owner.
@@ -60,47 +59,31 @@ def shared_as(folder: Path) -> Shared | None:
     note = folder / NOTE
     if not note.is_file():
         return None
-    try:
-        found = json.loads(read_text(note, _MOST_NOTE))
-    except (UserError, ValueError, RecursionError):
-        found = None
-    match found:
-        case {"holds": "originals"}:
-            return "originals"
-        case {"holds": "figures"}:
-            return "figures"
+    with suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(read_text(note, _MOST_NOTE))["holds"]
+        if found in get_args(Shared):
+            return found
     raise UserError(f'{note} is expected to hold {{"holds": "figures"}} or "originals", but is damaged; share it anew.')
 
 
 def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
     try:
         content = json.loads(read_text(source / IDENTITY))
-        paths = _absolute_paths(content["config"])
+        shown = {**content, "config": _with_names_only(content["config"])}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
-    shown = _with_names_only(content, paths)
     write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
     if (source / CONFIG).is_file():  # its text may fold or quote a path
         write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
 
 
-def _absolute_paths(value: Any) -> dict[str, str]:
+def _with_names_only(value: Any) -> Any:
+    """Cut absolute paths to their last part."""
     match value:
-        case str() if Path(value).is_absolute() and Path(value).name:
-            return {value: Path(value).name}
+        case str() if Path(value).is_absolute():
+            return Path(value).name or value
         case Mapping():
-            return {path: name for entry in value.values() for path, name in _absolute_paths(entry).items()}
+            return {key: _with_names_only(entry) for key, entry in value.items()}
         case list():
-            return {path: name for entry in value for path, name in _absolute_paths(entry).items()}
-    return {}
-
-
-def _with_names_only(value: Any, paths: Mapping[str, str]) -> Any:
-    match value:
-        case str():
-            return paths.get(value, value)
-        case Mapping():
-            return {key: _with_names_only(entry, paths) for key, entry in value.items()}
-        case list():
-            return [_with_names_only(entry, paths) for entry in value]
+            return [_with_names_only(entry) for entry in value]
     return value

@@ -9,12 +9,11 @@ from typing import Literal, get_args
 
 from fl_privacy.measure import Statistic, pmm
 from fl_privacy.measure.roc import Finding
-from fl_privacy.runs.config.study import UNDEFENDED, AttackCell
+from fl_privacy.runs.config.study import UNDEFENDED, AttackCell, GridPoint
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
-from fl_privacy.runs.folder.leakage import LeakageResult, readings_of
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
-from fl_privacy.runs.folder.summary import Leakage, Summary
+from fl_privacy.runs.folder.summary import LeakageResult, Summary
 from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
@@ -33,19 +32,15 @@ class Versus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyEntry:
+class StudyEntry(GridPoint):
     """Result folders of a defense at one strength; unfinished jobs have none.
 
     Attributes:
-        family: name of the curve; ``UNDEFENDED`` without a defense.
         own: ``True`` if the user entered it.
         trainings: folder of each training by name, the main one first.
         problems: folder name of a failed job -> reason.
     """
 
-    family: str
-    strength: str = ""
-    overrides: tuple[str, ...] = ()
     own: bool = False
     trainings: Mapping[str, Path]
     attacks: Mapping[AttackCell, Path]
@@ -155,9 +150,9 @@ class StudyRow:
         return [reading for found in self.readings.values() for reading in found]
 
     @cached_property
-    def leakage(self) -> Mapping[Versus, Leakage]:
+    def leakage(self) -> Mapping[Versus, LeakageResult]:
         return {
-            Versus(cell.title, attacker): own[-1].leakage
+            Versus(cell.title, attacker): own[-1]
             for cell, found in self.readings.items()
             for attacker in Attacker
             if (own := [reading for reading in found if reading.attacker == attacker])
@@ -186,11 +181,7 @@ class StudyRow:
     def candidate(
         self, threat: Threat = "malicious", uploads: str | None = None, *, asked: Collection[str] = ()
     ) -> Candidate | None:
-        """Return the worst result of attackers up to ``threat``; ``None`` without any, or if a training is missing.
-
-        Args:
-            uploads: name of the only uploads that count; all by default.
-        """
+        """Return the worst result of attackers up to ``threat``, on these ``uploads`` or all; ``None`` without any."""
         candidate = candidate_of(
             self.heard(threat, uploads),
             name=self.name,
@@ -216,7 +207,7 @@ class StudyRow:
             if (
                 (threat == "malicious" or not cell.server)
                 and not any(
-                    cell.server or (r.statistic(r.main) and not r.leakage.failures) for r in self.readings.get(cell, ())
+                    cell.server or (r.statistic(r.main) and not r.failures) for r in self.readings.get(cell, ())
                 )
             )
             or not (threat == "honest" or cell.server or self.knows_defense(cell))
@@ -264,7 +255,7 @@ def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
             trainings=trainings,
             undefended=undefended,
             readings={
-                cell: tuple(readings_of(run.summary, cell.title, undefended=entry.undefended))
+                cell: tuple(replace(read, attack=cell.title) for read in run.summary.attacked)
                 for cell, run in found.items()
             },
             attacks=found,

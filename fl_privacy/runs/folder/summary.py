@@ -1,8 +1,9 @@
 """Accuracy, leakage and cost of a run, from the records of a finished or an interrupted one."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal
 
 from fl_privacy.measure import METRICS, NOT_METRICS, Statistic, aggregate, pmm
@@ -44,10 +45,11 @@ class Traced(Statistic):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Leakage:
-    """Leakage by one attacker in one round.
+class LeakageResult:
+    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each.
 
     Attributes:
+        attack: name of the attack, if there are several.
         metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
         label_sources: source of labels -> number of images.
         certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
@@ -56,6 +58,9 @@ class Leakage:
             aligned PSNR of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     """
 
+    attacker: Attacker = Attacker.PLAIN
+    round: int = 0
+    attack: str = ""
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     thresholds: tuple[Recognized, ...] = ()
@@ -71,16 +76,23 @@ class Leakage:
     def main(self) -> str:
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
-    def recognized_by(self, metric: str) -> Recognized | None:
+    def statistic(self, metric: str) -> Statistic | None:
+        """Return the statistic over the images of the round; ``None`` if unmeasured, or if the attack failed on all."""
+        return self.metrics.get(metric)
+
+    def counted_by(self, metric: str) -> Recognized | None:
         return next((bound for bound in self.thresholds if bound.metric == metric), None)
 
+    def among(self, others: Sequence["LeakageResult"]) -> str:
+        words = [f"{self.attacker} attacker"] if len({other.attacker for other in others}) > 1 else []
+        words += [self.attack] if len({other.attack for other in others}) > 1 else []
+        words += [f"round {self.round}"] if len({other.round for other in others}) > 1 else []
+        return ", ".join(words)
 
-@dataclass(frozen=True, kw_only=True)
-class AttackedRound:
-    """Leakage in a round by each attacker of it; an image attacked in two rounds counts once."""
-
-    round: int
-    by: Mapping[Attacker, Leakage]
+    def as_plain(self) -> dict[str, Any]:
+        """Return plain values for JSON, without attacker, round and attack."""
+        figures = {name: value for name, value in asdict(self).items() if name not in ("attacker", "round", "attack")}
+        return {**figures, "counts": self.counts.as_plain()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +153,7 @@ class Summary:
     """
 
     finished: bool
-    attacked: tuple[AttackedRound, ...]
+    attacked: tuple[LeakageResult, ...]
     countermeasures: tuple[str, ...]
     batch_norm: tuple[str, ...]
     update_distortion: Mapping[str, Statistic]
@@ -155,15 +167,15 @@ class Summary:
     upload_bytes: int
     inferred: tuple[Finding, ...] = ()
 
-    def last_by(self, attacker: Attacker) -> Leakage | None:
-        return next((entry.by[attacker] for entry in reversed(self.attacked) if attacker in entry.by), None)
+    def last_by(self, attacker: Attacker) -> LeakageResult | None:
+        return next((found for found in reversed(self.attacked) if found.attacker == attacker), None)
 
     @property
-    def plain(self) -> Leakage:
-        return self.last_by(Attacker.PLAIN) or Leakage()
+    def plain(self) -> LeakageResult:
+        return self.last_by(Attacker.PLAIN) or LeakageResult()
 
     @property
-    def adaptive(self) -> Leakage | None:
+    def adaptive(self) -> LeakageResult | None:
         return self.last_by(Attacker.ADAPTIVE)
 
     def as_json(self) -> dict[str, Any]:
@@ -172,17 +184,13 @@ class Summary:
         seconds = content["seconds"].pop("adaptive")
         adaptive = None
         if self.adaptive is not None:
-            adaptive = {**_plain(self.adaptive), "countermeasures": self.countermeasures, "seconds": seconds}
+            adaptive = {**self.adaptive.as_plain(), "countermeasures": self.countermeasures, "seconds": seconds}
         attacked = [
-            {"round": entry.round, **{a: _plain(entry.by[a]) if a in entry.by else None for a in Attacker}}
-            for entry in self.attacked
+            {"round": round, **dict.fromkeys(Attacker), **{found.attacker: found.as_plain() for found in of_round}}
+            for round, of_round in groupby(self.attacked, key=lambda found: found.round)
         ]
         status = "finished" if self.finished else "interrupted"
-        return {"status": status, **_plain(self.plain), **content, "adaptive": adaptive, "attacked": attacked}
-
-
-def _plain(leakage: Leakage) -> dict[str, Any]:
-    return {**asdict(leakage), "counts": leakage.counts.as_plain()}
+        return {"status": status, **self.plain.as_plain(), **content, "adaptive": adaptive, "attacked": attacked}
 
 
 _SHARE, _SIZE = (0.0, 1.0), (0.0, float("inf"))
@@ -200,11 +208,7 @@ def summarize(
     undefended_accuracy: float | None,
     total_seconds: float | None,
 ) -> Summary:
-    """Summarize ``records`` of ``metrics.jsonl``.
-
-    Args:
-        undefended_accuracy: final accuracy of the same training without defense, for PMM.
-    """
+    """Summarize ``records``; PMM needs ``undefended_accuracy``, of the same training without defense."""
     rounds = [r for r in records if r["kind"] == "round"]
     plain, adaptive = (records_of(records, "attack", attacker) for attacker in Attacker)
     tested = [
@@ -270,27 +274,24 @@ def _spent(records: Sequence[Mapping[str, Any]], rounds: Sequence[Mapping[str, A
     )
 
 
-def _attacked(records: Sequence[Mapping[str, Any]]) -> list[AttackedRound]:
+def _attacked(records: Sequence[Mapping[str, Any]]) -> Iterator[LeakageResult]:
     images, traced = ({a: records_of(records, kind, a) for a in Attacker} for kind in ("image", "tracing"))
-    rounds = sorted({image["round"] for of_attacker in images.values() for image in of_attacker})
-
-    def of(round: int, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        return [record for record in found if record["round"] == round]
-
-    return [
-        AttackedRound(
-            round=round,
-            by={a: _leakage(own, of(round, traced[a])) for a in Attacker if (own := of(round, images[a]))},
-        )
-        for round in rounds
-    ]
+    for round in sorted({image["round"] for found in images.values() for image in found}):
+        for attacker in Attacker:
+            own, tracing = ([r for r in kind[attacker] if r["round"] == round] for kind in (images, traced))
+            if own:
+                yield _leakage(own, tracing, round, attacker)
 
 
-def _leakage(images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]]) -> Leakage:
+def _leakage(
+    images: Sequence[Mapping[str, Any]], traced: Sequence[Mapping[str, Any]], round: int, attacker: Attacker
+) -> LeakageResult:
     columns = {name: [value for _, value in pairs] for name, pairs in _columns(images).items()}
     sources = Counter(v["label_source"] for v in images if v.get("label_source") and not v["failure"])
     scores = [(str(record["id"]), ImageScore.of_record(record)) for record in images]
-    return Leakage(
+    return LeakageResult(
+        attacker=attacker,
+        round=round,
         metrics=_statistics(images, group=lambda image: image["id"]),
         counts=count(scores),
         thresholds=tuple(

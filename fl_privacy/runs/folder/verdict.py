@@ -18,15 +18,13 @@ from fl_privacy.runs.folder.defense_choice import disproves, told_apart
 from fl_privacy.runs.folder.leakage import (
     AttackedUploads,
     AttackFacts,
-    LeakageResult,
     facts_of,
     in_round,
     leaks_most,
     modality_attacked,
     most_exposed,
-    readings_of,
 )
-from fl_privacy.runs.folder.summary import Recognized, Spent, Summary
+from fl_privacy.runs.folder.summary import LeakageResult, Recognized, Spent, Summary
 from fl_privacy.types.modality import IMAGES, Modality
 from fl_privacy.types.victim_ids import Certainty
 
@@ -145,10 +143,23 @@ def verdict_of(run: Run) -> Verdict:
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
     """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy bounds nothing."""
-    found = readings_of(summary, undefended=facts.undefended)
+    found = summary.attacked
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
-    ground = _ground(found, summary.inferred, told=bool(told), bound=bound, source=facts.source)
+    counts = [reading.counts for reading in found]
+    cases = (
+        (tone_of(found, facts.source) == LEAK, Ground.READ),
+        (told, Ground.TOLD),
+        (is_read(found), Ground.REHEARSED),
+        (not found and summary.inferred, Ground.UNTOLD),
+        (not found, Ground.NOTHING),
+        (any(c.older for c in counts), Ground.OLDER),
+        (all(c.failures == c.images for c in counts), Ground.FAILED),
+        (all(c.unknown > c.judged for c in counts if c.judged), Ground.NO_TRUTH),
+        (any(c.read for c in counts), Ground.BY_CHANCE),
+        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
+    )
+    ground = next((ground for holds, ground in cases if holds), Ground.UNREAD)
     rounds = sorted({reading.round for reading in found})
     return Verdict(
         tone=_TONES.get(ground, OPEN),
@@ -157,12 +168,12 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         facts=facts,
         most=leaks_most(found),
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
-        readings=tuple(found),
+        readings=found,
         told=told,
         asked=tuple(summary.inferred),
         bound=bound,
         exposed=most_exposed(found),
-        proven=max((r.leakage.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
+        proven=max((r.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
     )
 
 
@@ -182,45 +193,13 @@ def is_read(found: Sequence[LeakageResult]) -> bool:
     return any(above_chance(reading.counts, among=len(found)) for reading in found)
 
 
-def _ground(
-    found: Sequence[LeakageResult],
-    inferred: Sequence[Finding],
-    *,
-    told: bool,
-    bound: Bound | None,
-    source: AttackedUploads,
-) -> Ground:
-    counts = [reading.counts for reading in found]
-    judged, read = any(c.judged for c in counts), is_read(found)
-    cases = (
-        (tone_of(found, source) == LEAK, Ground.READ),
-        (told, Ground.TOLD),
-        (read, Ground.REHEARSED),
-        (not found and bool(inferred), Ground.UNTOLD),
-        (not found, Ground.NOTHING),
-        (any(c.older for c in counts), Ground.OLDER),
-        (all(c.failures == c.images for c in counts), Ground.FAILED),
-        (not judged or all(c.unknown > c.judged for c in counts if c.judged), Ground.NO_TRUTH),
-        (any(c.read for c in counts), Ground.BY_CHANCE),
-        (bound is not None and bound.at_most <= BOUNDED_AT_MOST, Ground.BOUNDED),
-    )
-    return next((ground for holds, ground in cases if holds), Ground.UNREAD)
-
-
 def _bound(privacy: Spent | None, found: Sequence[LeakageResult], inferred: Sequence[Finding]) -> Bound | None:
     """Return the bound of a guarantee computed here whose assumptions hold, unless results contradict it."""
     if privacy is None or privacy.epsilon is None or not math.isfinite(privacy.epsilon):
         return None
     if privacy.unit is None or not privacy.covered or disproves(inferred, epsilon=privacy.epsilon):
         return None
-    compared = [reading.counts.candidates for reading in found if reading.counts.candidates]
-    candidates = min([*compared, CANDIDATES])
-    bound = Bound(
-        epsilon=privacy.epsilon,
-        delta=privacy.delta,
-        unit=privacy.unit,
-        rounds=privacy.rounds,
-        candidates=candidates,
-        at_most=identification_bound(epsilon=privacy.epsilon, delta=privacy.delta, candidates=candidates),
-    )
+    candidates = min([*(r.counts.candidates for r in found if r.counts.candidates), CANDIDATES])
+    spent: dict[str, Any] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "candidates": candidates}
+    bound = Bound(unit=privacy.unit, rounds=privacy.rounds, at_most=identification_bound(**spent), **spent)
     return None if any(r.counts.interval[0] > bound.at_most for r in found) else bound

@@ -28,7 +28,7 @@ from fl_privacy.runs.folder.ongoing import (
     release,
 )
 from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_rows, write_sentences
-from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
+from fl_privacy.runs.folder.records import RecordWriter, dump_json, image_record, read_records
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.runs.folder.verdict import judged
 from fl_privacy.types.victim_ids import Attacker, VictimId
@@ -69,18 +69,11 @@ class RunFolder:
         undefended: bool = False,
         overwrite: bool = False,
     ) -> RunFolder:
-        """Open or create the folder ``<out>/<label>-<hash>`` of the run that ``config`` describes.
+        """Open or create the folder ``<out>/<label>-<hash>`` of the run that the resolved, plain ``config`` describes.
 
         A finished run is opened as it is. An interrupted one is moved aside (``...-interrupted-1``), as is a finished
         one with ``overwrite`` (``...-previous-1``); only intercepted updates that were not to be kept are deleted.
-
-        Args:
-            out: folder of runs; created if needed.
-            config: resolved configuration as plain mappings, lists, strings and numbers.
-            undefended: ``True`` if clients do not defend themselves.
-
-        Raises:
-            UserError: another process is recording this run.
+        ``UserError`` if another process is recording this run.
         """
         identity = Identity.of(label, config, undefended=undefended)
         path = out / folder_name(label, config)
@@ -101,15 +94,14 @@ class RunFolder:
         return folder
 
     def write_environment(self, *, seed: int) -> None:
-        write_whole(self.path / "environment.json", dump_json(describe_environment(seed=seed), indent=1))
+        self._write("environment.json", describe_environment(seed=seed))
 
     def write_threat_model(self, sentences: Sequence[str]) -> None:
         self._threats = tuple(sentences)
-        write_whole(self.path / "threat_model.json", dump_json(list(sentences), indent=1))
+        self._write("threat_model.json", list(sentences))
 
     def write_defense(self, parts: Iterable[Part]) -> None:
-        content = [{"name": part.name, "strength": part.strength} for part in parts]
-        write_whole(self.path / "defense.json", dump_json(content, indent=1))
+        self._write("defense.json", [{"name": part.name, "strength": part.strength} for part in parts])
 
     def write_partition(self, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> None:
         content = {"class_names": list(class_names), "counts": [[int(n) for n in row] for row in counts]}
@@ -123,12 +115,7 @@ class RunFolder:
     def add_round(
         self, report: RoundReport, evaluation: Evaluation | None = None, *, epsilon: float | None = None
     ) -> None:
-        """Record a finished round of training.
-
-        Args:
-            evaluation: result on the test set, if tested.
-            epsilon: largest epsilon of a client up to this round; ``None`` without guarantee.
-        """
+        """Record a finished round, tested or not; ``epsilon`` is the largest of a client so far, if guaranteed."""
         self._append(
             kind="round",
             round=report.round,
@@ -144,33 +131,15 @@ class RunFolder:
         )
 
     def add_victim(self, score: VictimScore, *, attacker: Attacker = Attacker.PLAIN) -> None:
-        id = score.id
         for image in score.images:
-            self._append(
-                kind="image",
-                attacker=attacker,
-                id=str(id),
-                round=id.round,
-                client=id.client,
-                image=image.image,
-                **image.values,
-                **image.compared.as_record(),
-                label_source=score.label_source,
-                certainty=image.certainty,
-                member=score.member,
-                attack_loss=score.attack_loss,
-                failure=image.failure,
-                **({} if score.labels is None else {"label": int(score.labels[image.image])}),
-            )
+            label = {} if score.labels is None else {"label": int(score.labels[image.image])}
+            self._append(kind="image", attacker=attacker, **image_record(score, image), **label)
         if score.history:
-            self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=list(score.history))
+            id, loss = score.id, list(score.history)
+            self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=loss)
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record the defense's change to the update ``id``.
-
-        Args:
-            solving: figures, by name, of solving a fully connected first layer for its input.
-        """
+        """Record the defense's change to an update, and figures of ``solving`` its first layer for the input."""
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 
@@ -189,12 +158,9 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack.
+        """Record one call of the attack; ``uploads`` is a value of ``AttackedUploads``.
 
-        Args:
-            batch_norm: clients' mode, ``train`` or ``eval``; ``None`` for a model without batch norm.
-            candidates_from: name of the distractors, if any.
-            uploads: value of ``AttackedUploads``.
+        ``batch_norm`` is the clients' mode, if any, ``candidates_from`` the name of the distractors.
         """
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
@@ -206,12 +172,10 @@ class RunFolder:
     def save_reconstructions(
         self, round: int, scores: Sequence[VictimScore], *, attacker: Attacker = Attacker.PLAIN
     ) -> None:
-        if scores and any(score.rows is not None for score in scores):
-            write_rows(self.path / "reconstructions", round, scores, attacker)
-        elif scores and scores[0].sentences:
-            write_sentences(self.path / "reconstructions", round, scores, attacker)
-        elif scores:
-            write_pairs(self.path / "reconstructions", round, scores, attacker)
+        if scores:
+            has_rows = any(score.rows is not None for score in scores)
+            write = write_rows if has_rows else write_sentences if scores[0].sentences else write_pairs
+            write(self.path / "reconstructions", round, scores, attacker)
 
     def save_films(
         self,
@@ -226,11 +190,7 @@ class RunFolder:
             write_films(self.path / "reconstructions", known, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
-        """Write ``summary.json``, which marks the run as finished, and return it.
-
-        Args:
-            undefended_accuracy: final accuracy of the same training without defense, for PMM.
-        """
+        """Write ``summary.json``, which marks the run as finished, and return the summary."""
         if self._records is not None:
             self._records.close()
         records, _ = read_records(self.path / METRICS)
@@ -244,7 +204,7 @@ class RunFolder:
         false = any(claim.is_false for claim in read_claims(self.path))
         facts = described_facts(self.identity, records, threats=self._threats)
         verdict = judged(summary, facts, claim_is_false=false)
-        write_whole(self.path / SUMMARY, dump_json({"verdict": verdict.as_plain(), **summary.as_json()}, indent=1))
+        self._write(SUMMARY, {"verdict": verdict.as_plain(), **summary.as_json()})
         self.finished = True
         self.close()  # only now: the next holder of the lock finds a finished run
         return summary
@@ -264,6 +224,9 @@ class RunFolder:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _write(self, name: str, content: object) -> None:
+        write_whole(self.path / name, dump_json(content, indent=1))
 
     def _append(self, **record: Any) -> None:
         if self._records is None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,7 +229,7 @@ def _one_client(run: Path, repeats: int, trust: Sequence[str]) -> dict[str, Any]
 def _append(run: Path, **measured: float | str | bool | None) -> None:
     expect_finished(run)
     missing = [name for name in ("cpu_seconds", "seconds", "joules", "repeats") if name not in measured]
-    with RecordWriter(run / METRICS) as records:
+    with closing(RecordWriter(run / METRICS)) as records:
         records.append({"kind": "node", **measured, **dict.fromkeys(missing)})
 
 

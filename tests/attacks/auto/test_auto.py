@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_privacy.attacks import AutoAttack, inverting_gradients
-from fl_privacy.attacks.auto.judgment import Judgment
-from fl_privacy.attacks.auto.race import Attempt, Race, ranked
+from fl_privacy.attacks.auto.race import Attempt, Judgment, Race, ranked
 from fl_privacy.attacks.auto.sub_attacks import entries, most_attempts, rungs
 from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, seen_through, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fl_privacy.attacks.auto.texts import TextMembers
+from fl_privacy.attacks.auto.other_modalities import TextMembers
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
 from fl_privacy.attacks.text import BagOfWords

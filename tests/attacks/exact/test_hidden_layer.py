@@ -105,7 +105,7 @@ def test_one_attempt_is_held_to_known_features_and_all_take_their_labels():
     for images in (truth.inputs[order], truth.inputs[order.flip(0)]):
         race.add(0, Batch(images, found.labels))
         free = race.attempts[0].pop()
-        jobs = [(0, free), (0, replace(free, held=True))]
-        losses.append(race._problem(0, jobs).loss(torch.stack([free.variables, free.variables])).detach().tolist())
+        jobs = [free, replace(free, held=True)]
+        losses.append(race._problem(jobs).loss(torch.stack([free.variables, free.variables])).detach().tolist())
     assert losses[0][1] == pytest.approx(losses[0][0], abs=1e-5)
     assert losses[1][1] > losses[1][0] + 1e-2

@@ -11,8 +11,14 @@ from fl_privacy.attacks import AutoAttack
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import _labels as labels_of_errors
-from fl_privacy.attacks.exact.convolution import Convolution, can_be_blind, inputs_up_to_a_factor
-from fl_privacy.attacks.exact.gated_inputs import Equations, Slopes, gated_inputs
+from fl_privacy.attacks.exact.convolution import (
+    Convolution,
+    Equations,
+    Slopes,
+    can_be_blind,
+    gated_inputs,
+    inputs_up_to_a_factor,
+)
 from fl_privacy.attacks.exact.residual import find_residual, known_between
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.measure.images import psnr

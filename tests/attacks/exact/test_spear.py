@@ -56,11 +56,16 @@ def test_an_active_neuron_that_nothing_comes_back_through_is_no_reason_to_search
     assert worst(found, truth) < 1e-2
 
 
+def search_of(weight: torch.Tensor, basis: torch.Tensor) -> spear._Search:
+    gradient = spear._Gradient(weight, weight[:, 0], (weight, weight[:, 0]), basis)
+    return spear._Search(gradient, torch.Generator().manual_seed(0), 32)
+
+
 def test_neurons_that_no_example_reaches_say_nothing_of_a_direction():
     """With them, the null vectors of any few rows would count as sparse, and their number would have no end."""
-    basis = torch.linalg.qr(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)).double())[0]
-    basis[:20] = 0
-    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32, 0.0)
+    reached = torch.linalg.qr(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)).double())[0]
+    basis = torch.cat([torch.zeros(20, 4).double(), reached])
+    search = search_of(basis, basis)
     for _ in range(20):
         search.extended()
     assert search.hopeless
@@ -75,7 +80,7 @@ def test_a_search_keeps_no_more_directions_than_it_can_compare(monkeypatch):
     weight = next(iter(seen.upload.tensors.values()))
     basis = spear.column_space(weight, 6)
     assert basis is not None
-    search = spear._Search(spear._live(basis), torch.Generator().manual_seed(0), 32, 0.0)
+    search = search_of(weight, basis)
     sizes = []
     for _ in range(8):
         search.extended()

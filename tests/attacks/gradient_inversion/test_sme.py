@@ -9,7 +9,7 @@ from torch import nn
 
 from fl_privacy import reconstruct
 from fl_privacy.attacks import SurrogateModel
-from fl_privacy.attacks.auto.stages import ON_THE_WAY, StageState, entered
+from fl_privacy.attacks.auto.attack import ON_THE_WAY, StageState, entered
 from fl_privacy.attacks.auto.sub_attacks import most_attempts
 from fl_privacy.attacks.gradient_inversion import sme
 from fl_privacy.attacks.gradient_inversion.grouping import Group

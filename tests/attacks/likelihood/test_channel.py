@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fl_privacy.attacks.likelihood import Clientele, laws
-from fl_privacy.attacks.likelihood.channel import channel
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
+from fl_privacy.attacks.likelihood import Clientele
+from fl_privacy.attacks.likelihood.channel import channel, stochastic_rounding
 from fl_privacy.defenses import dp_noise, pruning, quantization, selective_sharing
 from fl_privacy.defenses._quantization import quantize
 from fl_privacy.effects import (
@@ -18,6 +19,7 @@ from fl_privacy.effects import (
     Gaussian,
     Laplace,
     MutedFeatures,
+    Noise,
     NoisedLayers,
     Part,
     Quantized,
@@ -126,7 +128,7 @@ def test_one_bit_is_as_likely_as_the_client_draws_it():
     draws = torch.stack([quantize(torch.tensor([0.3, largest]), 1, rng)[:1] for _ in range(4000)])
     ups = float((draws > 0).double().mean())
     step = torch.tensor([[2 * largest]])
-    chances = [math.exp(-float(laws.stochastic_rounding(torch.tensor([[s]]), value[None], step))) for s in (1.0, -1.0)]
+    chances = [math.exp(-float(stochastic_rounding(torch.tensor([[s]]), value[None], step))) for s in (1.0, -1.0)]
     assert sum(chances) == pytest.approx(1)
     assert ups == pytest.approx(chances[0], abs=0.03)
 
@@ -160,6 +162,33 @@ def test_a_defense_of_ones_own_says_how_likely_an_update_is_or_is_simulated(effe
     observed = noised({name: 0.5 * value for name, value in gradient(0).items()}, 0.1)
     made, (own, half, other) = losses([effect], observed)
     assert made.informative and own < half < other
+
+
+class Uniform(Noise):
+    """Noise that is neither normal nor Laplace."""
+
+
+class UniformBySimulation(Uniform):
+    """The same, which can be simulated."""
+
+    def simulate(self, update, rng):
+        edge = 3**0.5 * self.std
+        return {name: v + edge * (2 * torch.rand(v.shape, generator=rng) - 1) for name, v in update.items()}
+
+
+@pytest.mark.parametrize("layers", [False, True])
+def test_noise_of_another_law_is_never_taken_for_normal(layers):
+    observed = noised(gradient(0), 0.1)
+    effect = Uniform(std=0.1, clip=None)
+    with pytest.raises(NotAttackableError, match="Uniform is neither"):
+        losses([NoisedLayers(added=effect, layers=("head",)) if layers else effect], observed)
+    _, (own, half, other) = losses([UniformBySimulation(std=0.1, clip=None)], observed)
+    assert own < half < other
+
+
+def test_noise_of_unknown_law_counts_as_normal():
+    observed = noised(gradient(0), 0.1)
+    assert losses([Noise(std=0.1, clip=None)], observed)[1] == losses([Gaussian(std=0.1, clip=None)], observed)[1]
 
 
 def test_a_mean_over_clients_has_less_noise():

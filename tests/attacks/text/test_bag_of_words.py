@@ -10,9 +10,8 @@ from torch import Tensor
 from fl_privacy.attacks.text import BagOfWords
 from fl_privacy.attacks.text.explanation import head_of
 from fl_privacy.attacks.text.token_candidates import readable_model
+from fl_privacy.attacks.text.token_evidence import FALSE_PER_TEXT, FALSE_SHARE
 from fl_privacy.attacks.text.word_evidence import (
-    FALSE_PER_TEXT,
-    FALSE_SHARE,
     Expected,
     WordModel,
     WordRows,

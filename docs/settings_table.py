@@ -1,4 +1,4 @@
-"""Update the table of settings: ``python -m fl_privacy.runs.config.table docs/settings.md``."""
+"""Update the table of settings: ``python docs/settings_table.py docs/settings.md``."""
 
 import json
 import sys

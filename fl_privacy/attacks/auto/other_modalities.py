@@ -1,0 +1,190 @@
+"""Texts, and rows of tables, for ``attack=auto``: exact solutions if possible, else what reproduces the update best."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
+from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_time
+from fl_privacy.attacks.exact import ExactInversion
+from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
+from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
+from fl_privacy.attacks.text import BagOfWords, Dager
+from fl_privacy.progress import counted
+from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
+from fl_privacy.types.schema import schema_of
+
+_SHOWN_OF_TEXTS, _SHOWN_OF_ROWS = 0.1, 0.5
+"""Shares of the progress for exact solutions: TabLeak takes about as long as a failing search."""
+
+_ATTEMPTS = 10
+"""Attempts at a table, which are pooled."""
+
+TAG_RATE, TAG_DECAY = 0.2, 0.05
+"""Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""
+
+ORDERED = Rearranging(tries=100, last=6)
+"""Ordering of the reconstructed words: by the gradient, and by public texts if there are some."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Members:
+    """Attacks on examples that are no images.
+
+    Attributes:
+        evaluations: evaluations of loss and gradient for each victim, shared by the descents; ``None``: as many as
+            there is time for, with at most three quarters of it for exact solutions.
+    """
+
+    evaluations: int | None
+    device: str | None = None
+    most_victims: int | None = None
+
+    def _placed(self, attack: GradientInversion) -> GradientInversion:
+        return replace(attack, device=self.device, most_victims=self.most_victims)
+
+
+class TextMembers(_Members):
+    """DAGER, and for unproven texts the bag of words, descents and LAMP's moves.
+
+    As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update.
+    """
+
+    def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
+        bags = BagOfWords()(observations, seed=seed)
+        with within(SOLVED * seconds_left()) as limit:
+            exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN_OF_TEXTS))
+        best = [replace(one, member="dager") for one in exact]
+        self._descend(observations, best, bags, limit, seed=seed, progress=progress)
+        results = []
+        for one, bag in zip(best, bags, strict=True):
+            words, all_found = bag.words, bag.words_exact
+            if one.batch is not None and one.certainty is not Certainty.APPROXIMATE:
+                words, all_found = one.batch.inputs[one.batch.inputs >= 0].cpu(), True
+            results.append(replace(one, words=words, words_exact=all_found))
+        return results
+
+    def _descend(
+        self,
+        observations: Sequence[Observation],
+        best: list[Reconstruction],
+        bags: Sequence[Reconstruction],
+        limit: Limit,
+        *,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        """Improve the approximate ones of ``best`` in place."""
+        left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
+        asked, apart = [], dict[int, float]()
+        for k in left:  # descents start from the words of a whole bag
+            seen, bag = observations[k], bags[k].batch
+            if bag is not None:
+                outside = best[k].batch is None or not _within_bag(best[k], bags[k])
+                if outside or _text_apart(seen, bags[k]) < _text_apart(seen, best[k]):
+                    best[k] = replace(bags[k], member="bag of words")
+            whole = bag is not None and len(bag.inputs) == seen.upload.num_examples
+            asked.append(seen.told(previous=bag.inputs) if bag is not None and whole else seen)
+            apart[k] = _text_apart(seen, best[k])
+        if not left:
+            return
+        evaluations = self.evaluations or evaluations_in_time(
+            lambda number: self._members(2 * number, asked[0])["tag"](asked, seed=seed), len(asked), cut=limit.cut
+        )
+        members = self._members(evaluations, asked[0])
+        part = (1 - _SHOWN_OF_TEXTS) / len(members)
+        for number, (name, member) in enumerate(members.items()):
+            shown = part_of_work(progress, _SHOWN_OF_TEXTS + number * part, _SHOWN_OF_TEXTS + (number + 1) * part)
+            (reached,) = (member(asked, seed=seed, progress=shown) for _ in counted(name, [name]))
+            for k, found in zip(left, reached, strict=True):
+                if best[k].batch is not None and not _within_bag(found, bags[k]):
+                    continue
+                distance = _text_apart(observations[k], found)
+                if distance < apart[k] or (best[k].batch is None and found.batch is not None):
+                    sure = Certainty.CONSISTENT if distance < ROUNDING else Certainty.APPROXIMATE
+                    by = f"{name} from the words" if bags[k].batch is not None else name
+                    best[k], apart[k] = replace(found, member=by, certainty=sure), distance
+
+    def _members(self, evaluations: int, first: Observation) -> dict[str, GradientInversion]:
+        prior = 0.0 if first.knowledge.public_images is None else ORDERED.prior
+        each = max(1, evaluations // 2)
+        return {
+            "tag": self._placed(tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY)),
+            "inverting gradients": self._placed(inverting_gradients(iterations=each)),
+            "order of words": self._placed(replace(lamp(iterations=1), moves=replace(ORDERED, prior=prior))),
+        }
+
+
+def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
+    if bag.words is None or not bag.words_exact or found.batch is None:
+        return True
+    tokens = found.batch.inputs
+    return bool(torch.isin(tokens[tokens >= 0].cpu(), bag.words).all())
+
+
+def _text_apart(observation: Observation, found: Reconstruction) -> float:
+    if (batch := found.batch) is None:
+        return math.inf
+    reproduction = Reproduction(observation, model_as_sent(observation))
+    if batch.labels.dim() == 1 and (labels := reproduction.labels(batch.inputs)) is not None:
+        batch = Batch(batch.inputs, labels)
+    return reproduction.distance(batch)
+
+
+class TableMembers(_Members):
+    """Exact solutions by the first layer, and TabLeak for the rest; the result nearer to the update is kept."""
+
+    def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
+        attack = ExactInversion(rounds=max(1, min(400, self.evaluations // 12)) if self.evaluations else 400)
+        with within(SOLVED * seconds_left()) as limit:
+            found = attack(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN_OF_ROWS))
+        best = [_as_rows(o, replace(one, member="exact")) for o, one in zip(observations, found, strict=True)]
+        left = [k for k, one in enumerate(best) if one.batch is None or one.certainty is Certainty.APPROXIMATE]
+        if not left:
+            return best
+        asked = [observations[k] for k in left]
+        evaluations = self.evaluations or evaluations_in_time(
+            lambda number: self._member(number)(asked, seed=seed), len(asked), cut=limit.cut
+        )
+        sought = self._member(evaluations)(asked, seed=seed, progress=part_of_work(progress, _SHOWN_OF_ROWS, 1.0))
+        for k, other in zip(left, sought, strict=True):
+            solved = best[k].batch
+            if other.batch is None:
+                best[k] = best[k] if solved is not None else replace(other, member="tableak")
+                continue
+            apart = _rows_apart(observations[k], other.batch)
+            if solved is None or apart <= _rows_apart(observations[k], solved):
+                sure = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
+                best[k] = replace(other, member="tableak", certainty=sure)
+        return best
+
+    def _member(self, evaluations: int) -> GradientInversion:
+        attempts = min(_ATTEMPTS, max(1, evaluations // LEAST))
+        return self._placed(tableak(iterations=max(1, evaluations // attempts), restarts=attempts))
+
+
+def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
+    """Return a solution as rows of the schema, marked approximate if they give another update.
+
+    Mixtures of rows explain an update of a linear model as well.
+    """
+    schema = schema_of(observation.model)
+    if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:
+        return found
+    rows = Batch(schema.nearest(found.batch.inputs), found.batch.labels)
+    if _rows_apart(observation, rows) < ROUNDING:
+        return found
+    return replace(found, batch=rows, certainty=Certainty.APPROXIMATE)
+
+
+def _rows_apart(observation: Observation, rows: Batch) -> float:
+    """Return the distance of the rows' gradient from the update; infinite if that is no gradient."""
+    if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
+        return math.inf
+    distance = Reproduction(observation, model_as_sent(observation)).distance(rows)
+    return distance if math.isfinite(distance) else math.inf
