@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import first_tries
 from flower_data import make_mirror
 from flower_examples import ADULT, CIFAR, Setting, audit_of, is_measured, lines_of, why_none, without_places
 from row_file import RowFile
@@ -283,6 +284,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         *(f"| {row['example']} | `{row['repository']}` | `{row['commit']}` | {row['about']} |" for row in rows),
         "",
         *lines_of(rows),
+        *first_tries.section(),
     ]
     return "\n".join(lines)
 

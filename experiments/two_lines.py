@@ -140,7 +140,8 @@ def run_inside(folder: Path, mirror: Path) -> None:
     app = read_app(folder)
     config = app.with_config((), 1)
     with mirrored(mirror), in_one_process():
-        server, client = app.load()
+        begun = app.load()
+        server, client = begun.server, begun.client
         for seeded in (torch.manual_seed, np.random.seed, random.seed):
             seeded(0)
         grid = LocalGrid(range(NODES), client)

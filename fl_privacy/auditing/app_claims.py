@@ -88,9 +88,10 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
 def begun_app(path: Path) -> ClaimedApp:
     """Import an app and run its server app until the training starts; ``UserError`` if it can't be imported."""
     project = read_app(path)
-    server, client = project.load()
+    begun = project.load()
     identify_process()
-    app = ClaimedApp(folder=project.folder, client=client, run_config=project.config, project=project)
+    app = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
+    server = begun.server
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(server, "_server_fn", None)
     if make is not None:

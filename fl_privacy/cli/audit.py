@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +41,23 @@ def audit(  # noqa: PLR0917
         Path | None,
         typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
     ] = None,
+    stand_in: Annotated[
+        bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
+    ] = False,
+    script: Annotated[
+        Path | None, typer.Option("--script", help="Of a project without the app format: what starts the simulation.")
+    ] = None,
+    server: Annotated[Path | None, typer.Option("--server", help="The script that starts the server.")] = None,
+    client: Annotated[
+        list[Path] | None, typer.Option("--client", help="A script that starts one client; may be given several times.")
+    ] = None,
+    server_args: Annotated[
+        str | None, typer.Option("--server-args", help="Arguments of --script or --server: '--rounds 3'.")
+    ] = None,
+    client_args: Annotated[
+        str | None,
+        typer.Option("--client-args", help="Arguments of each client's script: '--id {partition} --of {nodes}'."),
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
     victims: Annotated[int, typer.Option("--victims", help="Number of single examples to attack.")] = 8,
     budget: Annotated[str, typer.Option("--budget", help="Budget of the attack: quick, standard, thorough.")] = "quick",
@@ -56,6 +74,9 @@ def audit(  # noqa: PLR0917
     limits: Annotated[
         str, typer.Option("--limits", help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
     ] = "",
+    check: Annotated[
+        bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
+    ] = False,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
 ) -> None:
     """Run an unmodified Flower app and show what its clients' uploads leak.
@@ -63,13 +84,27 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         "run_config": tuple(run_config or ()),
         "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
+        "stand_in": stand_in,
+        "chosen": _chosen(script or server, client or (), server_args, client_args),
     }
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+
+    found = check_app(read_app(app, asked["chosen"]))
+    if check:
+        say(found.in_words())
+        if found.stops:
+            raise typer.Exit(1)
+        return
+    if found.stops:
+        raise UserError(found.stops)
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
     if sandbox:
         given = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
         run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, given).audit
@@ -95,13 +130,32 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
     return {"nodes": nodes, "rounds": rounds or None, "victims": victims, "budget": budget, "seconds": seconds}
 
 
+def _chosen(
+    server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
+) -> dict[str, Any] | None:
+    def words(option: str, text: str) -> list[str]:
+        try:
+            return shlex.split(text)
+        except ValueError as error:
+            raise UserError(f"{option} is expected as a command line, but got {text!r}: {error}.") from error
+
+    told = {
+        "server": None if server is None else str(server),
+        "clients": [str(path) for path in clients],
+        "server_arguments": None if server_args is None else words("--server-args", server_args),
+        "client_arguments": None if client_args is None else words("--client-args", client_args),
+    }
+    return told if any(value not in (None, []) for value in told.values()) else None
+
+
 def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str], None]) -> tuple[str, Path]:
     from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app  # noqa: PLC0415
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
     mirror = None if asked["mirror"] is None else Path(asked["mirror"])
-    done = audit_app(read_app(app), AppAuditRequest(**{**asked, "mirror": mirror}, out=out), tell)
+    asked = dict(asked)
+    done = audit_app(read_app(app, asked.pop("chosen")), AppAuditRequest(**{**asked, "mirror": mirror}, out=out), tell)
     return done.line, done.page
 
 

@@ -112,7 +112,8 @@ def test_the_training_is_unchanged(tmp_path: Path) -> None:
     """Final arrays are those of the app without an audit, bit for bit."""
     audited(tmp_path, "app_unchanged", PLAIN, rounds=2, victims=1)
     app = read_app(tmp_path / "app")
-    server, client = app.load()
+    begun = app.load()
+    server, client = begun.server, begun.client
     config = app.with_config((), 2)
     grid = LocalGrid([0, 1], client)
     for context in grid.contexts.values():

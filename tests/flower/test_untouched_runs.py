@@ -123,7 +123,8 @@ def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypat
     record = audited(tmp_path, "app_probed", PROBED, ALREADY)
     monkeypatch.chdir(tmp_path)
     app = read_app(tmp_path / "app")
-    server, client = app.load()
+    begun = app.load()
+    server, client = begun.server, begun.client
     grid = LocalGrid(range(2), client)
     for node in grid.contexts.values():
         node.run_config = dict(app.config)

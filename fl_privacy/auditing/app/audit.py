@@ -16,8 +16,11 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import App, read_app, read_pairs
-from fl_privacy.auditing.app.environment import LoadedBy, around, seeded
+from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
+from fl_privacy.auditing.app.check import ready_or_not
+from fl_privacy.auditing.app.environment import LoadedBy, around, rounds_held, seeded
+from fl_privacy.auditing.app.lent import lent_in_words
+from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession, Show
@@ -44,6 +47,7 @@ class AppAuditRequest:
         run_config: overrides, as in ``flwr run --run-config``.
         node_config: config of every node, as in ``flower-supernode --node-config``; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
+        stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
         sandboxed: ``True`` if this process is isolated.
@@ -54,6 +58,7 @@ class AppAuditRequest:
     run_config: tuple[str, ...] = ()
     node_config: tuple[str, ...] = ()
     mirror: Path | None = None
+    stand_in: bool = False
     out: Path = Path("audit")
     clients: int = 4
     victims: int = 8
@@ -77,9 +82,9 @@ def audit_app(
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.
     """
-    nodes = whole("--nodes", asked.nodes or app.nodes or USUAL_NODES, at_least=1, at_most=10_000, example=10)
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
+    ready_or_not(app)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
     try:
         make_private_folder(folder / "files", folder)
@@ -87,26 +92,44 @@ def audit_app(
         raise UserError(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
-    session = AppAudit(app.name, replace(asked, nodes=nodes), folder, tell or (lambda text: None), show)
+    session = AppAudit(app.name, asked, folder, tell or (lambda text: None), show)
+    inner = None if app.scripts is None else app.scripts.works_in(app.folder)
     with contextlib.ExitStack() as stack:
         stack.callback(session.leave)
-        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror))
+        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror, inner))
         session.problems += [there.missing] if there.missing else []
+        if asked.stand_in:
+            session.drawing = stack.enter_context(drawn_for(app, folder / "files", asked.mirror, asked.seed or 0))
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps load their data on import
-            server, client = app.load()
+            started = app.load()
+        wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
+        nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+        session.asked = asked = replace(asked, nodes=nodes)
+        if app.scripts is not None:
+            session.notes.append(app.scripts.in_words(app.folder))
         if asked.seed is not None:
             seeded(asked.seed)
-        grid = TappedGrid(range(nodes), client, config, asked.clients, tables=tables, node_config=node_config)
+        grid = TappedGrid(range(nodes), started.client, config, asked.clients, tables=tables, node_config=node_config)
         grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
         session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-        ended = attempt(lambda: server(grid, context))
+        with rounds_held(asked.rounds), grid.joining():
+            ended = attempt(lambda: started.server(grid, context))
         grid.on_answer = None
+        if asked.rounds is not None and grid.rounds > asked.rounds:
+            session.notes.append(
+                f"The app trained for {grid.rounds} rounds, which its own loop counts; --rounds {asked.rounds} does not"
+                " reach it."
+            )
         if isinstance(ended, Failure):
             session.problems.append(f"The app's server ended with an error: {ended.reason}")
-        own = "The app's own audit(...) was left out of this run; its training was not."
-        session.notes += [*([own] if there.audits else []), *([there.lent_in_words()] if there.lent else [])]
+        if there.audits:
+            session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
+        if there.silent:
+            session.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
+        if there.lent:
+            session.notes.append(lent_in_words(there.lent))
         session.trained = time.perf_counter() - session.started
         session.write("The training is done; single examples are attacked now.")
         if (cut := session.end()) is not None:
@@ -130,7 +153,8 @@ def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[byt
         say([Said.PAGE, last])
 
     try:
-        found = read_app(app)
+        asked = dict(asked)
+        found = read_app(app, asked.pop("chosen", None))
         say([Said.NAME, found.name.encode(errors="replace")])
         told: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in asked.items()}
         told |= {name: Path(told[name]) for name in ("out", "mirror") if told.get(name)}
@@ -152,6 +176,7 @@ class AppAudit(AuditSession):
         self.name, self.asked, self.tell = name, asked, tell
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
+        self.drawing: Drawing | None = None
         self.trained, self.broken, self._refreshed = 0.0, "", 0.0
 
     def refresh(self) -> None:
@@ -201,6 +226,8 @@ class AppAudit(AuditSession):
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
             were = "1 client was" if attacked == 1 else f"{attacked} clients were"
             lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
+        if self.drawing is not None and (drawn := self.drawing.in_words()):
+            lede = f"{drawn} {lede}"
         environment = [
             ("fl-privacy", metadata.version("fl-privacy")),
             ("flwr", metadata.version("flwr")),

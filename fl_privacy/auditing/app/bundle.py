@@ -8,15 +8,14 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
-from flwr.clientapp import ClientApp
-from flwr.serverapp import ServerApp
-
+from fl_privacy.auditing.app.scripts import Scripts, find_scripts
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.files.foreign import expanded
-from fl_privacy.flower.inside.identity import loaded, parse_config_args
+
+if TYPE_CHECKING:
+    from fl_privacy.auditing.app.started import Started
 
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
 """Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
@@ -32,7 +31,12 @@ Config = dict[str, bool | int | float | str]
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation."""
+    """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation.
+
+    Attributes:
+        python: its ``requires-python``.
+        scripts: what to run of a project without the app format, instead of ``server`` and ``client``.
+    """
 
     folder: Path
     name: str
@@ -40,12 +44,26 @@ class App:
     client: str
     config: Mapping[str, bool | int | float | str]
     dependencies: tuple[str, ...] = ()
+    python: str = ""
     nodes: int | None = None
+    scripts: Scripts | None = None
 
-    def load(self) -> tuple[ServerApp, ClientApp]:
-        """Import server and client app, which executes the app's code; ``UserError`` if that fails, or it is no app."""
+    def load(self) -> "Started":
+        """Import server and client app, or run scripts up to their start, which executes the app's code.
+
+        Raises:
+            UserError: the code can't be imported, or is no app.
+        """
+        from flwr.clientapp import ClientApp  # noqa: PLC0415
+        from flwr.serverapp import ServerApp  # noqa: PLC0415
+
+        from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
+        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
+
         try:
             with blamed_on(f"The app {self.name}"):
+                if self.scripts is not None:
+                    return start_scripts(self.scripts, self.folder)
                 server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
         except UserError as error:
             if isinstance(error.__cause__, ModuleNotFoundError):
@@ -61,7 +79,7 @@ class App:
                 f"{self.server} and {self.client} are expected to be a ServerApp and a ClientApp of Flower, but are"
                 f" {type(server).__name__} and {type(client).__name__}."
             )
-        return server, client
+        return Started(server=server, client=client, nodes=self.nodes)
 
     def _missing(self, error: ModuleNotFoundError) -> str:
         module = error.name or "a module"
@@ -90,14 +108,25 @@ class App:
         return config
 
 
-def read_app(path: str | Path) -> App:
-    """Describe the app in a folder, or in a bundle (.fab), which is unpacked to a temporary folder; import nothing.
+def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
+    """Load the description of the app in a folder or bundle (.fab) without importing it.
+
+    A bundle is unpacked into a temporary folder. Of a folder without Flower's app format, the scripts that start
+    Flower are the app.
+
+    Args:
+        chosen: options of ``find_scripts``; with a script, the folder's app format is not looked at.
 
     Raises:
         UserError: it is no Flower app.
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
+        told = dict(chosen or {})
+        if place.is_dir() and (told.get("server") is not None or not _has_format(place)):
+            scripts = find_scripts(place, **told)
+            if scripts is not None:
+                return App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
         return _read(place, path)
     folder = _unpacked(place)
     try:
@@ -109,10 +138,20 @@ def read_app(path: str | Path) -> App:
     return app
 
 
+def _has_format(folder: Path) -> bool:
+    try:
+        return "serverapp" in (folder / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+
+
 def _read(folder: Path, path: str | Path) -> App:
     project = folder / "pyproject.toml"
     if not project.is_file():
-        raise UserError(f"APP is expected to be a folder with Flower's pyproject.toml or a .fab file, but got {path}.")
+        raise UserError(
+            "APP is expected to be a folder with Flower's pyproject.toml, or with scripts that start a simulation or"
+            f" server of Flower, or a .fab file, but got {path}."
+        )
     try:
         if not project.stat().st_size <= LARGEST_PROJECT:
             raise UserError(f"{project} is expected to have at most {LARGEST_PROJECT >> 10} KiB, but is larger.")
@@ -141,6 +180,7 @@ def _read(folder: Path, path: str | Path) -> App:
         client=str(components["clientapp"]),
         config=config,
         dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
+        python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
 
@@ -185,6 +225,10 @@ def read_pairs(option: str, texts: Sequence[str]) -> Config:
 
 
 def _pairs(option: str, text: str) -> dict[str, Any]:
+    import click  # noqa: PLC0415
+
+    from fl_privacy.flower.inside.identity import parse_config_args  # noqa: PLC0415
+
     try:
         found = dict(parse_config_args([text]))
         if not found:

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 import random
@@ -12,15 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
+from flwr.server import Server
+from flwr.serverapp.strategy import Strategy
 
+from fl_privacy.auditing.app.lent import moved_names_lent, trackers_left_out
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -41,12 +43,6 @@ CODE = (".py", ".pyc", ".fab")
 
 OTHERS = ("__pycache__", "node_modules", "venv")
 
-MOVED: Mapping[str, Mapping[str, str]] = {
-    "flwr.common.typing": {"UserConfig": "flwr.app", "UserConfigValue": "flwr.app"},
-    "flwr.client.typing": {"ClientAppCallable": "flwr.clientapp.typing", "Mod": "flwr.clientapp.typing"},
-}
-"""Earlier module -> its names -> their present modules."""
-
 
 @dataclass(frozen=True)
 class Around:
@@ -57,37 +53,40 @@ class Around:
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
         lent: moved names of Flower that it uses.
+        silent: packages that report elsewhere, which it goes without.
     """
 
     data: set[str]
     missing: str
     audits: list[bool]
     lent: list[str]
-
-    def lent_in_words(self) -> str:
-        return (
-            f"The app names {', '.join(self.lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent"
-            " them here, and would not start by itself."
-        )
+    silent: list[str]
 
 
 @contextmanager
-def around(app: Path, files: Path, mirror: Path | None) -> Iterator[Around]:
-    """Let an app work in the folder ``files``, with data sets from ``mirror``; ``UserError`` if that is no folder."""
+def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = None) -> Iterator[Around]:
+    """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
+
+    Raises:
+        UserError: ``mirror`` is no folder.
+    """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
         before, path = Path.cwd(), list(sys.path)
-        os.chdir(files)
+        missing = copied_files(app, files)
+        (files / (inner or "")).mkdir(parents=True, exist_ok=True)
+        os.chdir(files / (inner or ""))
         stack.callback(lambda: sys.path.__setitem__(slice(None), path))
         stack.callback(os.chdir, before)
-        missing, audits = copied_files(app, files), list[bool]()
+        audits = list[bool]()
 
         def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
             audits.append(True)
             return self.strategy.start(*args, **kwargs)
 
         stack.enter_context(replaced(AuditedStrategy, "start", lambda original: start))
-        yield Around(data, missing, audits, stack.enter_context(moved_names_lent()))
+        lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
+        yield Around(data, missing, audits, lent, silent)
 
 
 @contextmanager
@@ -110,7 +109,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
             if str(path) in {"parquet", "csv", "json", "imagefolder", "text", "arrow"} or Path(str(path)).exists():
                 return original(path, name, *args, split=split, **kwargs)
             asked.add(str(path))
-            found = None if folder is None else _find(folder, str(path), name)
+            found = None if folder is None else find_mirrored(folder, str(path), name)
             if found is None:
                 raise FileNotFoundError(f"{path} is not in the mirror {folder}")
             kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
@@ -132,7 +131,8 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
         yield asked
 
 
-def _find(folder: Path, path: str, name: object) -> Path | None:
+def find_mirrored(folder: Path, path: str, name: object) -> Path | None:
+    """Find the folder of the data set with the hub name ``path`` and configuration ``name`` in a mirror."""
     names = [path.replace("/", "__"), path, path.rpartition("/")[2]]
     names = [*(f"{each}-{name}" for each in names if isinstance(name, str)), *names]
     spellings = (folder / each for one in names for each in (one, one.lower(), one.replace("-", "_").lower()))
@@ -174,32 +174,25 @@ def copied_files(app: Path, into: Path) -> str:
 
 
 @contextmanager
-def moved_names_lent() -> Iterator[list[str]]:
-    """Provide the names in ``MOVED``, if missing, until the block ends; list those used, as ``module.name``."""
-    asked: list[str] = []
+def rounds_held(rounds: int | None) -> Iterator[None]:
+    """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
 
-    def lender(place: str, names: Mapping[str, str]) -> Any:
-        def lend(name: str) -> Any:
-            if name not in names:
-                raise AttributeError(f"module {place!r} has no attribute {name!r}")
-            if f"{place}.{name}" not in asked:
-                asked.append(f"{place}.{name}")
-            return getattr(importlib.import_module(names[name]), name)
+    def held(number: Any) -> Any:
+        return min(number, rounds) if rounds is not None and isinstance(number, int) else number
 
-        return lend
+    def started(original: Any) -> Any:
+        signature = inspect.signature(original)
 
-    with ExitStack() as stack:
-        for place, names in MOVED.items():
-            try:
-                module: Any = importlib.import_module(place)
-            except ModuleNotFoundError:
-                module = ModuleType(place)
-                sys.modules[place] = module
-                stack.callback(sys.modules.pop, place, None)
-            if not hasattr(module, "__getattr__"):
-                module.__getattr__ = lender(place, names)
-                stack.callback(delattr, module, "__getattr__")
-        yield asked
+        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            given.arguments["num_rounds"] = held(given.arguments["num_rounds"])
+            return original(*given.args, **given.kwargs)
+
+        return start
+
+    with replaced(Strategy, "start", started), replaced(Server, "fit", started):
+        yield
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:

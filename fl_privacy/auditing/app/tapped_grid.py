@@ -1,12 +1,13 @@
 """A grid in this process that observes messages and clients' work without changing either."""
 
+import contextlib
 import copy
 import math
 import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server import SimpleClientManager
 
 from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
@@ -22,7 +24,7 @@ from fl_privacy.auditing.fitted_uploads import FittedUploads
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nodes
 from fl_privacy.auditing.instrument.matching import Matched, averaged, matched, memories_in
 from fl_privacy.auditing.instrument.packed import unpacked
-from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched
+from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched, replaced
 from fl_privacy.auditing.scenario_problem import WatchedReply
 from fl_privacy.auditing.scenarios import AskedClient
 from fl_privacy.federation.replies import Failure, attempt
@@ -117,6 +119,21 @@ class TappedGrid(LocalGrid):
             if waits and len(self.contexts) < MOST_JOINED:
                 self._join()
         return super().get_node_ids()
+
+    @contextlib.contextmanager
+    def joining(self) -> Iterator[None]:
+        """Let as many nodes join as a server of Flower's earlier interface waits for, until the block ends."""
+
+        def around(original: Callable[..., bool]) -> Callable[..., bool]:
+            def wait_for(manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
+                while len(self.contexts) < min(num_clients, MOST_JOINED):
+                    self._join()
+                return original(manager, num_clients, *args, **kwargs)
+
+            return wait_for
+
+        with replaced(SimpleClientManager, "wait_for", around):
+            yield
 
     def _join(self) -> None:
         partition = len(self.contexts)
@@ -236,7 +253,8 @@ class TappedGrid(LocalGrid):
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app
         assert app is not None
-        with self._lock, answer.streams.used(), watch.looking() as seen:
+        unchanged = getattr(app, "unchanged", contextlib.nullcontext)  # of clients that outlive a message
+        with self._lock, unchanged(), answer.streams.used(), watch.looking() as seen:
             reply = attempt(lambda: app(message, context))
         if isinstance(reply, Failure):
             return reply

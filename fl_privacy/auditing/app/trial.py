@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
 from fl_privacy.auditing.app.environment import around, configure, last_line_of, seeded
+from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
@@ -74,9 +75,10 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
         there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
         if there.missing:
             logger.warning("%s", there.missing)
-        server, client = app.load()
+        begun = app.load()
+        server, client = begun.server, begun.client
         if there.lent:
-            logger.warning("%s", there.lent_in_words())
+            logger.warning("%s", lent_in_words(there.lent))
         plain = _run(server, client, config, settings)
         gates = []
         for place in (folder / f"node-{node}" for node in range(settings.nodes)):

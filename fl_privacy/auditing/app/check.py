@@ -1,0 +1,327 @@
+"""What an app will need, read from its code without running it: packages, Python, Flower's names, data, the sandbox."""
+
+import ast
+import importlib.util
+import platform
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
+from fl_privacy.auditing.app.lent import HOMES, TRACKERS
+from fl_privacy.auditing.app.review import NETWORK
+from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
+from fl_privacy.errors import UserError, visible
+
+DISTRIBUTIONS: Mapping[str, str] = {
+    "Crypto": "pycryptodome",
+    "PIL": "pillow",
+    "attr": "attrs",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv",
+    "flwr": "flwr[simulation]",
+    "git": "gitpython",
+    "github": "pygithub",
+    "google": "protobuf",
+    "imblearn": "imbalanced-learn",
+    "jose": "python-jose",
+    "psycopg2": "psycopg2-binary",
+    "pytorch_lightning": "pytorch-lightning",
+    "serial": "pyserial",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "torch_geometric": "torch-geometric",
+    "yaml": "pyyaml",
+}
+"""Module -> the distribution that has it, where the two are named differently."""
+
+_TABLES = {"read_csv", "read_parquet", "read_excel", "read_json", "read_table", "read_feather", "read_pickle"}
+_FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
+_DATA = re.compile(
+    r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
+)
+_HUB = {"load_dataset", "FederatedDataset"}
+_FETCHED = re.compile(r"^fetch_\w+$|^load_data$")
+_VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataAsked:
+    """A data set or file that the code names.
+
+    Attributes:
+        what: the call, with its name or path.
+        there: whether it is a file of the app; ``None`` if that can't be known.
+    """
+
+    what: str
+    where: str
+    there: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What an app needs, and what of it is missing here.
+
+    Attributes:
+        runs: what is started.
+        missing: packages that are imported when it starts but not installed, as ``pip install`` takes them.
+        later: packages that are not installed, which it imports only in some functions or an audit goes without.
+        versions: requirements that what is installed does not meet, in words.
+        python: its ``requires-python``, if this Python does not meet it.
+        modules: modules that its ``pyproject.toml`` names and the folder does not have.
+        lent: names of Flower that have moved since, as ``module.name``.
+        network: modules that contact other hosts.
+        nodes, rounds: numbers that it names itself; 0: none.
+    """
+
+    app: str
+    runs: str
+    missing: dict[str, str] = field(default_factory=dict)
+    later: dict[str, str] = field(default_factory=dict)
+    versions: list[str] = field(default_factory=list)
+    python: str = ""
+    modules: list[str] = field(default_factory=list)
+    lent: list[str] = field(default_factory=list)
+    data: list[DataAsked] = field(default_factory=list)
+    network: list[str] = field(default_factory=list)
+    nodes: int = 0
+    rounds: int = 0
+
+    @property
+    def stops(self) -> str:
+        """The sentence that says why an audit can't start, with the remedy; "" if nothing stops it."""
+        if self.modules:
+            names = ", ".join(self.modules)
+            return (
+                f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)} {names}, which its"
+                " pyproject.toml names, but its folder has none: correct the name there."
+            )
+        if not self.missing:
+            return ""
+        names, many = ", ".join(self.missing), len(self.missing) > 1
+        return (
+            f"The app {self.app} imports {names}, which {'are' if many else 'is'} not installed here:"
+            f" run {install(self.missing.values())}, or set PYTHONPATH to the folder that holds"
+            f" {'them' if many else 'it'}."
+        )
+
+    def as_plain(self) -> dict[str, Any]:
+        return {**asdict(self), "stops": self.stops}
+
+    def in_words(self) -> str:
+        """Return the check as lines."""
+        lines = [f"{self.app}: {self.runs}; its code was read, not run."]
+        lines += [f"Stops: {self.stops}"] if self.stops else ["Packages: all that it imports at its start are here."]
+        if self.later:
+            lines.append(f"Not installed, and not needed at the start: {install(self.later.values())}")
+        lines += [f"Version: {each}" for each in self.versions]
+        if self.python:
+            lines.append(f"Python: it asks for {self.python}, and this is {platform.python_version()}.")
+        if self.lent:
+            lines.append(f"Flower {metadata.version('flwr')} has moved, and lends: {', '.join(self.lent)}.")
+        named = [each for each in self.data if not each.there]
+        lines += [f"Data: {each.what} ({each.where}){_standing(each)}" for each in named]
+        if named:
+            lines.append(
+                "Data that are not there: --mirror DIR has sets by their hub name, --node-config 'key=\"path\"' gives a"
+                " path to clients, --stand-in draws examples instead."
+            )
+        if self.network:
+            lines.append(f"The sandbox has no network: {', '.join(self.network)} will fail there.")
+        lines.append(
+            f"Clients: {self.nodes or 'not named; 10 unless --nodes says'}. Rounds: {self.rounds or 'not named'}."
+        )
+        return "\n".join(map(visible, lines))
+
+
+def install(requirements: Iterable[str]) -> str:
+    """Return the command that installs ``requirements``."""
+    words = [f"'{each}'" if re.search(r"[<>=\[!~ ;]", each) else each for each in dict.fromkeys(requirements)]
+    return f"pip install {' '.join(words)}"
+
+
+def check_app(app: App) -> Check:
+    """Read the code of ``app`` and say what it needs that is not here; nothing of it is run or imported."""
+    files = parsed(app.folder)
+    entries, modules = _entries(app, files)
+    near = reached(entries, files)
+    own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
+    asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
+    needed, optional = _imports(near)
+    rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
+
+    def absent(names: Iterable[str]) -> dict[str, str]:
+        found = {}
+        for name in sorted(names):
+            if name not in own and name not in sys.stdlib_module_names and not _is_installed(name):
+                distribution = DISTRIBUTIONS.get(name, name.replace("_", "-"))
+                found[name] = asked.get(_normal(distribution), asked.get(_normal(name), distribution))
+        return found
+
+    missing = absent(needed - set(TRACKERS))
+    return Check(
+        app=app.name,
+        runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
+        missing=missing,
+        later={name: text for name, text in absent(optional | needed).items() if name not in missing},
+        versions=list(_unmet(app.dependencies)),
+        python=_unmet_python(app.python),
+        modules=modules,
+        lent=sorted(set(_lent(near))),
+        data=list({each.what: each for each in _data(near, app)}.values()),
+        network=sorted({name for name in needed | optional if name in NETWORK}),
+        nodes=min(app.nodes or 0, MOST_NODES),
+        rounds=rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0,
+    )
+
+
+def ready_or_not(app: App) -> None:
+    """Stop an audit before it begins where packages or modules are missing.
+
+    Raises:
+        UserError: names all that are missing, and the command that installs them.
+    """
+    if why := check_app(app).stops:
+        raise UserError(why)
+
+
+def _entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
+    if app.scripts is not None:
+        return [app.scripts.server, *app.scripts.clients], []
+    found, absent = [], []
+    for reference in (app.server, app.client):
+        inner = Path(*reference.partition(":")[0].split("."))
+        places = [app.folder / inner.with_suffix(".py"), app.folder / inner / "__init__.py"]
+        there = next((path for path in places if path in files), None)
+        if there is not None:
+            found.append(there)
+        elif not any(path.exists() for path in places) and not _is_installed(inner.parts[0]):
+            absent.append(f"{reference.partition(':')[0]} (of {reference})")
+    return found, list(dict.fromkeys(absent))
+
+
+def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
+    """Return the top names of modules that are imported at the start, and of those that may be imported later."""
+    needed, optional = set[str](), set[str]()
+
+    def visit(body: Iterable[ast.stmt], into: set[str]) -> None:
+        for node in body:
+            if isinstance(node, ast.Import):
+                into.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                if not node.level and node.module:
+                    into.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try):
+                visit([each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)], optional)
+            elif isinstance(node, ast.If):
+                main = "__main__" in ast.dump(node.test)
+                visit([*node.body, *node.orelse], into if main else optional)
+            elif isinstance(node, ast.ClassDef | ast.With):
+                visit(node.body, into)
+
+    for file in files:
+        visit(file.tree.body, needed)
+    return needed, optional - needed
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except (ValueError, ImportError):
+        return False
+
+
+def _requirements(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        try:
+            yield Requirement(text).name, text
+        except InvalidRequirement:
+            continue
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name.partition("[")[0]).lower()
+
+
+def _unmet(texts: Iterable[str]) -> Iterator[str]:
+    for name, text in _requirements(texts):
+        try:
+            here = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+        wanted = Requirement(text)
+        applies = wanted.marker is None or wanted.marker.evaluate()
+        if applies and not wanted.specifier.contains(here, prereleases=True):
+            yield f"it asks for {text}, and {here} is installed."
+
+
+def _unmet_python(wanted: str) -> str:
+    try:
+        return "" if not wanted or SpecifierSet(wanted).contains(platform.python_version()) else wanted
+    except InvalidSpecifier:
+        return ""
+
+
+def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
+    for node in chain.from_iterable(ast.walk(file.tree) for file in files):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module in HOMES and not _has(node.module):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in HOMES and not _has(alias.name))
+
+
+def _has(module: str) -> bool:
+    """Return whether the installed Flower has the file of a module, without importing it."""
+    spec = importlib.util.find_spec("flwr")
+    folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
+    inner = folder.joinpath(*module.split(".")[1:])
+    return inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
+
+
+def _data(files: Sequence[SourceFile], app: App) -> Iterator[DataAsked]:
+    for file in files:
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.Call):
+                yield from _asked(node, file, app)
+
+
+def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
+    name, last = ast.unparse(node.func)[-80:], called(node)
+    told = {each.arg: each.value for each in node.keywords}
+    first = node.args[0] if node.args else told.get("dataset", told.get("path", told.get("filepath_or_buffer")))
+    where = f"{file.path.relative_to(app.folder).as_posix()}:{node.lineno}"
+    text = constant(first)
+    if last in _HUB:
+        yield DataAsked(what=f"{last}({text!r})" if isinstance(text, str) else f"{last}(...)", where=where)
+    elif (found := _VISION.search(name)) and "keras" not in name:
+        yield DataAsked(what=f"torchvision's {found[3]}", where=where)
+    elif _FETCHED.match(last) and ("keras" in name or last.startswith("fetch_")):
+        yield DataAsked(what=f"{name}({text!r})" if isinstance(text, str) else f"{name}()", where=where)
+    elif last in _TABLES or (last in _FILES and isinstance(text, str) and _DATA.search(text)):
+        if isinstance(text, str):
+            written = (
+                last == "open" and any(mark in str(constant(node.args[1])) for mark in "wax")
+                if node.args[1:]
+                else False
+            )
+            path = Path(text)
+            places = [path] if path.is_absolute() else [app.folder / path, file.path.parent / path]
+            if not written:
+                yield DataAsked(what=f"{last}({text!r})", where=where, there=any(each.exists() for each in places))
+        elif last in _TABLES:
+            yield DataAsked(what=f"{last}({ast.unparse(first)[:60] if first is not None else ''})", where=where)
+
+
+def _standing(asked: DataAsked) -> str:
+    return ", which is not there" if asked.there is False else ""

@@ -1,0 +1,195 @@
+"""What apps are lent: names that Flower had since version 1.8 and has elsewhere now, and packages that only report."""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib import metadata
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_COMPAT = "flwr.compat.common"
+
+HOMES: Mapping[str, tuple[str, ...]] = {
+    "flwr.client.app": ("flwr.client", "flwr.compat.client.app"),
+    "flwr.client.client": ("flwr.client", "flwr.compat.client.client"),
+    "flwr.client.client_app": ("flwr.clientapp", "flwr.clientapp.client_app"),
+    "flwr.client.dpfedavg_numpy_client": ("flwr.compat.client.dpfedavg_numpy_client",),
+    "flwr.client.mod": ("flwr.clientapp.mod",),
+    "flwr.client.numpy_client": ("flwr.client", "flwr.compat.client.numpy_client"),
+    "flwr.client.typing": ("flwr.clientapp.typing", "flwr.compat.client.typing", "flwr.client"),
+    "flwr.common": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing", f"{_COMPAT}.parameter"),
+    "flwr.common.address": ("flwr.supercore.address",),
+    "flwr.common.constant": ("flwr.app", "flwr.supercore.constant"),
+    "flwr.common.context": ("flwr.common",),
+    "flwr.common.date": ("flwr.supercore.date",),
+    "flwr.common.differential_privacy": ("flwr.supercore.differential_privacy",),
+    "flwr.common.dp": (f"{_COMPAT}.dp",),
+    "flwr.common.logger": ("flwr.supercore.logger",),
+    "flwr.common.message": ("flwr.common",),
+    "flwr.common.object_ref": ("flwr.supercore.object_ref",),
+    "flwr.common.parameter": (f"{_COMPAT}.parameter",),
+    "flwr.common.record": ("flwr.common", f"{_COMPAT}.record"),
+    "flwr.common.recorddict_compat": (f"{_COMPAT}.recorddict_compat",),
+    "flwr.common.recordset_compat": (f"{_COMPAT}.recorddict_compat",),
+    "flwr.common.telemetry": ("flwr.supercore.telemetry",),
+    "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing"),
+    "flwr.common.version": ("flwr.supercore.version",),
+    "flwr.server.app": ("flwr.server", "flwr.compat.server.app"),
+    "flwr.server.compat": ("flwr.server.compat.grid_client_proxy",),
+    "flwr.server.compat.app": ("flwr.server.compat.app",),
+    "flwr.server.compat.driver_client_proxy": ("flwr.server.compat.grid_client_proxy",),
+    "flwr.server.driver": ("flwr.server", "flwr.compat.server.grid"),
+    "flwr.server.grid": ("flwr.server",),
+    "flwr.server.server_app": ("flwr.server", "flwr.serverapp.server_app"),
+    "flwr.server.serverapp_components": ("flwr.server",),
+    "flwr.server.typing": ("flwr.serverapp.typing", "flwr.compat.server.typing"),
+    "flwr.simulation.app": ("flwr.simulation",),
+}
+"""Earlier module -> the present modules that have its names, tried in this order."""
+
+RENAMED: Mapping[str, str] = {
+    "ConfigsRecordValues": "ConfigRecordValues",
+    "DriverClientProxy": "GridClientProxy",
+    "MetricsRecordValues": "MetricRecordValues",
+    "Weights": "NDArrays",
+    "evaluateins_to_recordset": "evaluateins_to_recorddict",
+    "evaluateres_to_recordset": "evaluateres_to_recorddict",
+    "fitins_to_recordset": "fitins_to_recorddict",
+    "fitres_to_recordset": "fitres_to_recorddict",
+    "parameters_size_mod": "arrays_size_mod",
+    "parameters_to_parametersrecord": "parameters_to_arrayrecord",
+    "parameters_to_weights": "parameters_to_ndarrays",
+    "parametersrecord_to_parameters": "arrayrecord_to_parameters",
+    "recordset_to_evaluateins": "recorddict_to_evaluateins",
+    "recordset_to_evaluateres": "recorddict_to_evaluateres",
+    "recordset_to_fitins": "recorddict_to_fitins",
+    "recordset_to_fitres": "recorddict_to_fitres",
+    "start_driver": "start_grid",
+    "weights_to_parameters": "ndarrays_to_parameters",
+}
+"""Earlier name -> its present name, in the modules above."""
+
+
+TRACKERS = ("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX")
+"""Packages that report a run elsewhere, which an audit goes without where they are not installed."""
+
+
+def lent_in_words(lent: list[str]) -> str:
+    """Say which names of earlier versions of Flower an app was lent."""
+    return (
+        f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent them"
+        " here, and would not start by itself."
+    )
+
+
+@contextmanager
+def moved_names_lent() -> Iterator[list[str]]:
+    """Provide the names of ``HOMES``, where missing, until the block ends; list those used, as ``module.name``."""
+    asked: list[str] = []
+    with ExitStack() as stack:
+        for place in sorted(HOMES):
+            try:
+                module: Any = importlib.import_module(place)
+            except ModuleNotFoundError:
+                module = ModuleType(place)
+                sys.modules[place] = module
+                stack.callback(sys.modules.pop, place, None)
+                parent, _, leaf = place.rpartition(".")
+                owner = sys.modules[parent]
+                if not hasattr(owner, leaf):
+                    setattr(owner, leaf, module)
+                    stack.callback(delattr, owner, leaf)
+            before = vars(module).get("__getattr__")
+            module.__getattr__ = _lender(place, before, asked)
+            if before is None:
+                stack.callback(delattr, module, "__getattr__")
+            else:
+                stack.callback(setattr, module, "__getattr__", before)
+        yield asked
+
+
+def _lender(place: str, before: Any, asked: list[str]) -> Any:
+    def lend(name: str) -> Any:
+        if before is not None:
+            try:
+                return before(name)
+            except AttributeError:
+                pass
+        for home in HOMES[place] if not name.startswith("__") else ():
+            try:
+                module = importlib.import_module(home)
+            except ModuleNotFoundError:  # of another version of Flower
+                continue
+            present = RENAMED.get(name, name)
+            found = (
+                vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
+            )
+            if found is not None and not isinstance(found, ModuleType):
+                if f"{place}.{name}" not in asked:
+                    asked.append(f"{place}.{name}")
+                return found
+        raise AttributeError(f"module {place!r} has no attribute {name!r}")
+
+    return lend
+
+
+class _Silent(ModuleType):
+    """Stands for a package or anything of it, and does nothing."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Silent(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        plain = len(args) == 1 and not kwargs and callable(args[0])
+        return args[0] if plain else self  # also as a decorator
+
+    def __enter__(self) -> "_Silent":
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        return None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@contextmanager
+def trackers_left_out() -> Iterator[list[str]]:
+    """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends."""
+    absent = [name for name in TRACKERS if name not in sys.modules and importlib.util.find_spec(name) is None]
+    asked = list[str]()
+
+    class Finder(Loader):
+        @staticmethod
+        def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+            top = name.partition(".")[0]
+            if top not in absent:
+                return None
+            asked.extend([top] if top not in asked else [])
+            return ModuleSpec(name, Finder(), is_package=True)
+
+        def create_module(self, spec: ModuleSpec) -> ModuleType:
+            return _Silent(spec.name)
+
+        def exec_module(self, module: ModuleType) -> None:
+            return None
+
+    os.environ.setdefault("WANDB_MODE", "disabled")
+    sys.meta_path.append(Finder)
+    try:
+        yield asked
+    finally:
+        sys.meta_path.remove(Finder)
+        for name in [each for each in sys.modules if each.partition(".")[0] in absent]:
+            del sys.modules[name]

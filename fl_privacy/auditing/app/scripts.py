@@ -1,0 +1,343 @@
+"""A Flower project without the app format, as it is on disk: the scripts that call Flower's starting functions."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from fl_privacy.errors import UserError
+
+SIMULATIONS = {"start_simulation", "run_simulation"}
+SERVERS = {"start_server"}
+CLIENTS = {"start_client", "start_numpy_client"}
+STARTS = SIMULATIONS | SERVERS | CLIENTS
+"""Names of Flower's functions that start a simulation, a server or a client."""
+
+MOST_FILES, MOST_BYTES = 2000, 4 << 20
+"""Largest number of files that are searched, and largest size of one in bytes."""
+
+_LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
+_LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
+_OF_CLIENT = re.compile(
+    r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
+)
+_COUNT = re.compile(r"^(num|n|number|total)[-_]?(of[-_]?)?(clients|partitions|nodes|users|workers|sites)$")
+_USUAL = (
+    (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
+    (re.compile(r"^(num|n|local)?[-_]?(local)?[-_]?epochs?$"), "1"),
+    (re.compile(r"^batch[-_]?size$"), "32"),
+    (re.compile(r"^(lr|learning[-_]?rate)$"), "0.01"),
+    (re.compile(r"^device$"), "cpu"),
+    (re.compile(r"^(random[-_]?)?(seed|state)$"), "0"),
+    (re.compile(r"^port$"), "8080"),
+)
+"""Names of options that a script can require -> what they are given."""
+
+_ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """Which scripts of a project to run, and how.
+
+    Attributes:
+        server: script or notebook that starts the simulation or the server.
+        clients: scripts that each start one client; empty for a simulation. Client k runs the k-th, in turn.
+        server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}``
+            the number of clients.
+        notes: what was chosen among several, in sentences.
+    """
+
+    server: Path
+    clients: tuple[Path, ...] = ()
+    server_arguments: tuple[str, ...] = ()
+    client_arguments: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def works_in(self, folder: Path) -> Path:
+        """Return the folder, relative to ``folder``, in which people start the server's script."""
+        here = self.server.parent
+        return Path() if here == folder or (here / "__init__.py").exists() else here.relative_to(folder)
+
+    def in_words(self, folder: Path) -> str:
+        """Say what is run, with paths relative to ``folder``."""
+        names = [_named(path, folder) for path in (self.server, *self.clients)]
+        said = f"The project has no app format of Flower: {names[0]} is run"
+        if self.clients:
+            said += f" as the server, and {', '.join(names[1:])} as the client{'s' * (len(names) > 2)}"
+        given = " ".join(self.client_arguments or self.server_arguments)
+        said += f" with the arguments {given}" if given else ""
+        return " ".join([f"{said}.", *self.notes])
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A parsed file of a project.
+
+    Attributes:
+        imports: files of the project that it imports.
+    """
+
+    path: Path
+    tree: ast.Module
+    imports: frozenset[Path] = field(default=frozenset(), compare=False)
+
+    @cached_property
+    def flower(self) -> set[str]:
+        """Return the names by which the file knows Flower, its modules and its starting functions."""
+        found = set[str]()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                flower = [alias for alias in node.names if alias.name.partition(".")[0] == "flwr"]
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in flower}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "flwr":
+                found |= STARTS if any(alias.name == "*" for alias in node.names) else set()
+                found |= {alias.asname or alias.name for alias in node.names}
+        return found
+
+    @cached_property
+    def starts(self) -> set[str]:
+        """Return the starting functions of Flower that are called anywhere in the file."""
+        return {called(node) for node in ast.walk(self.tree) if isinstance(node, ast.Call) and self.begins(node)}
+
+    def begins(self, node: ast.Call) -> bool:
+        """Return whether a call is one of Flower's starting functions, and not the project's own of that name."""
+        return called(node) in STARTS and ast.unparse(node.func).partition(".")[0] in self.flower
+
+    @cached_property
+    def is_script(self) -> bool:
+        """Return whether running the file does more than define names."""
+        for node in self.tree.body:
+            if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
+                return True
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and any(
+                isinstance(each, ast.Call) and self.begins(each) for each in ast.walk(node)
+            ):
+                return True
+        return self.path.suffix == ".ipynb" and bool(self.starts)
+
+
+def find_scripts(
+    folder: Path,
+    *,
+    server: str | Path | None = None,
+    clients: Sequence[str | Path] = (),
+    server_arguments: Sequence[str] | None = None,
+    client_arguments: Sequence[str] | None = None,
+) -> Scripts | None:
+    """Find the scripts of the project in ``folder`` that start Flower, without running them.
+
+    Args:
+        server, clients: given scripts, relative to the folder; nothing else is searched for then.
+        server_arguments, client_arguments: given command lines; by default guessed from the scripts' own parsers.
+
+    Returns:
+        ``None`` if no script of the folder starts Flower.
+
+    Raises:
+        UserError: a given script does not exist.
+    """
+    for path in (each for each in (server, *clients) if each is not None):
+        if not (folder / path).is_file():
+            raise UserError(f"--server, --client and --script are expected to be files of {folder}, but got {path}.")
+    files = parsed(folder)
+    notes: list[str] = []
+    if server is not None:
+        chosen, of_clients = folder / server, [folder / path for path in clients]
+    else:
+        scripts = [path for path, each in files.items() if each.is_script]
+        starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
+        found = _chosen(folder, starts, files, notes)
+        if found is None:
+            return None
+        chosen, of_clients = found
+        of_clients = [folder / path for path in clients] or of_clients
+
+    def arguments(given: Sequence[str] | None, path: Path, *, of_client: bool) -> tuple[str, ...]:
+        if given is not None:
+            return tuple(given)
+        near = [path, *(files[path].imports if path in files else ())]
+        return tuple(_guessed([files[each].tree for each in near if each in files], of_client=of_client))
+
+    return Scripts(
+        server=chosen,
+        clients=tuple(of_clients),
+        server_arguments=arguments(server_arguments, chosen, of_client=False),
+        client_arguments=arguments(client_arguments, of_clients[0], of_client=True) if of_clients else (),
+        notes=tuple(notes),
+    )
+
+
+def source_of(path: Path) -> str:
+    """Return the Python code of a script, or of a notebook's code cells without IPython's own lines.
+
+    Raises:
+        UserError: it can't be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        if path.suffix != ".ipynb":
+            return text
+        cells = [cell for cell in json.loads(text)["cells"] if cell.get("cell_type") == "code"]
+        lines = [line for cell in cells for line in f"{''.join(cell['source'])}\n".splitlines()]
+        return "\n".join(re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
+
+
+def parsed(folder: Path) -> dict[Path, SourceFile]:
+    """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed."""
+    found: dict[Path, SourceFile] = {}
+    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ipynb"))):
+        inner = path.relative_to(folder).parts
+        if len(found) >= MOST_FILES or _LEFT_OUT & set(inner) or any(part.startswith(".") for part in inner):
+            continue
+        try:
+            if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+                continue
+            found[path] = SourceFile(path, ast.parse(source_of(path)))
+        except (UserError, SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return {path: SourceFile(path, each.tree, frozenset(_imports(each, folder, found))) for path, each in found.items()}
+
+
+def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -> Iterator[Path]:
+    """Yield the project's own files that ``file`` imports."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names = [base, *(f"{base}.{alias.name}".replace("..", ".") for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            inner = Path(*(part for part in name.split(".") if part)) if name.strip(".") else Path()
+            for root in {folder, file.path.parent, file.path.parent.parent}:
+                for path in (root / inner.with_suffix(".py") if inner.parts else root, root / inner / "__init__.py"):
+                    if path in files and path != file.path:
+                        yield path
+
+
+def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
+    """Return the files at ``paths`` and all files of the project that they import, directly or not."""
+    seen, left = set(paths), [path for path in paths if path in files]
+    found = []
+    while left:
+        found.append(files[left.pop()])
+        new = found[-1].imports - seen
+        seen |= new
+        left.extend(new)
+    return found
+
+
+def _chosen(
+    folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str]
+) -> tuple[Path, list[Path]] | None:
+    def rank(path: Path, kinds: set[str], words: Sequence[str]) -> tuple[bool, int, int, int, str]:
+        stem = path.stem.lower()
+        place = next((n for n, word in enumerate(words) if word in stem), len(words))
+        return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, len(path.stem), str(path)
+
+    def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
+        return sorted(
+            (path for path, starts in starting.items() if starts & kinds), key=lambda p: rank(p, kinds, words)
+        )
+
+    simulations, servers = best(SIMULATIONS, _LIKELY), best(SERVERS, ("server", *_LIKELY))
+    servers.sort(key=lambda path: bool(starting[path] & CLIENTS))  # a server between others starts a client as well
+    if simulations:
+        if len(simulations) > 1:
+            others = ", ".join(_named(path, folder) for path in simulations[1:4])
+            notes.append(f"Others start a simulation, too ({others}): --script chooses.")
+        return simulations[0], []
+    if not servers:
+        return None
+    server = servers[0]
+    near = sorted(
+        best(CLIENTS, ("client",)),
+        key=lambda path: (path.parent != server.parent, path == server, *rank(path, CLIENTS, ("client",))),
+    )
+    if not near:
+        return None
+    alike = [path for path in near if _unnumbered(path, folder) == _unnumbered(near[0], folder)]
+    if len(servers) > 1:
+        others = ", ".join(_named(path, folder) for path in servers[1:4])
+        notes.append(f"Others start a server, too ({others}): --server chooses.")
+    return server, sorted(alike) or near[:1]
+
+
+def _unnumbered(path: Path, folder: Path) -> str:
+    """Return a path without the numbers that tell clients apart: client1.py and client2.py, site_a/run.py."""
+    inner = path.relative_to(folder).with_suffix("").as_posix().lower()
+    return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
+
+
+def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
+    """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
+    for tree in trees:
+        asked = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called(n) == "add_argument"]
+        for node in asked:
+            flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            told = {each.arg: each.value for each in node.keywords}
+            if not flags or "action" in told:
+                continue
+            flag = next((each for each in flags if each.startswith("--")), flags[0])
+            name = flag.lstrip("-").lower()
+            needed = not flag.startswith("-") or constant(told.get("required")) is True
+            value = None
+            choices, first = constant(told.get("choices")), _first_of_range(told.get("choices"))
+            if of_client and name and _OF_CLIENT.match(name):
+                value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
+                value = value or (f"{{partition+{first}}}" if first else "{partition}")
+            elif _COUNT.match(name):
+                value = "{nodes}" if needed else None
+            elif needed and _ADDRESS.search(name):
+                value = "127.0.0.1:8080"
+            elif needed:
+                usual = next((text for words, text in _USUAL if words.match(name)), None)
+                value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual
+                value = str(first) if value is None and first is not None else value
+            if value is not None:
+                yield from (flag, value) if flag.startswith("-") else (value,)
+        if asked:
+            return
+    places = [
+        node.slice.value
+        for tree in trees[:1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript)
+        and ast.unparse(node.value).endswith("argv")
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, int)
+    ]
+    if of_client and places and max(places) >= 1:
+        yield "{partition}"
+
+
+def _first_of_range(node: ast.AST | None) -> int | None:
+    """Return the first number of ``range(...)``; ``None`` for anything else."""
+    if not isinstance(node, ast.Call) or called(node) != "range":
+        return None
+    first = constant(node.args[0]) if len(node.args) > 1 else 0
+    return first if isinstance(first, int) else None
+
+
+def called(node: ast.Call) -> str:
+    """Return the last name of what is called."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+
+
+def constant(node: ast.AST | None) -> object:
+    """Return the value of a literal, or ``None``."""
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _named(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

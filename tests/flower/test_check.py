@@ -1,0 +1,96 @@
+"""What `audit --check` says of an app without running it, and that an audit stops where packages are missing."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.check import check_app
+from fl_privacy.cli.main import run_command_line
+
+PROJECT = """
+[project]
+name = "clinic"
+requires-python = ">=3.99"
+dependencies = ["medmnist==3.0.1", "numpy<1.0", "scikit-learn>=1.0"]
+[tool.flwr.app.components]
+serverapp = "clinic.server_app:app"
+clientapp = "clinic.client_app:app"
+[tool.flwr.app.config]
+num-server-rounds = 7
+[tool.flwr.federations.local]
+options.num-supernodes = 4
+"""
+CODE = """
+import medmnist, cv2
+import pandas as pd
+from flwr.client.numpy_client import NumPyClient
+from clinic.task import train
+raise SystemExit("it was run")
+"""
+TASK = """
+import requests
+from datasets import load_dataset
+from torchvision.datasets import MNIST
+import torchvision
+try:
+    import nowhere_at_all
+except ImportError:
+    pass
+
+def train():
+    import tensorflow_of_nobody
+    pd.read_csv("data/patients.csv"), pd.read_csv("data/there.csv"), open("log.txt", "w")
+    torchvision.datasets.CIFAR10("data"), load_dataset("owner/set"), open("/home/author/notes.json")
+"""
+
+
+@pytest.fixture
+def clinic(tmp_path: Path) -> Path:
+    for name, text in {
+        "pyproject.toml": PROJECT, "clinic/server_app.py": CODE, "clinic/client_app.py": CODE, "clinic/task.py": TASK,
+        "clinic/unused.py": "import never_reached", "data/there.csv": "a,b\n1,2\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_everything_that_is_missing_is_found_without_running_it(clinic: Path) -> None:
+    found = check_app(read_app(clinic))
+    assert found.missing == {"cv2": "opencv-python-headless", "medmnist": "medmnist==3.0.1"}
+    assert set(found.later) == {"nowhere_at_all", "tensorflow_of_nobody"}
+    assert "pip install opencv-python-headless 'medmnist==3.0.1'" in found.stops
+    assert found.python == ">=3.99" and len(found.versions) == 1 and "numpy<1.0" in found.versions[0]
+    assert found.lent == ["flwr.client.numpy_client.NumPyClient"]
+    assert found.network == ["requests"] and found.nodes == 4 and found.rounds == 7
+    assert {each.what: each.there for each in found.data} == {
+        "read_csv('data/patients.csv')": False,
+        "read_csv('data/there.csv')": True,
+        "torchvision's CIFAR10": None,
+        "load_dataset('owner/set')": None,
+        "open('/home/author/notes.json')": False,
+    }
+    json.dumps(found.as_plain())
+
+
+def test_the_command_says_it_and_an_audit_stops(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["audit", str(clinic), "--check"]) == 1
+    said = capsys.readouterr().out
+    assert "Stops: The app clinic imports cv2, medmnist" in said and "--stand-in" in said and "patients.csv" in said
+    for sandbox in ([], ["--sandbox"]):
+        assert run_command_line(["audit", str(clinic), "--out", str(clinic / "out"), *sandbox]) == 2
+        assert "pip install" in capsys.readouterr().err
+    assert not (clinic / "out").exists()
+
+
+def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clinic / "pyproject.toml").write_text(PROJECT.replace("clinic.server_app", "hospital_of_nobody.server_app"))
+    assert run_command_line(["audit", str(clinic)]) == 2
+    assert "hospital_of_nobody.server_app" in capsys.readouterr().err
+
+
+def test_an_app_that_has_all_is_let_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["audit", "examples/flower_quickstart", "--check"]) == 0
+    assert "all that it imports at its start are here" in capsys.readouterr().out

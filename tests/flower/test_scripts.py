@@ -1,0 +1,140 @@
+"""Projects without Flower's app format: what is found in them, and that they run up to a page, nothing edited."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.scripts import find_scripts
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.errors import UserError
+from tests.flower import project_parts as parts
+
+
+def project(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def audited(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
+    chosen = options.pop("chosen", None)
+    request = AppAuditRequest(out=out, victims=2, **{"seconds": 2, **options})
+    session = audit_app(read_app(folder, chosen), request)
+    return json.loads((session.page.parent / "audit.json").read_text())
+
+
+def counts_in(record: dict[str, Any]) -> list[dict[str, Any]]:
+    return [rung["counts"] for rung in record["rungs"] if rung["counts"]]
+
+
+def test_a_simulation_comes_before_a_server_and_its_module_may_hold_the_call(tmp_path: Path) -> None:
+    folder = project(tmp_path, server=parts.SERVER, client=parts.CLIENT, simulation=parts.SIMULATION)
+    found = find_scripts(folder)
+    assert found is not None and found.server.name == "simulation.py" and found.clients == ()
+    inner = "import flwr as fl\n\n\ndef begin():\n    fl.simulation.start_simulation(client_fn=None, num_clients=2)\n"
+    folder = project(
+        tmp_path / "b", engine=inner, main='from engine import begin\nif __name__ == "__main__":\n    begin()\n'
+    )
+    found = find_scripts(folder)
+    assert found is not None and found.server.name == "main.py"
+
+
+def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> None:
+    plain = "import flwr as fl\nfl.client.start_client(server_address='x', client=None)\n"
+    folder = project(tmp_path, server=parts.SERVER, client_1=plain, client_2=plain, tests__client=plain)
+    found = find_scripts(folder)
+    assert found is not None and [path.name for path in found.clients] == ["client_1.py", "client_2.py"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ('parser.add_argument("--partition-id", type=int, default=0)', ("--partition-id", "{partition}")),
+        ('parser.add_argument("cid", type=int)', ("{partition}",)),
+        ('parser.add_argument("-i", "--id", choices=["a", "b"])', ("--id", "{partition:a|b}")),
+        ('parser.add_argument("--node-id", choices=range(1, N + 1))', ("--node-id", "{partition+1}")),
+        ('parser.add_argument("--epoch", required=True)', ("--epoch", "1")),
+        ('parser.add_argument("--ahead", required=True, choices=range(0, 7))', ("--ahead", "0")),
+        ('parser.add_argument("--mode", required=True, choices=["iid", "skewed"])', ("--mode", "iid")),
+        ('parser.add_argument("--num-clients", required=True)', ("--num-clients", "{nodes}")),
+        ('parser.add_argument("--num-clients", default=2)', ()),
+        ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
+        ('parser.add_argument("--id", action="store_true")', ()),
+        ("print(sys.argv[1])", ("{partition}",)),
+    ],
+)
+def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given: tuple[str, ...]) -> None:
+    client = f"import argparse, sys\nimport flwr as fl\nparser = argparse.ArgumentParser()\n{asked}\n"
+    client += "fl.client.start_client(server_address='x', client=None)\n"
+    found = find_scripts(project(tmp_path, server=parts.SERVER, client=client))
+    assert found is not None and found.client_arguments == given
+
+
+def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:
+    assert find_scripts(project(tmp_path, main="print('start_server(')\n", broken="def (")) is None
+    with pytest.raises(UserError, match="with scripts that start a simulation"):
+        read_app(tmp_path)
+
+
+def test_a_simulation_is_audited_for_the_rounds_that_are_asked(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", main=parts.SIMULATION, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out")
+    assert record["nodes"] == 3 and record["rounds"] == 1
+    assert counts_in(record)[0]["exact"] == counts_in(record)[0]["judged"] == 2
+    assert "main.py is run" in " ".join(record["notes"])
+
+
+def test_two_apps_in_one_script_are_audited(tmp_path: Path) -> None:
+    record = audited(project(tmp_path / "a", app=parts.APPS, network=parts.NETWORK), tmp_path / "out", rounds=2)
+    assert record["nodes"] == 2 and record["rounds"] == 2 and not record["problems"]
+
+
+def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out")
+    assert record["nodes"] == 3 and not record["problems"]
+    assert "--client-id {partition:1|2|3}" in " ".join(record["notes"])
+    assert counts_in(audited(folder, tmp_path / "again")) == counts_in(record)
+
+
+def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
+    network = parts.NETWORK.replace("def get_parameters(self, config)", "def get_parameters(self)")
+    network = network.replace("self.get_parameters({})", "weights_to_parameters and self.get_parameters()")
+    network += "\nfrom flwr.common import Weights, weights_to_parameters\n"
+    record = audited(project(tmp_path / "a", app=parts.SIMULATION, network=network), tmp_path / "out")
+    assert not record["problems"] and counts_in(record)[0]["exact"] == 2
+    assert "flwr.common.Weights" in " ".join(record["notes"])
+
+
+def test_as_many_clients_join_as_a_server_waits_for(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=2)
+    assert any("more than 2 clients" in problem for problem in record["problems"])
+    assert sum(record["models"].values()) == 3
+
+
+def test_a_notebook_is_a_script(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", network=parts.NETWORK)
+    lines = ["%matplotlib inline\n", "!pip install flwr\n", *parts.SIMULATION.splitlines(keepends=True)]
+    (folder / "federated.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": lines}]}))
+    assert audited(folder, tmp_path / "out")["nodes"] == 3
+
+
+def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = parts.CLIENT.replace('"--client-id", type=int', '"--hospital-name"')
+    folder = project(tmp_path / "a", server=parts.SERVER, client=client, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out")
+    assert any("--client-args" in problem for problem in record["problems"])
+    (folder / "server.py").write_text("import flwr as fl\nif input():\n    fl.server.start_server()\n")
+    assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2
+    (folder / "server.py").write_text("import flwr as fl\nif 0:\n    fl.server.start_server()\n")
+    assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert "ended without" in capsys.readouterr().err
+    assert run_command_line(["audit", str(folder), "--script", "gone.py", "--out", str(tmp_path / "out")]) == 2
+    assert "expected to be files of" in capsys.readouterr().err
