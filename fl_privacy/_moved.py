@@ -63,7 +63,7 @@ _NAMES = """
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
     flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
-    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache
+    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
     flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
     flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers flower.malicious=flower.curious
     flower.probe=flower.mods.probe flower.untouched.app=auditing.app.bundle
