@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
@@ -94,40 +95,14 @@ def _minimum(
     *,
     filmed: Sequence[int],
 ) -> Minimum:
-    settings = prepared.settings
+    settings, moves = prepared.settings, prepared.moves
     enough = settings.enough * problem.zero_loss()
+    given: dict[str, Any] = {"generators": generators, "enough": enough, "settings": settings, "report": report}
     if isinstance(settings.optimizer, EvolutionStrategy):
-        return search(
-            problem,
-            variables,
-            generators=generators,
-            enough=enough,
-            strategy=settings.optimizer,
-            iterations=settings.iterations,
-            capacity=prepared.capacity,
-            report=report,
-            filmed=filmed,
-        )
-    moves = prepared.moves
+        return search(problem, variables, capacity=prepared.capacity, filmed=filmed, **given)
     if moves is not None:
         variables = moves.begin(problem, variables, generators)
-    descent = Descent(
-        optimizer=settings.optimizer,
-        iterations=settings.iterations,
-        projection=settings.projection,
-        noise=settings.noise,
-        moves=moves,
-    )
-    found = minimize(
-        problem,
-        variables,
-        generators=generators,
-        enough=enough,
-        descent=descent,
-        evaluate=prepared.evaluate,
-        report=report,
-        filmed=filmed,
-    )
+    found = minimize(problem, variables, evaluate=prepared.evaluate, filmed=filmed, moves=moves, **given)
     if moves is None:
         return found
     read, loss = moves.end(problem, found.variables, generators)

@@ -27,9 +27,6 @@ class WordEmbeddings(ImageSource):
     reading: TokenReading
     norm: float = 0.0
 
-    def size(self, shape: Shape) -> int:
-        return int(torch.Size(shape).numel())
-
     def start(self, blank: Blank) -> Tensor:
         """Return the first variables (B L d,): embeddings of texts known before, else drawn."""
         drawn, texts = self.first(blank), blank.observation.knowledge.previous

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,24 +13,13 @@ from fl_privacy.models.gradients.layered import Factors
 from fl_privacy.types import Tensors
 
 
-def angular_distance(
-    guesses: Sequence[Tensor], observed: Sequence[Tensor], length: Tensor, observed_length: Tensor, elsewhere: Tensor
-) -> Tensor:
-    """Return half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
+class AngularDistance(torch.autograd.Function):
+    """Half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
 
-    The derivative by the guesses includes the change of length.
-
-    Args:
-        guesses, observed: parts (V, n) of the vectors, of any n.
-        length, observed_length: lengths (V,) of the whole vectors.
-        elsewhere: squared distance (V,) of the other parts.
+    It maps the lengths (V,) of both vectors, the squared distance (V,) of the parts not given, the number of parts, and
+    the guessed and observed parts (V, n), of any n. For q = g - |g| o / |o| of each part, it is D = |q|^2 / 2 |g|^2,
+    with dD/dg = (q - D g) / |g|^2, which includes the change of length.
     """
-    found: Tensor = _AngularDistance.apply(length, observed_length, elsewhere, len(guesses), *guesses, *observed)
-    return found
-
-
-class _AngularDistance(torch.autograd.Function):
-    """For q = g - |g| o / |o| of each part, the distance is D = |q|^2 / 2 |g|^2, with dD/dg = (q - D g) / |g|^2."""
 
     @staticmethod
     def forward(
@@ -55,13 +44,9 @@ class _AngularDistance(torch.autograd.Function):
         return None, None, None, None, *found, *(None for _ in apart)
 
 
-def squared_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
-    found: Tensor = _SquaredDistance.apply(one, other)
-    return found
-
-
 class _SquaredDistance(torch.autograd.Function):
+    """||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
+
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
         apart = one - other
@@ -81,13 +66,9 @@ def _squared_length(values: Tensor) -> Tensor:
     return lengths.square()
 
 
-def absolute_differences(images: Tensor) -> Tensor:
-    """Return the mean absolute difference (V,) of horizontal neighbors plus that of vertical ones."""
-    found: Tensor = _AbsoluteDifferences.apply(images)
-    return found
+class AbsoluteDifferences(torch.autograd.Function):
+    """Mean absolute difference (V,) of horizontal neighbors plus that of vertical ones, of images (V, ..., H, W)."""
 
-
-class _AbsoluteDifferences(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
         across = images[..., :, 1:] - images[..., :, :-1]
@@ -150,42 +131,6 @@ class Target:
         return Target(value, squared, variance, mean, self.size, low, high)
 
 
-class LayerStatistics(Protocol):
-    """Statistics of the guessed gradient g' against the observed g of one tensor."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def guess(self) -> Tensor | None:
-        """Return g' (V, n) if it was formed and is not bounded; else ``None``."""
-        ...
-
-    @property
-    def squared(self) -> Tensor:
-        """Return ||g'||^2 (V,)."""
-        ...
-
-    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
-        ...
-
-    @property
-    def distance(self) -> Tensor:
-        """Return ||g' - g||^2 (V,)."""
-        ...
-
-    @property
-    def absolute(self) -> Tensor:
-        """Return the sum of |g' - g| (V,)."""
-        ...
-
-    @property
-    def difference(self) -> Tensor:
-        """Return g' - g (V, n), for objectives that are ``elementwise``."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Explicit:
     """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
@@ -199,8 +144,7 @@ class Explicit:
 
     @property
     def squared(self) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(self._guess, dim=1)
-        return lengths.square()
+        return _squared_length(self._guess)
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
         return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
@@ -208,7 +152,8 @@ class Explicit:
     @property
     def distance(self) -> Tensor:
         if self.target.low is None:
-            return squared_distance(self.gradient.reshape(len(self.gradient), -1), self.target.value)
+            found: Tensor = _SquaredDistance.apply(self.gradient.reshape(len(self.gradient), -1), self.target.value)
+            return found
         return self.difference.square().sum(1)
 
     @property
@@ -217,15 +162,10 @@ class Explicit:
 
     @property
     def _guess(self) -> Tensor:
-        return (
-            self.gradient.reshape(len(self.gradient), -1)
-            if self.target.low is None
-            else self.target.value + self.difference
-        )
+        return self.target.value + self.difference if self.guess is None else self.guess
 
     @property
     def difference(self) -> Tensor:
-        """Return g' minus g, or minus the nearest value within the bounds."""
         flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
 
@@ -320,6 +260,14 @@ class Zero:
         return -self.target.value
 
 
+LayerStatistics = Explicit | Products | Zero
+"""Statistics of the guessed gradient g' against the observed g of one tensor, V victims each.
+
+``guess`` is g' (V, n) if it was formed and is not bounded, else ``None``; ``squared`` is ||g'||^2, ``distance``
+||g' - g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, n), for objectives that are
+``elementwise``. ``apart`` is ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
+
+
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Split ``values`` (V, N, P) into coordinates (V, r, P) along orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
@@ -356,15 +304,8 @@ def weighted_distance(
     return loss
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The tensors to compare.
-
-    Attributes:
-        elementwise: a and b (n,) of the joined formed gradients.
-        products: a and b of each product.
-        observed: (V, n) of each tensor.
-    """
+class _Plan(NamedTuple):
+    """Weights a and b of the joined formed gradients (n,) and of each product, and what is ``observed`` (V, n)."""
 
     elementwise: Sequence[Tensor]
     products: Sequence[tuple[float, float]]

@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.layer_statistics import Coefficients, LayerStatistics, angular_distance
+from fl_privacy.attacks.gradient_inversion.layer_statistics import AngularDistance, Coefficients, LayerStatistics
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
@@ -160,7 +160,8 @@ class Cosine:
         apart = {name: statistics[name].apart(*scales) for name in others}
         elsewhere = _weighted_sum(self.layers, apart) if others else torch.zeros_like(length)
         guesses, seen = list(formed.values()), [statistics[name].target.value for name in formed]
-        distance = angular_distance(guesses, seen, length, observed_length, elsewhere.detach())
+        found = length, observed_length, elsewhere.detach(), len(guesses), *guesses, *seen
+        distance: Tensor = AngularDistance.apply(*found)
         if others:  # add the derivative at a fixed length and that of the length
             along = (distance.detach() / length.square()) * _weighted_sum(self.layers, {n: squared[n] for n in others})
             pull = (elsewhere - along) / 2

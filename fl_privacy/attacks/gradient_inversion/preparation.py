@@ -25,9 +25,7 @@ from fl_privacy.attacks.gradient_inversion.execution import (
     CompiledEvaluation,
     RecordedEvaluation,
     ValueAndGradient,
-    capturing_pays,
     compiling_pays,
-    recording_pays,
     victims_at_once,
     written_bytes,
 )
@@ -426,9 +424,8 @@ class Prepared:
         at_once = min(self.capacity, len(self.victims) * self.restarts)
         inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
         evaluations = inner * self.settings.iterations
-        if self._like.device.type != "cpu":
-            return CapturedEvaluation() if capturing_pays(at_once, evaluations) else Problem.evaluate
-        return RecordedEvaluation() if recording_pays(at_once, evaluations) else Problem.evaluate
+        faster = RecordedEvaluation if self._like.device.type == "cpu" else CapturedEvaluation
+        return faster() if faster.pays(at_once, evaluations) else Problem.evaluate
 
     @property
     def search(self) -> Search:

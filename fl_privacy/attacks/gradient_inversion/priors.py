@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.layer_statistics import absolute_differences
+from fl_privacy.attacks.gradient_inversion.layer_statistics import AbsoluteDifferences
 from fl_privacy.models.gradients.hooks import entering
 
 
@@ -70,7 +70,8 @@ class TotalVariation:
             across, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
             return self.weight * (across.flatten(1).sum(1) + down.flatten(1).sum(1))
         if not self.isotropic:
-            return self.weight * absolute_differences(images)
+            differences: Tensor = AbsoluteDifferences.apply(images)
+            return self.weight * differences
         across = images[..., :, 1:] - images[..., :, :-1]
         down = images[..., 1:, :] - images[..., :-1, :]
         length = (across[..., :-1, :].square() + down[..., :, :-1].square() + 1e-12).sqrt().flatten(1)

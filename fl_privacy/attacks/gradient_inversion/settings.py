@@ -1,8 +1,8 @@
 """Settings of a gradient inversion: spaces, first guesses and sources of images, and the choices of an attack."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -80,10 +80,8 @@ class Blank:
     space: Space
 
 
-class Start(Protocol):
-    """Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
-
-    def __call__(self, blank: Blank) -> Tensor: ...
+Start = Callable[[Blank], Tensor]
+"""Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +114,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Start from a random patch, U[0, 1], tiled over the image (Wei et al. 2020; Fan et al. 2020).
-
-    Attributes:
-        size: side of the patch in pixels.
-    """
+    """Start from a random patch of side ``size``, U[0, 1], tiled (Wei et al. 2020; Fan et al. 2020)."""
 
     size: int = 4
 
@@ -165,9 +159,7 @@ class Previous:
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
-        if previous is None:
-            return Normal()(blank)
-        return Given(images=previous)(blank)
+        return Normal()(blank) if previous is None else Given(images=previous)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -220,8 +212,8 @@ class ImageSource(Protocol):
     """
 
     def size(self, shape: Shape) -> int:
-        """Return n."""
-        ...
+        """Return n, by default that of the images."""
+        return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
         """Draw the first variables (n,)."""
@@ -285,15 +277,12 @@ TokenReading = Literal["nearest", "pseudo_inverse"]
 """Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
 pseudo-inverse of the embeddings (SAPAG)."""
 
-_CHOICES = {
-    "reading": TokenReading,
-    "labels": LabelPolicy,
-    "projection": Projection,
-    "into_range": Scaling,
-    "local_steps": LocalSteps,
-    "compile": Compile,
-    "dtype": DType,
-}
+
+def expect_choices(settings: Any) -> None:
+    """Raise ``UserError`` unless all fields of the dataclass ``settings`` with literals as their type hold one."""
+    for each in fields(settings):
+        if get_origin(each.type) is Literal:
+            one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,5 +374,4 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts"):
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
-        for name, choices in _CHOICES.items():
-            one_of(f"attack.{name}", getattr(self, name), get_args(choices))
+        expect_choices(self)

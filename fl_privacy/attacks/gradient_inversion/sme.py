@@ -13,9 +13,9 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, se
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
-from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
+from fl_privacy.attacks.gradient_inversion.settings import DType, Settings, expect_choices
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.checks import number, one_of, whole
+from fl_privacy.checks import number, whole
 from fl_privacy.errors import is_out_of_memory
 from fl_privacy.models.gradients import VictimLoss, differentiable_twice
 from fl_privacy.rng import cpu_threads, derive_generator
@@ -67,7 +67,7 @@ class SurrogateModel:
         number("attack.total_variation", self.total_variation, at_least=0, example=0.01)
         number("attack.between", self.between, at_least=0, at_most=1, example=0.5)
         number("attack.between_lr", self.between_lr, at_least=0, example=0.001)
-        one_of("attack.dtype", self.dtype, ("float32", "float64"))
+        expect_choices(self)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress

@@ -162,9 +162,6 @@ class TableRows(ImageSource):
     counted: bool = True
     spread: float = 1.0
 
-    def size(self, shape: Shape) -> int:
-        return int(torch.Size(shape).numel())
-
     def start(self, blank: Blank) -> Tensor:
         schema, numbers = self.schema, self.schema.number_values
         drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)

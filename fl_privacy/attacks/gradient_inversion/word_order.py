@@ -108,10 +108,6 @@ class Rearranged:
     iterations: int
     capacity: int
 
-    def due(self, iteration: int) -> bool:
-        after = iteration - int(self.moves.burn_in * self.iterations)
-        return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
-
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """Return first guesses (V, N): the best of ``variables`` and random others, then of their orders."""
@@ -138,7 +134,13 @@ class Rearranged:
         return variables
 
     @torch.no_grad()
-    def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    def __call__(
+        self, iteration: int, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]
+    ) -> Tensor:
+        """Return the variables (V, N) to go on from after an ``iteration``, moved if that is due."""
+        burnt_in = iteration >= int(self.moves.burn_in * self.iterations)
+        if not burnt_in or iteration % self.moves.every != 1 or iteration >= self.iterations:
+            return variables
         read = _as_read(problem, variables)
         for text in range(problem.shape[0]):
             orders = self._best(problem, read, text, generators)

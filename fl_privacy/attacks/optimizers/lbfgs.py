@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.optimizers.first_order import expect_rate, signed
+from fl_privacy.attacks.optimizers.first_order import signed
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 
 _MIN_CURVATURE = 1e-10
@@ -284,10 +285,9 @@ class LBFGS:
     sign: Literal["none", "hard"] = "none"
 
     def __post_init__(self) -> None:
-        expect_rate("attack.lr", self.lr)
+        number("attack.lr", self.lr, above=0, example=0.1)
         for name in ("inner", "history"):
-            if getattr(self, name) < 1:
-                raise UserError(f"attack.{name} is expected to be at least 1, but got {getattr(self, name)}; try 20.")
+            number(f"attack.{name}", getattr(self, name), at_least=1, example=20)
         if self.line_search not in ("none", "strong_wolfe"):
             raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
         if self.sign != "none" and self.line_search != "none":
@@ -305,18 +305,14 @@ class _LBFGSRun:
     """Rows start an iteration (``moves == 0``) or are inside one, without the reference's re-evaluation."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
-        count = len(variables)
-        self._settings = settings
-        self._images = images
-        self._iterations = iterations
-        self.iteration = torch.zeros(count, dtype=torch.long, device=variables.device)
+        self._settings, self._images, self._iterations = settings, images, iterations
+        self.iteration = torch.zeros(len(variables), dtype=torch.long, device=variables.device)
         self._moves = torch.zeros_like(self.iteration)
         self._fresh = torch.ones_like(self.iteration, dtype=torch.bool)
         self._finished = torch.zeros_like(self._fresh)
         self._history = History(variables, settings.history)
-        self._move = torch.zeros_like(variables)
-        self._gradient = torch.zeros_like(variables)
-        self._loss = variables.new_zeros(count)
+        self._move, self._gradient = torch.zeros_like(variables), torch.zeros_like(variables)
+        self._loss = variables.new_zeros(len(variables))
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         settings = self._settings
