@@ -1,5 +1,6 @@
 """Find inputs whose gradient is the observed one, for many victims at once."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,8 +29,7 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 class Solutions:
     """Solution for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
-    Attributes:
-        history: losses (T, V), thinned, and nan once a victim has finished.
+    ``history`` holds losses (T, V), thinned, and nan once a victim has finished.
     """
 
     images: Tensor
@@ -39,17 +39,14 @@ class Solutions:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":
-        rows = other.loss < self.loss
-        labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
+        rows, numbers = other.loss < self.loss, self.history.isfinite().sum(0).tolist()
+        films = {row: joined(film, numbers[row], other.films[row]) for row, film in self.films.items()}
         return Solutions(
             images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
-            labels=labels,
+            labels=torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels),
             loss=torch.minimum(other.loss, self.loss),
             history=torch.cat([self.history, other.history]),
-            films={
-                row: joined(film, int(self.history[:, row].isfinite().sum()), other.films[row])
-                for row, film in self.films.items()
-            },
+            films=films,
         )
 
 
@@ -71,7 +68,10 @@ def minimize_in_stages(
     for number in range(stages):
         shown = part_of(report, number / stages, (number + 1) / stages)
         minimum = _minimum(prepared, problem, variables, generators, shown, filmed=filmed)
-        found = _with_images(problem, minimum)
+        with torch.no_grad():
+            films, images = films_of(problem, minimum), problem.images(minimum.variables)
+            labels = problem.guessed_labels(minimum.variables)
+        found = Solutions(images, labels, minimum.loss, minimum.history, films)
         if source is None or problem.held is None or stages == 1:
             return found
         own, rest = minimum.variables[:, : problem.pixels], minimum.variables[:, problem.pixels :]
@@ -109,17 +109,6 @@ def _minimum(
     return replace(found, variables=read, loss=loss)
 
 
-@torch.no_grad()
-def _with_images(problem: Problem, minimum: Minimum) -> Solutions:
-    return Solutions(
-        images=problem.images(minimum.variables),
-        labels=problem.guessed_labels(minimum.variables),
-        loss=minimum.loss,
-        history=minimum.history,
-        films=films_of(problem, minimum),
-    )
-
-
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
     """Attack every victim until an attempt is accepted or the restarts are used up.
 
@@ -145,10 +134,7 @@ def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstructi
 
 
 def _attack_chunk(
-    prepared: Prepared,
-    jobs: Sequence[tuple[PreparedVictim, int]],
-    together: int,
-    report: Report,
+    prepared: Prepared, jobs: Sequence[tuple[PreparedVictim, int]], together: int, report: Report
 ) -> list[tuple[PreparedVictim, Restarted]]:
     settings = prepared.settings
     victims, restarts = zip(*jobs, strict=True)
@@ -163,21 +149,9 @@ def _attack_chunk(
         accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     labels = prepared.rounds[0].victim_model.loss.answers(labels).cpu()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
-    return [
-        (
-            victim,
-            Restarted(
-                restart=restarts[row],
-                loss=float(found.loss[row]),
-                accepted=accepted[row],
-                images=images[row],
-                labels=labels[row],
-                history=histories[row],
-                film=found.films.get(row, ()),
-            ),
-        )
-        for row, victim in enumerate(victims)
-    ]
+    films = [found.films.get(row, ()) for row in range(len(victims))]
+    columns = (restarts, found.loss.tolist(), accepted, images, labels, histories, films)
+    return list(zip(victims, itertools.starmap(Restarted, zip(*columns, strict=True)), strict=True))
 
 
 def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepared: Prepared) -> Reconstruction:
@@ -227,9 +201,5 @@ class GradientInversion(Settings):
         return groups.reconstructions()
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the training data of its generator of images (C, H, W); ``None`` without a generator.
-
-        Raises:
-            UserError: there is no such generator.
-        """
+        """Return the training data of its generator of images (C, H, W), ``None`` if it has none."""
         return None if self.source is None else self.source.provenance(image)

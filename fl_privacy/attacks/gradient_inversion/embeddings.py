@@ -16,10 +16,7 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Inputs of a :class:`TextModel` from embeddings of words (V, B, L, d), in units of the tokens' root mean square.
 
-    Attributes:
-        table: embeddings (n, d) of the tokens.
-        norm: weight of the squared difference between the mean length of the guess and of embeddings, as a share of the
-            latter (LAMP, Balunovic et al. 2022, Eq. 5).
+    ``table`` holds the embeddings (n, d) of the tokens, and ``norm`` is ``Settings.embedding_norm``.
     """
 
     table: Tensor

@@ -47,20 +47,12 @@ def noise_over_gradient(observation: Observation) -> float | None:
     Returns:
         ``None`` without an output layer, with too few columns, or for steps of Adam.
     """
-    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
-        return None
-    update = as_gradient(observation)
-    layer = output_layer(observation.model, observation.num_classes)
-    return None if layer is None else _ratio(update, [name for name in layer if name])
+    of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
+    return None if of_adam else _ratio(as_gradient(observation), observation)
 
 
-def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """Return the noise ratio of a noiseless ``gradient``: rounding, or more without softmax."""
-    layer = output_layer(observation.model, observation.num_classes)
-    return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
-
-
-def _ratio(update: Tensors, layer: Sequence[str]) -> float | None:
+def _ratio(update: Tensors, observation: Observation) -> float | None:
+    layer = output_layer(observation.model, observation.num_classes) or ()
     found = [update[name].double() for name in layer if name in update]
     sums = torch.cat([tensor.sum(0).flatten() for tensor in found]) if found else torch.zeros(0)
     if len(sums) < _FEWEST:
@@ -185,7 +177,7 @@ def usual_of(observation: Observation) -> Usual:
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
-    scattered = columns = noise = 0.0
+    found = list[tuple[float, float, float]]()
     model, state, loss = detached_copy(observation.model), observation.assumed(), observation.loss or CROSS_ENTROPY
     set_mode(model, "eval")
     if observation.plan.mode == "eval":
@@ -196,11 +188,9 @@ def usual_of(observation: Observation) -> Usual:
         with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
             torch.manual_seed(0)
             result = loss_gradients(model, state, Batch(images, labels), batch_norm=None, loss_function=loss)
-        found = result.gradients
-        scattered = max(scattered, scattered_zeros(found))
-        columns = max(columns, _empty_columns(observation, found))
-        noise = max(noise, ratio_of_gradient(found, observation))
-    return Usual(scattered, columns, noise)
+        own = result.gradients
+        found.append((scattered_zeros(own), _empty_columns(observation, own), _ratio(own, observation) or 0.0))
+    return Usual(*map(max, zip(*found, strict=True)))
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:

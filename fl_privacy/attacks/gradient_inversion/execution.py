@@ -139,11 +139,7 @@ def compiler() -> str | None:
 
 
 def check_compiler() -> None:
-    """Check that there is a compiler.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raise ``UserError`` unless there is a compiler."""
     if compiler() is None:
         raise UserError(
             "attack.compile=on is expected to find a C++ compiler, but there is none;"
@@ -168,10 +164,8 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """``Problem.evaluate``, compiled for the shapes of the first call.
 
-    A program that fails to compile or gives other numbers is not used, with a warning.
-
-    Raises:
-        UserError: the program is ``demanded``, but does not compile.
+    A program that gives other numbers or fails to compile is not used, with a warning, or a ``UserError`` if it is
+    ``demanded``.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -308,8 +302,7 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
     """Capture the kernels that ``run`` launches, after a few runs on their own stream, as PyTorch requires.
 
-    Raises:
-        RuntimeError: ``run`` waits for the GPU.
+    A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())

@@ -32,11 +32,7 @@ class NamedGenerator:
     def __call__(
         self, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TrainedGenerator:
-        """Return the generator for images (C, H, W).
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the generator for images (C, H, W), or raise ``UserError``."""
         asked = tuple(image), torch.device(device), dtype
         if asked not in self._found:
             self._found[asked] = find_generator(self.path, *asked)
@@ -165,9 +161,6 @@ class Untrained(ImageSource):
     Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; convolution and
     sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1), scale by He et
     al. (2015), and variables x from 0.
-
-    Attributes:
-        unit: move of a weight by a variable of 1, in standard deviations.
     """
 
     width: int = 32

@@ -62,10 +62,7 @@ SOFT_LABELS = (
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
 
-    ``model`` is frozen, with the values sent, in double precision.
-
-    Raises:
-        NotAttackableError: no known loss fits the update.
+    ``model`` is frozen, with the values sent, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
@@ -121,9 +118,8 @@ def _of_many(
         asked_for = 0 if bias is None else int((bias < -fits * bias.abs().max()).sum())
         return CROSS_ENTROPY, SOFT_LABELS if asked_for > observation.upload.num_examples else WHOLE_LABELS
     rank = int((torch.linalg.svdvals(columns.cpu()) > fits * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
-    if bias is None or not _denies_softmax(bias, fits):
-        return CROSS_ENTROPY, ASSUMED
-    if rank > observation.upload.num_examples or rank == min(columns.shape):
+    unsure = rank > observation.upload.num_examples or rank == min(columns.shape)
+    if bias is None or not _denies_softmax(bias, fits) or unsure:
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
         "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
@@ -159,10 +155,8 @@ def _likely(loss: Loss, labels: Tensor) -> bool:
     """Return ``True`` for targets that a client may have; any number fits a squared error."""
     if loss.targets == "classes":
         return True
-    near = (labels - labels.round()).abs().max() < _WHOLE and bool(
-        ((labels.round() == 0) | (labels.round() == 1)).all()
-    )
-    return bool(near) or (loss is SQUARED_ERROR and labels.shape[1] == 1)
+    near = bool((labels - labels.round().clamp(0, 1)).abs().max() < _WHOLE)
+    return near or (loss is SQUARED_ERROR and labels.shape[1] == 1)
 
 
 def _smoothed(labels: Tensor) -> Loss:
@@ -343,10 +337,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1].
-
-    ``wrong`` is the reason why it can't be attacked, or ``None``.
-    """
+    """An observation with a loss, in a mode without draws, of inputs in [0, 1], or why it can't be attacked."""
 
     observation: Observation
     wrong: str | None = None
@@ -437,18 +428,14 @@ def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tens
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)
     found = []
-    devices = [like.device] if like.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
         for seed in (1, 2):
             torch.manual_seed(seed)
             try:
-                outputs = model(images)
+                found.append(model(images))
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 return None
-            if not isinstance(outputs, Tensor):
-                return None
-            found.append(outputs)
-    return found[0], found[1]
+    return (found[0], found[1]) if all(isinstance(outputs, Tensor) for outputs in found) else None
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

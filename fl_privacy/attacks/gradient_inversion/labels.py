@@ -187,10 +187,7 @@ def usual_outputs(
     1961). ``experiments/label_counts.py`` compares alternatives; features by class (iLRG, Ma et al. 2023) find fewer
     labels on trained LeNets.
 
-    Args:
-        shape: (C, H, W), or (L,) of tokens.
-        rng: random stream on the CPU.
-        gradient: gradient of the client's mean loss, unscaled, as far as it was sent.
+    ``shape`` is (C, H, W), or (L,) of tokens; ``rng`` is on the CPU; ``gradient`` is that of the mean loss, unscaled.
     """
     weight, bias = layer
     like = next(model.parameters())
@@ -250,8 +247,7 @@ def choose_labels(
 ) -> tuple[Tensor | None, str]:
     """Choose labels (B,) or (B, K), ``None`` if they are optimized, and name their source.
 
-    Raises:
-        NotAttackableError: there are none, with the reason.
+    If there are none, raise ``NotAttackableError`` with the reason.
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -307,12 +303,9 @@ def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
         return None
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     path, layer = list(layers.items())[-1]
-    prefix = f"{path}." if path else ""
     own = dict(layer.named_parameters(recurse=False))
-    weight, bias = own.get("weight"), own.get("bias")
-    if layer.bias is None:
-        return first.get(id(weight), f"{prefix}weight"), None
-    return first.get(id(weight), f"{prefix}weight"), first.get(id(bias), f"{prefix}bias")
+    weight, bias = (first.get(id(own.get(name)), f"{path}.{name}".lstrip(".")) for name in ("weight", "bias"))
+    return weight, None if layer.bias is None else bias
 
 
 def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:

@@ -172,12 +172,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of the gradient ``deltas @ inputs.mT`` of one weight.
-
-    Attributes:
-        deltas: (V, O, P).
-        inputs: (V, D, P).
-    """
+    """Statistics of the gradient of one weight, ``deltas`` (V, O, P) times ``inputs`` (V, D, P) transposed."""
 
     deltas: Tensor
     inputs: Tensor

@@ -1,7 +1,7 @@
 """Minimize for many victims at once, by descent or by evolution of candidates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
@@ -30,7 +30,7 @@ class Minimum:
     variables: Tensor
     loss: Tensor
     history: Tensor
-    snapshots: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
+    snapshots: Mapping[int, Mapping[int, Tensor]]
 
 
 class DescentState:
@@ -100,7 +100,7 @@ class DescentState:
         return len(done) - gone
 
     def select(self, rows: Tensor) -> None:
-        self._keep()
+        self.minimum()
         kept = rows.tolist()
         self.active = [self.active[row] for row in kept]
         self.best, self.best_loss = self.best[rows], self.best_loss[rows]
@@ -110,12 +110,9 @@ class DescentState:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        self._keep()
-        return self._found
-
-    def _keep(self) -> None:
         self._found.variables[self.active] = self.best
         self._found.loss[self.active] = self.best_loss
+        return self._found
 
 
 _NOTHING = 1e30
@@ -172,8 +169,7 @@ def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capaci
 class Minimizable(Protocol):
     """A loss of variables (V, N), the first ``pixels`` of which are images, or texts that can be decoded.
 
-    Attributes:
-        attempts: number of neighboring rows that are attempts at the same victim.
+    ``attempts`` neighboring rows are attempts at the same victim.
     """
 
     @property

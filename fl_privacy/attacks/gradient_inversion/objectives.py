@@ -51,11 +51,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List the tensors whose weight is not 0.
-
-    Raises:
-        UserError: a pattern matches nothing, or all tensors are muted.
-    """
+    """List the tensors whose weight is not 0; raise ``UserError`` if a pattern matches nothing or all are muted."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -80,19 +76,23 @@ def _lengths(squared: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2:
-    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
-
-    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
-    """
-
+class _OfLayers:
     layers: LayerWeights = field(default_factory=dict)
-    relative: bool = False
     elementwise: bool = field(default=True, init=False)
 
     @property
     def by_layer(self) -> bool:
         return bool(self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2(_OfLayers):
+    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
+
+    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
+    """
+
+    relative: bool = False
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
@@ -106,15 +106,8 @@ class L2:
 
 
 @dataclass(frozen=True, kw_only=True)
-class L1:
+class L1(_OfLayers):
     """Sum of absolute differences over all tensors."""
-
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
-
-    @property
-    def by_layer(self) -> bool:
-        return bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
@@ -124,7 +117,7 @@ class L1:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(_OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
     Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
@@ -136,7 +129,6 @@ class Cosine:
     """
 
     per_layer: bool = False
-    layers: LayerWeights = field(default_factory=dict)
     epsilon: float = 1e-10
     elementwise: bool = field(default=False, init=False)
 
@@ -176,7 +168,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianKernel:
+class GaussianKernel(_OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
@@ -193,8 +185,6 @@ class GaussianKernel:
     depth: Literal["constant", "linear", "geometric"] = "linear"
     last: float = 0.5
     per: Literal["tensor", "layer"] = "tensor"
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
@@ -233,19 +223,16 @@ class GaussianKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedL2L1:
+class WeightedL2L1(_OfLayers):
     """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    Attributes:
-        last: factor on ``alpha`` at the last tensor, linear between.
-        relative: division by a zero gradient's loss, so that the size of gradients does not count.
+    ``last`` is a factor on ``alpha`` at the last tensor, linear between. ``relative`` divides by the loss of a zero
+    gradient, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1
     last: float = 0.1
     relative: bool = False
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:

@@ -87,9 +87,8 @@ class PreparedRound:
 
     def of(self, positions: Sequence[int]) -> RoundUpdates:
         observations = [self.observations[position] for position in positions]
-        parameter = next(self.victim_model.model.parameters())
-        matched, names = [self.matched(observation) for observation in observations], list(self.victim_model.names)
-        values = stack(matched, names, parameter.device, parameter.dtype)
+        parameter, matched = next(self.victim_model.model.parameters()), list(map(self.matched, observations))
+        values = stack(matched, list(self.victim_model.names), parameter.device, parameter.dtype)
         known = self.known.update_constraints(observations, self.matched)
         each = [bounds for o in observations if (bounds := o.knowledge.bounds) is not None]
         left: Bounds = {}
@@ -107,17 +106,11 @@ class PreparedRound:
             if found is not None:
                 factors[name], targets[name] = found, targets[name].without_value()
         compared = () if known.clip or known.bounds else self.compared
-        return RoundUpdates(
-            gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared
-        )
+        return RoundUpdates(self.gradients, targets, factors, known.clip, compared)
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
-    """Choose how the updates of ``group`` are matched.
-
-    Raises:
-        NotAttackableError: the model does not take the images, or can't be differentiated twice.
-    """
+    """Choose how the updates of ``group`` are matched, or raise ``NotAttackableError``."""
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
     names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))
@@ -125,16 +118,15 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
     victim_model = VictimModel(model, names, first.plan, loss=first.loss or CROSS_ENTROPY)
     trial = _trial(victim_model, first)
-    gradients, ranks, compared = _choose(
-        victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise
-    )
+    scales = settings.objective.elementwise
+    gradients, ranks, compared = _choose(victim_model, trial, unrolls=unrolls, elementwise=scales)
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
     pixels = settings.source is None and modality_of(first.model).pixels
     circumstances = circumstances_of(
         first,
         unrolls=unrolls,
-        scales=settings.objective.elementwise,
+        scales=scales,
         complete=set(names) == set(first.sent.parameters),
         smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
         pixels=pixels,
@@ -253,12 +245,7 @@ class PreparedVictim:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """All that is computed once for a group.
-
-    Attributes:
-        shape: (B, C, H, W) of one victim.
-        rounds: matched updates, the last round's first.
-    """
+    """All that is computed once for a group, of shape (B, C, H, W) each, with the last of the ``rounds`` first."""
 
     settings: Settings
     seed: int
@@ -458,11 +445,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Prepare ``group`` for the attack of ``settings``.
-
-    Raises:
-        NotAttackableError: no victim can be attacked.
-    """
+    """Prepare ``group`` for the attack of ``settings``, or raise ``NotAttackableError``."""
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)

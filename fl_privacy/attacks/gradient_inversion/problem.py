@@ -34,7 +34,7 @@ _SMALL = 1 << 13
 """Most elements of a tensor that is joined with others, since starting an operation takes the time."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RoundUpdates:
     """The updates of V victims in one round, and the guessed gradients.
 
@@ -53,11 +53,8 @@ class RoundUpdates:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        names = [
-            name
-            for name, target in self.targets.items()
-            if name not in self.factors and target.low is None and target.size <= _SMALL
-        ]
+        formed = [(name, target) for name, target in self.targets.items() if name not in self.factors]
+        names = [name for name, target in formed if target.low is None and target.size <= _SMALL]
         return (names, Target.joined([self.targets[name] for name in names])) if len(names) > 1 else None
 
     def statistics(
@@ -105,13 +102,10 @@ class RoundUpdates:
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
-        return RoundUpdates(
-            gradients=self.gradients,
-            targets={name: target.map(change) for name, target in self.targets.items()},
-            factors={name: factors.map(change) for name, factors in self.factors.items()},
-            clip=None if self.clip is None else self.clip.map(change),
-            compared=self.compared,
-        )
+        targets = {name: target.map(change) for name, target in self.targets.items()}
+        factors = {name: factors.map(change) for name, factors in self.factors.items()}
+        clip = None if self.clip is None else self.clip.map(change)
+        return RoundUpdates(self.gradients, targets, factors, clip, self.compared)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -244,11 +238,8 @@ class Problem:
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
         """Match other ``targets``, unclipped and with all values known."""
-        rounds = [
-            replace(one, targets=own, factors={}, clip=None, compared=())
-            for one, own in zip(self.rounds, targets, strict=True)
-        ]
-        return replace(self, rounds=rounds)
+        pairs = zip(self.rounds, targets, strict=True)
+        return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         return replace(

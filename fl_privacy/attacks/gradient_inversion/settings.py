@@ -191,11 +191,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """Return the start called ``name``.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """Return the start called ``name``, or raise ``UserError``."""
     if name not in STARTS:
         raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
     return STARTS[name]
@@ -244,11 +240,7 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return its training data, for images (C, H, W), or ``None``.
-
-        Raises:
-            UserError: there is no such source for these images.
-        """
+        """Return its training data, or ``None``; raise ``UserError`` if it makes no images (C, H, W)."""
         return None
 
 
@@ -327,17 +319,15 @@ class Settings:
             share of the latter (LAMP, Balunovic et al. 2022).
         bounded: ``True`` keeps numbers of a table within its schema's bounds.
         counted: ``True`` leaves out categories that no row has, by the first layer's gradient.
-        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best (TabLeak,
-            Vero et al. 2023).
+        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best.
         evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
             columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: projection to [0, 1] after each iteration.
         as_they_come: ``True`` reports pixels outside of [0, 1].
         into_range: final mapping to [0, 1].
         restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
-        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a victim is
-            done.
-        accept: such a share, below which a victim is not attacked again.
+        enough, accept: shares of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a
+            victim is done, and below which it is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.

@@ -81,8 +81,7 @@ class SurrogateModel:
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.
 
-        Raises:
-            NotAttackableError: the update is a gradient, one step of Adam, or not of images.
+        A gradient, one step of Adam, or inputs that are no images raise ``NotAttackableError``.
         """
         first = group.first
         if not modality_of(first.model).pixels:
@@ -96,24 +95,19 @@ class SurrogateModel:
                 "The change of the weights by local steps is expected, but a gradient was shared; use attack=auto."
             )
         with cpu_threads(1):
-            prepared = prepare(self._settings, Group(group.observations), seed)
+            settings = Settings(objective=Cosine(), local_steps="first_order", compile="off")
+            settings = replace(settings, dtype=self.dtype, device=self.device)
+            prepared = prepare(settings, Group(group.observations), seed)
         results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
         size = max(1, _VALUES // sum(value.numel() for value in first.sent.parameters.values()))
-        victims, done = prepared.victims, 0
-        while done < len(victims):
-            chunk = victims[done : done + min(size, _TOGETHER)]
+        victims, size = prepared.victims, min(size, _TOGETHER)
+        for done in range(0, len(victims), size):
+            chunk = victims[done : done + size]
             shown = part_of(report, done / len(victims), (done + len(chunk)) / len(victims))
             with within(seconds_left() * len(chunk) / (len(victims) - done)):
                 found = self._reconstruct(prepared, chunk, seed, shown)
             results |= dict(zip((victim.position for victim in chunk), found, strict=True))
-            done += len(chunk)
         return results
-
-    @property
-    def _settings(self) -> Settings:
-        return Settings(
-            objective=Cosine(), local_steps="first_order", compile="off", dtype=self.dtype, device=self.device
-        )
 
     def _reconstruct(
         self, prepared: Prepared, victims: Sequence[PreparedVictim], seed: int, report: Report
@@ -164,13 +158,9 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models of V victims between two.
+    """The models of V victims between those ``sent`` (*shape) and those that came back, ``ways`` (V, *shape) apart.
 
-    Attributes:
-        sent: values (*shape).
-        ways: updates (V, *shape) of the clients.
-        labels: (V, B) or (V, B, K).
-        signed: ``True`` if signs count more than sizes.
+    ``labels`` are (V, B) or (V, B, K); if ``signed``, signs count more than sizes.
     """
 
     loss: VictimLoss
@@ -197,12 +187,8 @@ class _Between:
         return models if not models.mapped or models._can_be_mapped(prepared.shape) else replace(models, mapped=False)
 
     @property
-    def names(self) -> list[str]:
-        return list(self.sent)
-
-    @property
     def dtype(self) -> torch.dtype:
-        return self.sent[self.names[0]].dtype
+        return next(iter(self.sent.values())).dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
         images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
@@ -220,7 +206,7 @@ class _Between:
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))
-        for name in self.names:
+        for name in self.sent:
             step, way = -gradients[name].flatten(1), self.ways[name].flatten(1)
             if self.signed:
                 scale = step.square().mean(1, keepdim=True).sqrt().detach()

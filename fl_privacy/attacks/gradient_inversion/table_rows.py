@@ -29,11 +29,9 @@ _LEAST = 0.02
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Evidence about the columns of a batch of B rows.
+    """Evidence about the columns of a batch: ``present`` (F,) is ``False`` for categories that no row has.
 
-    Attributes:
-        present: (F,) bool: ``False`` for categories that no row has.
-        shares: (K, F) share of each category in the rows of each class, and mean of each number as a model takes it.
+    ``shares`` (K, F) hold the share of each category in the rows of each class, and the mean of each number.
     """
 
     present: Tensor
@@ -150,11 +148,8 @@ _FAR = -1e9
 class TableRows(ImageSource):
     """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
-    Attributes:
-        bounded: ``True`` computes numbers by a sigmoid between the schema's bounds.
-        counted: ``True`` leaves out categories that no row has, and starts from the others' counts
-            (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`).
-        spread: standard deviation of the first variables of categories.
+    ``bounded`` computes numbers by a sigmoid between the schema's bounds, ``counted`` leaves out categories that no row
+    has, and starts from the others' counts, and ``spread`` is the standard deviation of the first variables.
     """
 
     schema: Schema
@@ -247,11 +242,9 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The common result of many attempts at the same rows.
+    """The common result of many attempts at the same ``rows`` (B, F), as a model takes them.
 
-    Attributes:
-        rows: (B, F) as a model takes them.
-        certainty: (B, C) in [0, 1]: 1 less the entropy of a cell over the attempts, as a share of the largest.
+    ``certainty`` (B, C) in [0, 1] is 1 less the entropy of a cell over the attempts, as a share of the largest.
     """
 
     rows: Tensor
@@ -265,10 +258,8 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
 
-    Args:
-        attempts: (R, B, F) as a model takes them.
-        losses: (R,).
-        labels: labels (R, B) of the rows, which are exchanged within a class only.
+    ``attempts`` (R, B, F) are as a model takes them, with ``losses`` (R,); only rows of the same label, of ``labels``
+    (R, B), are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]

@@ -161,11 +161,7 @@ class GradientDescent(FirstOrder):
 
 
 class FirstOrderRun:
-    """The loop around a settings' ``move``. Rows are victims and never mix.
-
-    Attributes:
-        iteration: (V,) iterations finished.
-    """
+    """The loop around a settings' ``move``. Rows are victims and never mix."""
 
     def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._iterations, self._images, self._done = settings, iterations, images, 0
@@ -175,14 +171,14 @@ class FirstOrderRun:
 
     @property
     def iteration(self) -> Tensor:
+        """Return the iterations finished (V,)."""
         return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Returns:
-            The next variables (V, N); ``ended`` (V,), rows with a finished iteration, due for projection; ``finished``
-                (V,), rows with nothing more to do, which stay.
+        Return the next variables, ``ended`` (V,), rows with a finished iteration, due for projection, and ``finished``
+        (V,), rows with nothing more to do, which stay.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none

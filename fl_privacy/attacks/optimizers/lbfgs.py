@@ -139,13 +139,9 @@ class StrongWolfe:
     def begin(
         self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
     ) -> None:
-        """Begin the line search of ``rows`` (V,) bool.
+        """Begin the line search of ``rows`` (V,) along ``direction`` (V, N), where ``loss`` and ``gradient`` are known.
 
-        Args:
-            direction: (V, N).
-            loss, gradient: (V,) and (V, N) at the beginning.
-            step: (V,) first trial.
-            most: (V,) trials after the first.
+        ``step`` (V,) is the first trial, ``most`` (V,) the number of trials after it.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
         self.searching = self.searching | rows
