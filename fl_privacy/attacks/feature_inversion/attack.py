@@ -289,10 +289,8 @@ class ModelInversion:
             unknown={f"model.{name}": values[name].detach() for name in stand_ins if joint},
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
-        blanks = [
-            Blank(observation=o, labels=o.knowledge.labels, shape=problem.shape, generator=generator, space=self.space)
-            for o, generator in zip(victims, starts, strict=True)
-        ]
+        pairs = zip(victims, starts, strict=True)
+        blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
         front_values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         found = minimize(

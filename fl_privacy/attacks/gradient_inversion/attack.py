@@ -13,7 +13,7 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
-from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
@@ -63,11 +63,19 @@ def minimize_in_stages(
 
     Each victim keeps the generator's stage with the least loss without the penalty on latents.
     """
-    source = prepared.settings.source
+    settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
     for number in range(stages):
-        shown = part_of(report, number / stages, (number + 1) / stages)
-        minimum = _minimum(prepared, problem, variables, generators, shown, filmed=filmed)
+        shown, enough = part_of(report, number / stages, (number + 1) / stages), settings.enough * problem.zero_loss()
+        given: dict[str, Any] = {"generators": generators, "enough": enough, "settings": settings, "report": shown}
+        if isinstance(settings.optimizer, EvolutionStrategy):
+            minimum = search(problem, variables, capacity=prepared.capacity, filmed=filmed, **given)
+        else:
+            first = variables if moves is None else moves.begin(problem, variables, generators)
+            minimum = minimize(problem, first, evaluate=prepared.evaluate, filmed=filmed, moves=moves, **given)
+            if moves is not None:
+                decoded, loss = moves.end(problem, minimum.variables, generators)
+                minimum = replace(minimum, variables=decoded, loss=loss)
         with torch.no_grad():
             films, images = films_of(problem, minimum), problem.images(minimum.variables)
             labels = problem.guessed_labels(minimum.variables)
@@ -84,29 +92,6 @@ def minimize_in_stages(
         problem = replace(problem, settings=replace(problem.settings, source=source), held=stage.held)
     assert best is not None
     return best
-
-
-def _minimum(
-    prepared: Prepared,
-    problem: Problem,
-    variables: Tensor,
-    generators: Sequence[torch.Generator],
-    report: Report,
-    *,
-    filmed: Sequence[int],
-) -> Minimum:
-    settings, moves = prepared.settings, prepared.moves
-    enough = settings.enough * problem.zero_loss()
-    given: dict[str, Any] = {"generators": generators, "enough": enough, "settings": settings, "report": report}
-    if isinstance(settings.optimizer, EvolutionStrategy):
-        return search(problem, variables, capacity=prepared.capacity, filmed=filmed, **given)
-    if moves is not None:
-        variables = moves.begin(problem, variables, generators)
-    found = minimize(problem, variables, evaluate=prepared.evaluate, filmed=filmed, moves=moves, **given)
-    if moves is None:
-        return found
-    read, loss = moves.end(problem, found.variables, generators)
-    return replace(found, variables=read, loss=loss)
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:

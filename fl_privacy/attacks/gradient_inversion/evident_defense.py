@@ -27,12 +27,10 @@ _LOUDEST = 3.0
 _FEWEST = 8
 """Fewest columns of the output layer for an estimate."""
 
-_STRENGTH = 0.25
-"""Largest slope of total variation by a pixel over that which noise gives the objective; chosen on networks with and
-without batch norm, trained or not, whose weights at that strength are from 0.002 to 2."""
-
-_EDGE = 0.05
-"""Move of a pixel by noise that calls for that strength: about the difference of neighbors in photographs."""
+_STRENGTH, _EDGE = 0.25, 0.05
+"""Largest slope of total variation by a pixel over that which noise gives the objective, chosen on networks whose
+weights at that strength are from 0.002 to 2, and the move of a pixel by noise that calls for it: about the difference
+of neighbors in photographs."""
 
 _COARSE = 4
 """Side of the random images on which noise is rehearsed, before they are resized to the victim's."""
@@ -127,10 +125,8 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
     """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
-    return {
-        name: Target.of(value + each.view(-1, *[1] * (value.dim() - 1)) * noise[name])
-        for name, value in gradients.items()
-    }
+    factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
+    return {name: Target.of(value + factors[name] * noise[name]) for name, value in gradients.items()}
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Infer what is undisclosed of a client: loss, mode, scale of inputs, gradient behind Adam."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -21,11 +21,9 @@ from fl_privacy.types.modality import modality_of
 from fl_privacy.types.plan import Normalization
 from fl_privacy.types.user_gradients import computed_in
 
-_FITS = 1e-3
-"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision."""
-
-_ROUNDED = 4
-"""The same in half precision, in units of its rounding."""
+_FITS, _ROUNDED = 1e-3, 4
+"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision, and in half
+precision in units of its rounding."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05
 """Number of values, and their share of equal ones, that show half precision."""
@@ -180,11 +178,8 @@ _ROUNDS, _SOUND = 30, 3.0
 """Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
 gradient is taken for a product of two vectors."""
 
-_KNOWN = 0.5
-"""Largest relative uncertainty of a known value."""
-
-_MATCHED = 0.2
-"""Largest relative uncertainty of a matched value."""
+_KNOWN, _MATCHED = 0.5, 0.2
+"""Largest relative uncertainty of a known value, and of a matched one."""
 
 _SHORT = 0.5
 """Share of the learning rate; if no step is so long, no gradient would exceed epsilon."""
@@ -209,7 +204,7 @@ def without_adam(observation: Observation) -> Observation:
     if number_of_steps(observation.upload.num_examples, plan) != 1 or not modality_of(observation.model).pixels:
         return observation
     sent = observation.sent.parameters
-    lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    sizes = dict[str, tuple[Tensor, Tensor, Tensor]]()  # of the gradient, lowest and highest, and its sign
     decay = plan.weight_decay if plan.optimizer == "adamw" else 0.0
     longest, too_long = 0.0, False
     for name, delta in observation.update().items():
@@ -218,7 +213,7 @@ def without_adam(observation: Observation) -> Observation:
         step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
         longest = max(longest, float(step.abs().max())) if step.numel() else longest
         too_long |= bool((step.abs() > 1 + error).any())
-        lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
+        sizes[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
     if too_long or longest < _SHORT:
         note = (
             f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another"
@@ -227,10 +222,9 @@ def without_adam(observation: Observation) -> Observation:
         )
         return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
     if observation.upload.num_examples == 1:
-        for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
-            _complete(lows, highs, signs, name)
-    penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
-    return _of_gradient(observation, (lows, highs, signs), penalty)
+        for name in [name for name, own in sizes.items() if name.endswith(".weight") and own[0].dim() == 2]:
+            _complete(sizes, name)
+    return _of_gradient(observation, sizes, plan.weight_decay if plan.optimizer == "adam" else 0.0)
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
@@ -250,11 +244,11 @@ def _size(quotient: Tensor) -> Tensor:
     return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
 
 
-def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors, name: str) -> None:
+def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
     """Find unknown sizes of a linear layer's gradient (M, N), which is a product."""
-    bias = name.removesuffix("weight") + "bias"
-    names = [name, bias] if bias in lows and lows[bias].shape == lows[name].shape[:1] else [name]
-    low, high, sign = (torch.cat([t[n].reshape(len(t[name]), -1) for n in names], 1) for t in (lows, highs, signs))
+    bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
+    names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
+    low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))
     silent = sign == 0
     middle = torch.where(high.isfinite(), (low + high) / 2, low).clamp_min(torch.finfo(torch.float64).tiny)
     spread = torch.where(high.isfinite(), (high - low) / 2, torch.inf) / middle
@@ -272,9 +266,10 @@ def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors,
     room = (_SOUND * unsure).clamp(max=_KNOWN)
     least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
     low, high = torch.where(filled, least, low), torch.where(filled, most, high)
-    widths = [lows[n].reshape(len(lows[name]), -1).shape[1] for n in names]
+    widths = [sizes[n][0].numel() // shape[0] for n in names]
     for n, one, other in zip(names, torch.split(low, widths, 1), torch.split(high, widths, 1), strict=True):
-        lows[n], highs[n] = one.reshape(lows[n].shape), other.reshape(highs[n].shape)
+        own = sizes[n][2]
+        sizes[n] = one.reshape(own.shape), other.reshape(own.shape), own
 
 
 def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,12 +283,12 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
     return rows, columns
 
 
-def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
-    lows, highs, signs = found
+def _of_gradient(
+    observation: Observation, sizes: Mapping[str, tuple[Tensor, Tensor, Tensor]], penalty: float
+) -> Observation:
     sent, matched, total = observation.sent.parameters, 0, 0
     tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
-    for name, sign in signs.items():
-        low, high = lows[name], highs[name]
+    for name, (low, high, sign) in sizes.items():
         known = (high.isfinite() & (high - low <= _MATCHED * (high + low))) | (sign == 0)
         least = torch.where(high.isfinite(), (low + high) / 2, low.nan_to_num(posinf=0.0))
         value = (sign * least - penalty * sent[name].double()).to(sent[name].dtype)

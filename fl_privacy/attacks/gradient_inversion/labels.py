@@ -76,10 +76,8 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
     """Return the class (B,) of each example, and the largest share left unexplained."""
     size, number = slopes.shape
-    apart = []
-    for label in range(number):
-        own = head.slopes(loss, torch.full((size,), label, device=slopes.device))
-        apart.append(1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30))
+    each = (head.slopes(loss, torch.full((size,), label, device=slopes.device)) for label in range(number))
+    apart = [1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30) for own in each]
     least, classes = torch.stack(apart, 1).min(1)
     return classes, float((2 * least.clamp_min(0)).sqrt().max())
 
@@ -94,11 +92,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
         rows = (slopes - base) / torch.where(change.abs() > 0, change, 1)
         near = loss.targets == "bits" and bool(((rows - rows.round()).abs() < _WHOLE).all())
         return rows.round() if near else rows
-    changes = []
-    for label in range(number):
-        one = zeros.clone()
-        one[:, label] = 1
-        changes.append(head.slopes(loss, one) - base)
+    changes = [head.slopes(loss, row.repeat(size, 1)) - base for row in torch.eye(number).to(zeros)]
     system = torch.cat([torch.stack(changes, 2), slopes.new_ones(size, 1, number)], 1).double().cpu()
     right = torch.cat([slopes - base, slopes.new_ones(size, 1)], 1).double().cpu()
     solved: Tensor = torch.linalg.lstsq(system, right[:, :, None], driver="gelsd").solution[:, :, 0].clamp_min(0)

@@ -3,7 +3,7 @@
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -33,15 +33,6 @@ class Objective(Protocol):
     def layers(self) -> LayerWeights: ...
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
-
-
-@runtime_checkable
-class SumOfDistances(Protocol):
-    """An objective that, in some settings, is a weighted sum of distances."""
-
-    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the coefficients of the tensors ``names``; ``None`` if it is no such sum."""
-        ...
 
 
 def layer_weight(layers: LayerWeights, name: str) -> float:
@@ -76,7 +67,9 @@ def _lengths(squared: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OfLayers:
+class OfLayers:
+    """An objective with weights of layers."""
+
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
 
@@ -84,9 +77,13 @@ class _OfLayers:
     def by_layer(self) -> bool:
         return bool(self.layers)
 
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """Return the coefficients of the tensors ``names`` if it is a weighted sum of distances, else ``None``."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
-class L2(_OfLayers):
+class L2(OfLayers):
     """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
 
     ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
@@ -106,7 +103,7 @@ class L2(_OfLayers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L1(_OfLayers):
+class L1(OfLayers):
     """Sum of absolute differences over all tensors."""
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
@@ -117,7 +114,7 @@ class L1(_OfLayers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(_OfLayers):
+class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
     Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
@@ -168,7 +165,7 @@ class Cosine(_OfLayers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianKernel(_OfLayers):
+class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
@@ -223,7 +220,7 @@ class GaussianKernel(_OfLayers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedL2L1(_OfLayers):
+class WeightedL2L1(OfLayers):
     """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
     ``last`` is a factor on ``alpha`` at the last tensor, linear between. ``relative`` divides by the loss of a zero

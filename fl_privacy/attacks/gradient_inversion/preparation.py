@@ -63,7 +63,7 @@ from fl_privacy.types import Observation, Tensors
 from fl_privacy.types.modality import modality_of
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PreparedRound:
     """Common parts of a group's victims in one round.
 
@@ -139,16 +139,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
         victim_model = replace(victim_model, plan=plan, hidden=known.hidden.weight if known.hidden else None)
         unknowns = known.hidden.unknowns(model.get_parameter(known.hidden.weight)) if known.hidden else None
         gradients = gradients.under(victim_model)
-    return PreparedRound(
-        observations=group.observations,
-        victim_model=victim_model,
-        unrolls=unrolls,
-        gradients=gradients,
-        ranks=ranks,
-        compared=compared,
-        known=known,
-        unknowns=unknowns,
-    )
+    return PreparedRound(group.observations, victim_model, unrolls, gradients, ranks, compared, known, unknowns)
 
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
@@ -243,7 +234,7 @@ class PreparedVictim:
     label_source: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """All that is computed once for a group, of shape (B, C, H, W) each, with the last of the ``rounds`` first."""
 
@@ -327,11 +318,10 @@ class Prepared:
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None
-        chosen = []
-        for victim, restart in zip(victims, restarts, strict=True):
-            draw = restart // self.attempts_together
-            rng = derive_generator(self.seed, "attack", str(victim.observation.id), draw, "changes")
-            chosen.append(choose_transforms(len(transforms), draw, self.shape[0], rng))
+        draws = [restart // self.attempts_together for restart in restarts]
+        streams = [self._stream(*one, "changes") for one in zip(victims, draws, strict=True)]
+        given = zip(draws, streams, strict=True)
+        chosen = [choose_transforms(len(transforms), draw, self.shape[0], rng) for draw, rng in given]
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
@@ -339,28 +329,19 @@ class Prepared:
         source = self.settings.source
         if source is None:
             return None
-        rows = []
-        for victim, restart in zip(victims, restarts, strict=True):
-            rng = derive_generator(self.seed, "attack", str(victim.observation.id), restart, "held")
-            rows.append(source.held(self._blank(victim, rng)))
+        pairs = zip(victims, restarts, strict=True)
+        rows = [source.held(self._blank(one, self._stream(one, restart, "held"))) for one, restart in pairs]
         return torch.stack(rows).to(self._like)
 
     def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
-        generators = [
-            derive_generator(self.seed, "attack", str(victim.observation.id), restart)
-            for victim, restart in zip(victims, restarts, strict=True)
-        ]
-        rows = [self._row(victim, generator) for victim, generator in zip(victims, generators, strict=True)]
-        return torch.stack(rows).to(self._like.device), generators
+        generators = list(map(self._stream, victims, restarts))
+        return torch.stack(list(map(self._row, victims, generators))).to(self._like.device), generators
+
+    def _stream(self, victim: PreparedVictim, *parts: int | str) -> torch.Generator:
+        return derive_generator(self.seed, "attack", str(victim.observation.id), *parts)
 
     def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> Blank:
-        return Blank(
-            observation=victim.observation,
-            labels=victim.labels,
-            shape=self.shape,
-            generator=generator,
-            space=self.settings.space,
-        )
+        return Blank(victim.observation, victim.labels, self.shape, generator, self.settings.space)
 
     def _row(self, victim: PreparedVictim, generator: torch.Generator) -> Tensor:
         draws = self.settings.start if self.settings.source is None else self.settings.source.start
@@ -463,13 +444,5 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
             failures[position] = str(reason)
         else:
             victims.append(PreparedVictim(position, observation, as_wide(found[0], shape[1]), found[1]))
-    return Prepared(
-        settings=settings,
-        seed=seed,
-        shape=shape,
-        num_classes=first.num_classes,
-        rounds=rounds,
-        observer=frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype),
-        victims=victims,
-        failures=failures,
-    )
+    observer = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype)
+    return Prepared(settings, seed, shape, first.num_classes, rounds, observer, victims, failures)

@@ -17,7 +17,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import (
     Zero,
     weighted_distance,
 )
-from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
+from fl_privacy.attacks.gradient_inversion.objectives import OfLayers
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
 from fl_privacy.attacks.gradient_inversion.settings import Projection, Settings, project
 from fl_privacy.models.gradients import Layered, VictimGradients, differentiable_twice
@@ -60,13 +60,10 @@ class RoundUpdates:
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compute the statistics of each tensor.
+        """Compute the statistics of each tensor for ``images`` (V, B, C, H, W), as the model sees them.
 
-        Args:
-            images: (V, B, C, H, W), about in [0, 1], as the model sees them.
-            labels: (V, B) or probabilities (V, B, K).
-            hidden: gradient (V, B, F) that a private loss sends back; requires :class:`Layered`.
-            by_layer: ``False`` joins small tensors under the first's name.
+        ``labels`` are (V, B) or (V, B, K), ``hidden`` is the gradient (V, B, F) that a private loss sends back, which
+        requires :class:`Layered`; ``by_layer=False`` joins small tensors under the first's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -92,12 +89,11 @@ class RoundUpdates:
         return weighted_distance(*found, self.targets, weights)
 
     def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
-        names, target = joined or ((), None)
-        found: dict[str, LayerStatistics] = {
-            name: Explicit(gradients[name], self.targets[name]) for name in self.targets if name in gradients
-        }
-        if target is None:
+        formed = [name for name in self.targets if name in gradients]
+        found: dict[str, LayerStatistics] = {name: Explicit(gradients[name], self.targets[name]) for name in formed}
+        if joined is None:
             return found
+        names, target = joined
         whole = Explicit(torch.cat([gradients[name].reshape(len(gradients[name]), -1) for name in names], 1), target)
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
 
@@ -187,7 +183,7 @@ class Problem:
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None
-            if one.compared and isinstance(objective, SumOfDistances):
+            if one.compared and isinstance(objective, OfLayers):
                 weights = objective.coefficients(list(one.targets))
             if weights is not None:
                 terms.append(one.compare(images, labels, own, weights))

@@ -63,7 +63,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
     return torch.where(high > low, stretched, images).clamp(0, 1)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Blank:
     """A victim without a guess yet.
 

@@ -66,20 +66,12 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     sums = weight * scale + bias[:, None] * shift
     large = weight.norm(dim=0) * scale + bias.norm() * shift.abs()
     present = sums.norm(dim=0) > _ROUNDING * large.clamp_min(_ROUNDING * bias.norm())
-    present = _some_of_each(present, schema)
+    present[schema.number_values] = True
+    for own, real in zip(*schema.groups, strict=True):
+        if not bool(present[own[real]].any()):
+            present[own[real]] = True
     shares = _posterior(sums, _usual_returns(observation, schema, path), schema, counts)
     return Evidence(present, _tidied(shares, schema, present))
-
-
-def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
-    """Add to (F,) all numbers, and all categories of a column without any."""
-    found = present.clone()
-    found[schema.number_values] = True
-    places, there = schema.groups
-    for own, real in zip(places, there, strict=True):
-        if not bool(found[own[real]].any()):
-            found[own[real]] = True
-    return found
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
@@ -174,10 +166,9 @@ class TableRows(ImageSource):
 
     def _middles(self, blank: Blank) -> Tensor:
         """Return shares of categories and means of numbers, (B, F) or (F,)."""
-        schema, found = self.schema, self._evidence(blank)
+        found, labels = self._evidence(blank), blank.labels
         if found is None:
-            return schema.usual
-        labels = blank.labels
+            return self.schema.usual
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
             return found.shares.mean(0)
         return found.shares[labels.cpu()]
