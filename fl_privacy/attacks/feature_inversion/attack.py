@@ -183,7 +183,6 @@ class ModelInversion:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
         anchor: weight of the squared distance of F to its start, in shares of its squared norm.
         restarts: attempts from different starts; the least loss is taken.
-        device: device of the computation; ``None``: that of the values sent.
         most_rows: most victims times restarts attacked at once.
     """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
+from fl_privacy.attacks.gradient_inversion.execution import compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
 from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
@@ -19,6 +19,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
@@ -88,8 +89,9 @@ def minimize_in_stages(
         stage = source.following(own, problem.held, found.labels, problem.shape)
         if stage is None:
             break
-        source, variables = stage.source, torch.cat([stage.variables, rest], 1)
-        problem = replace(problem, settings=replace(problem.settings, source=source), held=stage.held)
+        source, variables, held = stage
+        variables = torch.cat([variables, rest], 1)
+        problem = replace(problem, settings=replace(problem.settings, source=source), held=held)
     assert best is not None
     return best
 
@@ -169,8 +171,11 @@ class GradientInversion(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compile == "on":
-            check_compiler()
+        if self.compile == "on" and compiler() is None:
+            raise UserError(
+                "attack.compile=on is expected to find a C++ compiler, but there is none;"
+                " install g++, name one in CXX, or use attack.compile=off."
+            )
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress

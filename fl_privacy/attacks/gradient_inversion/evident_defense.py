@@ -51,7 +51,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
 
 def _ratio(update: Tensors, observation: Observation) -> float | None:
     layer = output_layer(observation.model, observation.num_classes) or ()
-    found = [update[name].double() for name in layer if name in update]
+    found = [update[name].double() for name in layer if name is not None and name in update]
     sums = torch.cat([tensor.sum(0).flatten() for tensor in found]) if found else torch.zeros(0)
     if len(sums) < _FEWEST:
         return None

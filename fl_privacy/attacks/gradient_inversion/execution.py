@@ -2,12 +2,14 @@
 
 import logging
 import math
+import operator
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -118,11 +120,13 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
     """Trace ``problem.evaluate`` as a function of variables and ``tensors``."""
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
-    def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        given = iter(tensors)
-        return problem.map(lambda _: next(given)).evaluate(variables)
+    return make_fx(partial(_evaluate, problem))(variables, *tensors)
 
-    return make_fx(evaluate)(variables, *tensors)
+
+def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Evaluate a new problem, since values cached from ``tensors`` belong to the program, too."""
+    given = iter(tensors)
+    return problem.map(lambda _: next(given)).evaluate(variables)
 
 
 _TOLERANCE = 1e-3
@@ -136,15 +140,6 @@ def compiler() -> str | None:
     """Return the path of a C++ compiler for ``torch.compile``, or ``None``."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX", usual))
-
-
-def check_compiler() -> None:
-    """Raise ``UserError`` unless there is a compiler."""
-    if compiler() is None:
-        raise UserError(
-            "attack.compile=on is expected to find a C++ compiler, but there is none;"
-            " install g++, name one in CXX, or use attack.compile=off."
-        )
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
@@ -327,39 +322,31 @@ class CapturedEvaluation(FasterEvaluation):
 
     def _make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
-            graph = _Graph(self._capture, problem, variables, tensors)
+            program = _captured(self._capture, problem, variables, tensors)
         except RuntimeError as error:
             logger.debug("The evaluation is not captured: %s", error)
             return None
         points = _two_points(variables)
-        return graph if all(agree(graph(point, *tensors), problem.evaluate(point)) for point in points) else None
+        return program if all(agree(program(point, *tensors), problem.evaluate(point)) for point in points) else None
 
 
-class _Graph:
-    """An evaluation whose kernels always read and write the same memory."""
+def _captured(capture: Capture, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
+    """Capture an evaluation whose kernels always read and write the same memory."""
+    own, places, written = torch.empty_like(variables), [torch.empty_like(tensor) for tensor in tensors], list[Tensor]()
 
-    def __init__(self, capture: Capture, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        self._variables = torch.empty_like(variables)
-        self._tensors = [torch.empty_like(tensor) for tensor in tensors]
-        self._written: Sequence[Tensor] = []
-        self._write(variables, tensors)
-
-        def run() -> tuple[Tensor, Tensor]:
-            # a new problem each time, as values cached from its tensors belong to the graph, too
-            given = iter(self._tensors)
-            return problem.map(lambda _: next(given)).evaluate(self._variables)
-
-        self._replay, self._results = capture(run)
-
-    def __call__(self, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        self._write(variables, tensors)
-        self._replay()
-        loss, gradient = self._results
-        return loss.clone(), gradient.clone()
-
-    def _write(self, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        self._variables.copy_(variables)
-        if len(self._written) != len(tensors) or any(a is not b for a, b in zip(self._written, tensors, strict=True)):
-            for place, tensor in zip(self._tensors, tensors, strict=True):
+    def write(variables: Tensor, *tensors: Tensor) -> None:
+        own.copy_(variables)
+        if not written or any(map(operator.is_not, written, tensors)):
+            for place, tensor in zip(places, tensors, strict=True):
                 place.copy_(tensor)
-            self._written = tensors
+            written[:] = tensors
+
+    write(variables, *tensors)
+    replay, results = capture(lambda: _evaluate(problem, own, *places))
+
+    def program(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        write(variables, *tensors)
+        replay()
+        return results[0].clone(), results[1].clone()
+
+    return program

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, NextSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
@@ -113,7 +113,9 @@ class Generated(ImageSource):
         return onto_l1_ball(apart, radius).reshape(variables.shape)
 
     @torch.no_grad()
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
+    def following(
+        self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
+    ) -> tuple[ImageSource, Tensor, Tensor] | None:
         network = self._network(variables, shape)
         left = min(self.deeper, network.depth - 2 - self.layer)
         if left <= 0:
@@ -124,8 +126,7 @@ class Generated(ImageSource):
             features = (held + variables).reshape(-1, *network.features_shape(self.layer))
             features = network.through(features, after=self.layer, until=self.layer + 1)
         features = features.reshape(len(variables), -1)
-        source = replace(self, layer=self.layer + 1, deeper=left - 1)
-        return NextSource(source, torch.zeros_like(features), features)
+        return replace(self, layer=self.layer + 1, deeper=left - 1), torch.zeros_like(features), features
 
     @property
     def stages(self) -> int:

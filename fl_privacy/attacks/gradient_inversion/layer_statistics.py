@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -206,23 +206,20 @@ class Products:
         return self.deltas @ self.inputs.mT - self.factors.left @ self.factors.core @ self.factors.right.mT
 
     @cached_property
-    def _delta_parts(self) -> tuple[Tensor, Tensor]:
-        """Return coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
-        return _parts(self.deltas, self.factors.left)
-
-    @cached_property
-    def _input_parts(self) -> tuple[Tensor, Tensor]:
-        return _parts(self.inputs, self.factors.right)
+    def _split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return coordinates (V, r, P) of the output gradients along ``left`` and the rest, and those of the inputs."""
+        return *_parts(self.deltas, self.factors.left), *_parts(self.inputs, self.factors.right)
 
     @cached_property
     def _along(self) -> Tensor:
         """Return the gradient (V, r, q) in the observed one's coordinates."""
-        return self._delta_parts[0] @ self._input_parts[0].mT
+        along, _, input_along, _ = self._split
+        return along @ input_along.mT
 
     @cached_property
     def _beside(self) -> Tensor:
         """Return the squared norm (V,) of the gradient outside of these coordinates."""
-        (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
+        along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
         return ((along.mT @ along) * input_rest_products + (rest.mT @ rest) * input_products).sum((1, 2))
@@ -275,62 +272,59 @@ _IN_CACHE = 1 << 16
 Coefficients = Mapping[str, tuple[float, float]]
 """Weights of each tensor's squared and absolute distance."""
 
-Factored = Mapping[str, tuple[Tensor, Tensor]]
-"""Output gradients (V, O, P) and inputs (V, D, P) of each weight, whose product is its gradient."""
-
 
 def weighted_distance(
-    formed: Tensors, factored: Factored, targets: Mapping[str, Target], weights: Coefficients
+    formed: Tensors, factored: Mapping[str, tuple[Tensor, Tensor]], targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
     """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
 
-    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, ``weights`` a and b; ``targets`` lack
-    bounds.
+    ``formed`` are gradients (V, *shape), ``factored`` output gradients (V, O, P) and inputs (V, D, P) of others, and
+    ``weights`` a and b; ``targets`` lack bounds.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
     spread = [[joined[0].new_full((targets[name].size,), weights[name][k]) for name in formed] for k in (0, 1)]
-    plan = _Plan(
-        elementwise=[torch.cat(each) for each in spread] if formed else (),
-        products=[weights[name] for name in factored],
-        observed=[*observed, *(targets[name].value for name in factored)],
-    )
-    loss: Tensor = _Compare.apply(plan, *joined, *(part.mT for parts in factored.values() for part in parts))
+    elementwise = [torch.cat(each) for each in spread] if formed else []
+    products = [weights[name] for name in factored]
+    observed += (targets[name].value for name in factored)
+    factors = (part.mT for parts in factored.values() for part in parts)
+    loss: Tensor = _Compare.apply(elementwise, products, observed, *joined, *factors)
     return loss
 
 
-class _Plan(NamedTuple):
-    """Weights a and b of the joined formed gradients (n,) and of each product, and what is ``observed`` (V, n)."""
-
-    elementwise: Sequence[Tensor]
-    products: Sequence[tuple[float, float]]
-    observed: Sequence[Tensor]
-
-
 class _Compare(torch.autograd.Function):
-    """Maps plan, joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,)."""
+    """Maps joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,).
+
+    ``elementwise`` are a and b (n,) of the former, ``products`` those of each product, ``observed`` (V, n) the targets.
+    """
 
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
-        wanted, count = any(ctx.needs_input_grad), int(bool(plan.elementwise))
+    def forward(
+        ctx: Any,
+        elementwise: Sequence[Tensor],
+        products: Sequence[tuple[float, float]],
+        observed: Sequence[Tensor],
+        *tensors: Tensor,
+    ) -> Tensor:
+        wanted, count = any(ctx.needs_input_grad), int(bool(elementwise))
         loss, slopes = tensors[0].new_zeros(len(tensors[0])), []
-        if plan.elementwise:
-            squared, absolute = plan.elementwise
-            apart = tensors[0] - plan.observed[0]
+        if elementwise:
+            squared, absolute = elementwise
+            apart = tensors[0] - observed[0]
             slope = torch.sign(apart).mul_(absolute)
             loss += torch.linalg.vecdot(apart, torch.addcmul(slope, apart, squared))
             slopes.append(slope.addcmul_(apart, squared, value=2))
         parts = zip(tensors[count::2], tensors[count + 1 :: 2], strict=True)
-        for weights, observed, (deltas, inputs) in zip(plan.products, plan.observed[count:], parts, strict=True):
-            slopes += _products(loss, deltas, inputs, observed, weights, wanted=wanted)
+        for weights, own, (deltas, inputs) in zip(products, observed[count:], parts, strict=True):
+            slopes += _products(loss, deltas, inputs, own, weights, wanted=wanted)
         ctx.save_for_backward(*(slopes if wanted else ()))
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (by_loss,) = upstream
-        return None, *(by_loss.view(-1, *(1 for _ in slope.shape[1:])) * slope for slope in ctx.saved_tensors)
+        found = (upstream[0].view(-1, *(1 for _ in slope.shape[1:])) * slope for slope in ctx.saved_tensors)
+        return None, None, None, *found
 
 
 def _products(

@@ -138,14 +138,14 @@ def search(
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
     for iteration in range(1, settings.iterations + 1):
-        asked = [runs[victim].ask() for victim in state.active]
+        asked = [torch.stack(list(map(torch.as_tensor, runs[victim].ask()))) for victim in state.active]
         losses = _judged(problem, torch.stack(asked).to(variables), state.active, capacity)
         for row, victim in enumerate(state.active):
-            runs[victim].tell(asked[row], losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
+            runs[victim].tell(list(asked[row].numpy()), losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
         least, which = losses.nan_to_num(torch.inf, torch.inf).min(1)
         found = torch.stack([candidates[best] for candidates, best in zip(asked, which, strict=True)]).to(variables)
         state.learn(found, torch.minimum(least, state.best_loss), torch.zeros_like(state.over))
-        ended = torch.tensor([runs[victim].ended for victim in state.active], device=variables.device)
+        ended = torch.tensor([bool(runs[victim].stop()) for victim in state.active], device=variables.device)
         over = (state.best_loss < enough[state.active]) | ended
         left = state.note(over, torch.full_like(which, iteration))
         report(state.share_done)

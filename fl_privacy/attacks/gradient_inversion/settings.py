@@ -231,8 +231,10 @@ class ImageSource(Protocol):
         """Bring ``variables`` back to their range after an iteration."""
         return variables
 
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
-        """Return the source of the next stage; ``None`` at the end."""
+    def following(
+        self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
+    ) -> "tuple[ImageSource, Tensor, Tensor] | None":
+        """Return the next stage's source, first variables (V, n) and fixed values (V, m); ``None`` at the end."""
         return None
 
     @property
@@ -242,15 +244,6 @@ class ImageSource(Protocol):
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return its training data, or ``None``; raise ``UserError`` if it makes no images (C, H, W)."""
         return None
-
-
-@dataclass(frozen=True, eq=False)
-class NextSource:
-    """The next source, its first variables (V, n) and its fixed values (V, m)."""
-
-    source: ImageSource
-    variables: Tensor
-    held: Tensor
 
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]

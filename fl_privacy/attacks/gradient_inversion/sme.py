@@ -31,9 +31,6 @@ _SPREAD = 0.2
 _TOGETHER, _VALUES = 16, 16_000_000
 """Most victims at once, and most values of their models together."""
 
-_DROPS = (3 / 8, 5 / 8, 7 / 8)
-"""Shares of the iterations after which the learning rate is a tenth."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel:
@@ -121,7 +118,7 @@ class SurrogateModel:
         optimizer = torch.optim.Adam(groups, lr=self.lr)
         history = list[Tensor]()
         for step in timely(range(self.iterations)):
-            drops = sum(step >= share * self.iterations for share in _DROPS)
+            drops = sum(step >= share * self.iterations for share in (3 / 8, 5 / 8, 7 / 8))
             optimizer.param_groups[0]["lr"] = self.lr * 0.1**drops
             with differentiable_twice():
                 angles = models.angles(0.5 + _STD * images, between)

@@ -60,7 +60,7 @@ class LanguageModel:
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
         """Return numbers and counts of n tokens, and of their first n - 1 also the number of followers."""
-        texts, found = self.texts.cpu().long(), []
+        texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
             contexts, whose = torch.unique(keys // self._base, return_inverse=True)

@@ -67,9 +67,7 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
         return gradient
     pixels = gradient[:, :images]
     taken = pixels.sign() if how == "hard" else (pixels * remaining).tanh() / remaining
-    if images == gradient.shape[1]:
-        return taken
-    return torch.cat([taken, gradient[:, images:]], 1)
+    return taken if images == gradient.shape[1] else torch.cat([taken, gradient[:, images:]], 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,18 @@ _MIN_CURVATURE = 1e-10
 _FIRST_CAPACITY = 16
 
 
-class History:
+class _Rows:
+    """State whose tensors have a row for each victim, as do those of the states it holds."""
+
+    def select(self, rows: Tensor) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
+            elif isinstance(value, _Rows):
+                value.select(rows)
+
+
+class History(_Rows):
     """Pairs (s, y) of each victim in a ring, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
 
     A direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
@@ -91,16 +102,6 @@ class History:
         self._scale[rows] = 1
         self._pushed[rows] = 0
 
-    def select(self, rows: Tensor) -> None:
-        _keep(self, rows)
-
-
-def _keep(held: object, rows: Tensor, *, but: str = "") -> None:
-    """Keep ``rows`` of all tensors of ``held`` ``but`` one."""
-    for name, value in vars(held).items():
-        if isinstance(value, Tensor) and name != but:
-            setattr(held, name, value[rows])
-
 
 def _unit(matrices: Tensor) -> Tensor:
     """Fill the diagonals with ones, in place, so that unused slots drop out."""
@@ -112,7 +113,7 @@ _SUFFICIENT, _CURVATURE = 1e-4, 0.9
 _NARROW = 1e-9
 
 
-class StrongWolfe:
+class StrongWolfe(_Rows):
     """Strong Wolfe line searches (Nocedal, Wright 2006, Alg. 3.5 and 3.6), with scalars in float64.
 
     Attributes:
@@ -235,8 +236,9 @@ class StrongWolfe:
         self.searching = self.searching & ~rows
 
     def select(self, rows: Tensor) -> None:
-        self._ends = self._ends[:, rows]
-        _keep(self, rows, but="_ends")
+        self._ends = self._ends.transpose(0, 1)
+        super().select(rows)
+        self._ends = self._ends.transpose(0, 1)
 
 
 def _cubic_minimum(
@@ -297,7 +299,7 @@ class LBFGS:
         return 2 * self.history + (3 if self.line_search == "none" else 8)
 
 
-class _LBFGSRun:
+class _LBFGSRun(_Rows):
     """Rows start an iteration (``moves == 0``) or are inside one, without the reference's re-evaluation."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
@@ -351,10 +353,6 @@ class _LBFGSRun:
         self._finished &= ~rows
         self._moves[rows] = 0
 
-    def select(self, rows: Tensor) -> None:
-        self._history.select(rows)
-        _keep(self, rows)
-
 
 class _SearchingRun(_LBFGSRun):
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
@@ -398,7 +396,3 @@ class _SearchingRun(_LBFGSRun):
     def restart(self, rows: Tensor) -> None:
         super().restart(rows)
         self._search.stop(rows)
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self._search.select(rows)
