@@ -293,7 +293,7 @@ def tag(
     matched; its rows give ``attack=dager`` the tokens.
 
     Args:
-        lr, weight_decay: of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
+        lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
         clip: largest length of the slope by a victim's embeddings, in units of their root mean square. Public
             implementations have 1 for BERT's, whose unit is 0.05.
         alpha: weight of the L1 distance at the first tensor.
@@ -336,7 +336,7 @@ def lamp(
     counts as much as the usual mismatch of orders, which differs between models.
 
     Args:
-        lr: rate of Adam, in units of the root mean square of embeddings.
+        lr: learning rate of Adam, in units of the root mean square of embeddings.
         clip: clipping as for :func:`tag`, so small that all iterations count alike; infinite: none.
         distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of a zero gradient's.
         prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.

@@ -287,8 +287,6 @@ def _multiplications(module: nn.Module, inputs: Tensor, output: Tensor) -> int:
     return 0
 
 
-_WARM_UP = 3
-
 Run = Callable[[], tuple[Tensor, Tensor]]
 Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 """(function to run) -> (function that runs it again, tensors of its results)."""
@@ -302,7 +300,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):
-        for _ in range(_WARM_UP):
+        for _ in range(_WARM_UP_ON_GPU):
             run()
     torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()

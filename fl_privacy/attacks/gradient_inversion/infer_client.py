@@ -446,12 +446,9 @@ def _in_unit_range(observation: Observation) -> Observation:
     if observation.input_range not in copies:
         scaling = Normalization([-low / (high - low)], [1 / (high - low)])
         copies[observation.input_range] = normalized(detached_copy(observation.model), scaling)
-    known = observation.knowledge
-
-    def unit(images: Tensor | None) -> Tensor | None:
-        return None if images is None else (images - low) / (high - low)
-
-    knowledge = replace(known, public_images=unit(known.public_images), previous=unit(known.previous))
+    given = {name: getattr(observation.knowledge, name) for name in ("public_images", "previous")}
+    unit = {name: (images - low) / (high - low) for name, images in given.items() if images is not None}
+    knowledge = replace(observation.knowledge, **unit)
     return replace(observation, model=copies[observation.input_range], input_range=_UNIT, knowledge=knowledge)
 
 
@@ -462,10 +459,9 @@ def _with_loss(observation: Observation) -> Observation:
     fits = all(name in sent and sent[name].shape == value.shape for name, value in observation.upload.tensors.items())
     if not fits or not _covers(observation):
         return observation
-    values = next(iter(observation.assumed().parameters.values()))
-    model = frozen_copy(
-        observation.model, observation.assumed(), observation.plan, device=values.device, dtype=torch.float64
-    )
+    assumed, plan = observation.assumed(), observation.plan
+    device = next(iter(assumed.parameters.values())).device
+    model = frozen_copy(observation.model, assumed, plan, device=device, dtype=torch.float64)
     try:
         loss, sentence = found_loss(observation, model)
     except NotAttackableError:

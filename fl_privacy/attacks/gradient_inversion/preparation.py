@@ -34,7 +34,7 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_l
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
-from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency, TotalVariation
+from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
 from fl_privacy.attacks.gradient_inversion.settings import Blank, Settings
 from fl_privacy.attacks.gradient_inversion.targets import (
@@ -128,7 +128,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
         unrolls=unrolls,
         scales=scales,
         complete=set(names) == set(first.sent.parameters),
-        smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        smooths=not pixels or any(getattr(prior, "smooths", False) for prior in settings.priors),
         pixels=pixels,
         learnable=learnable if isinstance(gradients, Layered) else [],
     )
@@ -370,22 +370,19 @@ class Prepared:
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
         if obstacle:
             return Problem.evaluate
-        plain = self._uncompiled
-        if settings.compile == "off":
-            return plain
         if settings.compile == "on":
             return CompiledEvaluation(demanded=True)
         # victims that finish one by one leave batches of ever new sizes
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
-        if shrinks:
-            return plain
+        if settings.compile == "off" or shrinks:
+            return self._uncompiled
         worthwhile = compiling_pays(
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.victims) / self.capacity),
             written=settings.iterations * len(self.victims) * written_bytes(*self._trial()),
             tensors=len(self.rounds[0].victim_model.names),
         )
-        return CompiledEvaluation(demanded=False) if worthwhile else plain
+        return CompiledEvaluation(demanded=False) if worthwhile else self._uncompiled
 
     @property
     def _uncompiled(self) -> ValueAndGradient:

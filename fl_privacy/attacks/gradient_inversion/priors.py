@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -35,10 +35,8 @@ class Guess:
     batch_statistics: Callable[[], Sequence[BatchStatistics]]
 
 
-class Prior(Protocol):
-    """Guess -> weighted penalty (V,)."""
-
-    def __call__(self, guess: Guess) -> Tensor: ...
+Prior = Callable[[Guess], Tensor]
+"""Guess -> weighted penalty (V,), whose attribute ``smooths`` is ``True`` if it makes neighboring pixels alike."""
 
 
 CONTRAST = 0.25
@@ -60,6 +58,7 @@ class TotalVariation:
     isotropic: bool = False
     relative: bool = False
     summed: bool = False
+    smooths: ClassVar[bool] = True
 
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images

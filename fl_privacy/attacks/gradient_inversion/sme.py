@@ -22,11 +22,8 @@ from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
-_STD = 0.25
-"""Standard deviation of pixels, the unit of the images' moves."""
-
-_SPREAD = 0.2
-"""Range of the pixels around gray from which a descent starts."""
+_STD, _SPREAD = 0.25, 0.2
+"""Standard deviation of pixels, the unit of the images' moves, and their range around gray at the start."""
 
 _TOGETHER, _VALUES = 16, 16_000_000
 """Most victims at once, and most values of their models together."""

@@ -23,8 +23,8 @@ _ROUNDING = 2e-6
 _DRAWN = 256
 """Random rows that show the model's answers to rows of a class."""
 
-_LEAST = 0.02
-"""Least share of a category that may be present."""
+_LEAST, _RARE = 0.02, 1e-4
+"""Least share of a category that may be present, and in a first guess."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +128,6 @@ def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
     found[:, numbers] = means.clamp(-1, 1).maximum(low).minimum(high)
     return found
 
-
-_RARE = 1e-4
-"""Least share of a category in a first guess."""
 
 _FAR = -1e9
 """Logit that pads columns with fewer categories than the largest."""
