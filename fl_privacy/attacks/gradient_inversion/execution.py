@@ -60,12 +60,13 @@ class FasterEvaluation:
             self._shapes, self._calls, self._program = shapes, 0, None
         self._calls += 1
         if self._calls == self.made_at:
-            self._shapes, self._program = shapes, self._make(problem, variables, tensors)
+            self._shapes, self._program = shapes, self.make(problem, variables, tensors)
         if self._program is None or shapes != self._shapes:
             return problem.evaluate(variables)
         return self._program(variables, *tensors)
 
-    def _make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+        """Return a program that agrees with ``Problem.evaluate``, or ``None``."""
         raise NotImplementedError
 
     @classmethod
@@ -78,7 +79,7 @@ class RecordedEvaluation(FasterEvaluation):
 
     made_at, most, least = 20, 4, 1000
 
-    def _make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
             program = operations(problem, variables, tensors)
         except RuntimeError:
@@ -167,7 +168,7 @@ class CompiledEvaluation(FasterEvaluation):
         super().__init__()
         self._demanded = demanded
 
-    def _make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
             program = _compiled(problem, variables, tensors)
             for _ in range(_WARM_UP_ON_GPU if variables.is_cuda else 1):
@@ -318,7 +319,7 @@ class CapturedEvaluation(FasterEvaluation):
         super().__init__()
         self._capture = capture
 
-    def _make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
             program = _captured(self._capture, problem, variables, tensors)
         except RuntimeError as error:

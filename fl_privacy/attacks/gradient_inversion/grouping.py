@@ -140,6 +140,18 @@ class Victim:
     earlier: tuple[Observation, ...] = ()
     positions: tuple[int, ...] = ()
 
+    @property
+    def kinds(self) -> tuple[object, ...]:
+        """Return all that victims of a group share in each round, but for the values sent."""
+        found = list[tuple[object, ...]]()
+        for one in (self.observation, *self.earlier):
+            known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
+            labels = None if known.labels is None else known.labels.dim()
+            told = repr(known.defense), labels, known.features_at, known.bounds is None
+            shapes = one.input_shape, one.num_classes, one.upload.num_examples, tensors
+            found.append((id(one.model), one.plan, one.loss, *shapes, *told))
+        return tuple(found)
+
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
     """Make one victim of each observation, or of those known to come from the same examples.
@@ -193,7 +205,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
     for victim in victims:
-        alike = candidates.setdefault(tuple(_key(o) for o in (victim.observation, *victim.earlier)), [])
+        alike = candidates.setdefault(victim.kinds, [])
         group = next((g for g in alike if g.takes(victim)), None)
         if group is None:
             group = Group(earlier=[Group() for _ in victim.earlier])
@@ -328,14 +340,6 @@ def expect_gradient(observation: Observation) -> None:
 def without_labels(observation: Observation) -> Reconstruction:
     """Return a failed reconstruction without a gradient to infer labels from."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
-
-
-def _key(observation: Observation) -> tuple[object, ...]:
-    known, upload = observation.knowledge, observation.upload
-    shapes = observation.input_shape, observation.num_classes, upload.num_examples, tuple(sorted(upload.tensors))
-    labels = None if known.labels is None else known.labels.dim()
-    told = repr(known.defense), labels, known.features_at, known.bounds is None
-    return id(observation.model), observation.plan, observation.loss, *shapes, *told
 
 
 def _same_values(one: ModelState | None, other: ModelState | None) -> bool:

@@ -91,7 +91,9 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
         labels, left = labels_behind(single.head, loss, single.slopes)
         if loss is CROSS_ENTROPY and left < fits and not labels.is_floating_point():
             return CROSS_ENTROPY, ""
-        if left < fits and _likely(loss, labels):
+        any_number = loss.targets == "classes" or (loss is SQUARED_ERROR and labels.shape[1] == 1)
+        # any number fits a squared error, but a client's targets are usually 0 or 1
+        if left < fits and (any_number or (labels - labels.round().clamp(0, 1)).abs().max() < _WHOLE):
             found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
             return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
     if not _denies_softmax(single.slopes[0], fits):
@@ -147,14 +149,6 @@ def _candidates(head: Head) -> list[Loss]:
         bits = Loss("binary cross entropy of probabilities", F.binary_cross_entropy, targets="bits", takes="rows")
         found.insert(0, bits)
     return found
-
-
-def _likely(loss: Loss, labels: Tensor) -> bool:
-    """Return ``True`` for targets that a client may have; any number fits a squared error."""
-    if loss.targets == "classes":
-        return True
-    near = bool((labels - labels.round().clamp(0, 1)).abs().max() < _WHOLE)
-    return near or (loss is SQUARED_ERROR and labels.shape[1] == 1)
 
 
 def _smoothed(labels: Tensor) -> Loss:
