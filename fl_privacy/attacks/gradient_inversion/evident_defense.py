@@ -145,12 +145,9 @@ _MORE_ZEROS = 0.05
 
 _MOST_BITS = 12
 
-_OFF_GRID = 0.02
-"""Share of a step by which levels may be off an even grid in single precision."""
-
-_AT_THRESHOLD = 0.02
-"""Share of kept elements within a factor of two of the smallest that shows a threshold."""
-
+_OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
+"""Share of a step by which levels may be off an even grid in single precision, and share of kept elements within a
+factor of two of the smallest that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
 """Ratio of noise to gradient from which it shows, absolute and relative to an undefended gradient's."""

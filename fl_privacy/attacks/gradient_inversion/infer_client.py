@@ -316,7 +316,6 @@ _IN_NO_MODE = (
     " only where self.training is set."
 )
 
-
 _passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
 """Reasons not to attack a mode, by model, shape of its images, mode and batch norm."""
 

@@ -19,7 +19,6 @@ from fl_privacy.types import Observation
 Projection = Literal["none", "clamp", "minmax"]
 """``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
 
-
 Scaling = Literal["clamp", "stretch"]
 """``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its least and largest pixel onto 0 and 1 (FDL-PP, Gu et al. 2021,
 A.4: "scale the original images and reconstructed images to the range (0,1)")."""

@@ -80,7 +80,6 @@ NO_PUBLIC_TEXTS = (
     " set threat_model.public_images=200, or attack.prior=0."
 )
 
-
 _BETTER = 1e-2
 """Share of the usual difference between orders by which a new one has to be better."""
 
