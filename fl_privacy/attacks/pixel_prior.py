@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-_MOST_COMPONENTS = 600
-"""Most directions kept of an image."""
+_MOST_COMPONENTS, _MOST_IMAGES = 600, 5000
+"""Most directions kept of an image, and most public images, evenly chosen, that they are learned from."""
 
 FEWEST = 50
 """Fewest public images for a prior."""
-
-_MOST_IMAGES = 5000
-"""Most public images it is learned from, evenly chosen."""
 
 _OF_CLASS = 0.5
 """Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""

@@ -139,11 +139,8 @@ def ats_attack(
     hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with
     L2 total variation 1e-3, 50 iterations, 2 restarts.
 
-    Args:
-        variant: source of L-BFGS's settings.
-        optimizer: optimizer of the images.
-        distance: distance of gradients.
-        total_variation: weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the variant's.
+    ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the
+    variant's.
 
     Raises:
         UserError: there is no such optimizer, distance or variant.
@@ -159,10 +156,8 @@ def ats_attack(
     elif variant == "paper":
         published = GradientInversion(optimizer=LBFGS(), iterations=300, restarts=16)
     elif distance == "l2":
-        blurred = TotalVariation(weight=1e-3 / _STD)
-        published = GradientInversion(
-            optimizer=LBFGS(lr=1e-4), space=_SPACE, priors=(blurred,), iterations=50, restarts=2
-        )
+        blurred, slow = TotalVariation(weight=1e-3 / _STD), LBFGS(lr=1e-4)
+        published = GradientInversion(optimizer=slow, space=_SPACE, priors=(blurred,), iterations=50, restarts=2)
     else:
         published = replace(published, optimizer=LBFGS(lr=1e-4, sign="hard"), iterations=300, restarts=16)
     published = replace(published, objective=_DISTANCES[distance]())
@@ -202,15 +197,10 @@ def dlg(
 
 @takes(GradientOptions)
 def idlg(
-    *,
-    lr: float = 1.0,
-    history: int = 100,
-    line_search: LineSearch = "none",
-    **options: Unpack[GradientOptions],
+    *, lr: float = 1.0, history: int = 100, line_search: LineSearch = "none", **options: Unpack[GradientOptions]
 ) -> GradientInversion:
     """Build iDLG (Zhao et al. 2020): DLG with the label inferred from the output layer's gradient."""
-    published = replace(dlg(lr=lr, history=history, line_search=line_search), labels="auto")
-    return vary(published, options)
+    return vary(replace(dlg(lr=lr, history=history, line_search=line_search), labels="auto"), options)
 
 
 @takes(GradientOptions)
@@ -274,27 +264,15 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    Args:
-        lr: learning rate.
-        sign: sign of the gradient that enters Adam.
-        counted: ``True``, beyond the paper, leaves out categories that no row has, and starts from the counts of the
-            others (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`); a third of the paper's work then
-            reconstructs more.
-        pooled: ``True`` takes the median of the attempts' ordered rows instead of the best.
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others
+    (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`); a third of the paper's work then reconstructs more.
+    ``pooled`` takes the median of the attempts' ordered rows instead of the best.
     """
+    optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
-        objective=Cosine(),
-        optimizer=Adam(lr=lr, sign=sign),
-        counted=counted,
-        pooled=pooled,
-        iterations=500,
-        restarts=10,
+        objective=Cosine(), optimizer=optimizer, counted=counted, pooled=pooled, iterations=500, restarts=10
     )
     return vary(published, options)
-
-
-_UNFELT = 1e-12
-"""Adam's epsilon for slopes clipped to almost nothing."""
 
 
 @takes(GradientOptions)
@@ -368,7 +346,7 @@ def lamp(
     cosine = distance == "cosine"
     published = GradientInversion(
         objective=Cosine(per_layer=True) if cosine else WeightedL2L1(alpha=0.01, last=1.0, relative=True),
-        optimizer=Adam(lr=lr, eps=_UNFELT, clip=clip, schedule=StairDecay(factor=0.89, every=50)),
+        optimizer=Adam(lr=lr, eps=1e-12, clip=clip, schedule=StairDecay(factor=0.89, every=50)),
         embedding_norm=2.0,
         moves=Rearranging(every=every, burn_in=burn_in, tries=tries, prior=prior, starts=starts),
         iterations=2000,
@@ -398,9 +376,7 @@ def ggl(
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
         optimizer: ``adam``, or ``cma``, which needs that package.
-        lr: learning rate of Adam; 0.01 as in Refiner.
-        population: candidates of CMA-ES in each iteration.
-        deviation: standard deviation of the first ones.
+        population, deviation: see :class:`fl_privacy.attacks.optimizers.EvolutionStrategy`.
         penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
         weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
             otherwise keeps latents from fitting (``experiments/RESULTS.md``).
@@ -443,7 +419,6 @@ def gifd(
         layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
-        lr: learning rate of Adam.
         total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)

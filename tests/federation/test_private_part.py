@@ -12,8 +12,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.attacks.feature_inversion.attack import InversionProblem
-from fl_privacy.attacks.gradient_inversion.settings import Space
+from fl_privacy.attacks.feature_inversion.attack import InversionProblem, ModelInversion
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError
@@ -310,15 +309,13 @@ def test_features_are_those_behind_the_victim_s_gradient_with_a_private_norm(mod
             observation.model, observation.assumed(), observation.plan, device=device, dtype=torch.float32
         )
         problem = InversionProblem(
+            attack=ModelInversion(priors=(), anchor=0.0),
             front=Front(model, "out"),
             features=observation.knowledge.features[None],
-            priors=(),
-            space=Space(),
             shape=tuple(images.shape),
             unknown={},
-            anchor=0.0,
         )
-        assert float(problem.loss(problem.space.to_variables(images[None]).flatten(1))) < 1e-9
+        assert float(problem.loss(images[None].flatten(1))) < 1e-9
     seen = [o for o in recording.observations if o.id.round == 1]
     assert all((o.knowledge.private.buffers["norm.num_batches_tracked"] == 0).all() for o in seen)
 

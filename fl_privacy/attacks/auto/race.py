@@ -15,13 +15,12 @@ from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, failed
 from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatistics
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, filmed_rows, films_of, minimize
+from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.models import Front
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.models.losses import is_plain
@@ -373,8 +372,8 @@ class Race:
     def _descend(self, jobs: Sequence[Attempt], evaluations: int, report: Report) -> list[Attempt]:
         prepared, member = self._prepared[jobs[0].member], self._members[jobs[0].member]
         victims = [self._victims[attempt.member][attempt.position] for attempt in jobs]
-        settings, known = member.attack, [attempt.variables for attempt in jobs]
-        assert not isinstance(settings.optimizer, EvolutionStrategy)
+        settings = replace(member.attack, iterations=max(1, evaluations // member.evaluations))
+        known = [attempt.variables for attempt in jobs]
         with cpu_threads(1):
             variables, generators = prepared.start(victims, [attempt.start for attempt in jobs])
             rows = [row if own is None else own.to(row) for row, own in zip(variables, known, strict=True)]
@@ -386,12 +385,7 @@ class Race:
                 variables,
                 generators=generators,
                 enough=0.0 * problem.zero_loss(),
-                descent=Descent(
-                    optimizer=settings.optimizer,
-                    iterations=max(1, evaluations // member.evaluations),
-                    projection=settings.projection,
-                    noise=settings.noise,
-                ),
+                settings=settings,
                 evaluate=Problem.evaluate,
                 report=report,
                 filmed=filmed_rows(victim.observation for victim in victims),

@@ -2,27 +2,30 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize
+from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
 from fl_privacy.attacks.gradient_inversion.settings import (
     Blank,
+    DType,
     Projection,
     Scaling,
+    Settings,
     Space,
     Start,
     Uniform,
+    expect_choices,
     project,
     scaled_to_range,
 )
@@ -33,6 +36,7 @@ from fl_privacy.attacks.gradient_inversion.targets import (
     why_not_attackable,
 )
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
+from fl_privacy.checks import whole
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
 from fl_privacy.models import Front, cut_layer
@@ -51,37 +55,29 @@ class InversionProblem:
         features: O, (V, B, ...).
         shape: (B, C, H, W) of one victim.
         unknown: values of the front that are optimized, by name.
-        anchor: weight of their squared distance to the start, in shares of its squared norm.
-        relative: ``True`` divides the distance by ``||O||^2``.
-        attempts: number of neighboring victims that are attempts at the same one.
     """
 
+    attack: "ModelInversion"
     front: Front
     features: Tensor
-    priors: tuple[Prior, ...]
-    space: Space
     shape: tuple[int, ...]
     unknown: Mapping[str, Tensor]
-    anchor: float
-    relative: bool = True
-    attempts: int = 1
+    attempts: ClassVar[int] = 1
 
     @property
     def pixels(self) -> int:
         return int(torch.Size(self.shape).numel())
 
     def images(self, variables: Tensor) -> Tensor:
-        return self.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
+        return self.attack.space.to_images(variables[:, : self.pixels].reshape(-1, *self.shape))
 
     def loss(self, variables: Tensor) -> Tensor:
         images = self.images(variables)
         if self.unknown:
             flat = variables[:, self.pixels :]
             pieces = torch.split(flat, [value.numel() for value in self.unknown.values()], 1)
-            values = {
-                name: piece.reshape(-1, *value.shape)
-                for (name, value), piece in zip(self.unknown.items(), pieces, strict=True)
-            }
+            shaped = zip(self.unknown.items(), pieces, strict=True)
+            values = {name: piece.reshape(-1, *value.shape) for (name, value), piece in shaped}
             origin = torch.cat([value.flatten() for value in self.unknown.values()])
             strayed = (flat - origin).square().sum(1) / origin.square().sum()
             features = vmap(lambda own, x: functional_call(self.front, own, (x,)))(values, images)
@@ -89,10 +85,10 @@ class InversionProblem:
             features = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
             strayed = images.new_zeros(len(images))
         distance = (features - self.features).flatten(1).square().sum(1)
-        unit = self.features.flatten(1).square().sum(1) if self.relative else 1.0
-        loss: Tensor = distance / unit + self.anchor * strayed
+        unit = self.features.flatten(1).square().sum(1) if self.attack.relative else 1.0
+        loss: Tensor = distance / unit + self.attack.anchor * strayed
         guess = Guess(images, self.attempts, lambda: ())
-        for prior in self.priors:
+        for prior in self.attack.priors:
             loss = loss + prior(guess)
         return loss
 
@@ -104,7 +100,7 @@ class InversionProblem:
         return loss.detach(), gradient
 
     def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        pixels = self.space.to_variables(project(self.images(variables), how)).flatten(1)
+        pixels = self.attack.space.to_variables(project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def select(self, rows: Tensor) -> "InversionProblem":
@@ -125,11 +121,7 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best of the attempts ``rows`` at ``observation``.
-
-    Args:
-        images: (V, B, C, H, W) of all attempts.
-    """
+    """Return the best of the attempts ``rows`` at ``observation``, with the ``images`` (V, B, C, H, W) of all."""
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
         return failed(observation, "The objective is not finite at any start; check the update.")
@@ -149,18 +141,15 @@ def best_reconstruction(
 
 
 def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Tensor:
-    unknown = torch.full((len(images),), UNKNOWN)
-    layer = output_layer(model, observation.num_classes)
+    unknown, layer = torch.full((len(images),), UNKNOWN), output_layer(model, observation.num_classes)
     if layer is None:
         return unknown
-    values = next(model.parameters())
-    scale = observation.plan.loss_scale
+    values, scale = next(model.parameters()), observation.plan.loss_scale
     gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
     if not any(g.any() for g in gradient.values()):
         return unknown
     if is_plain(observation.loss or CROSS_ENTROPY):
-        outputs = guessed_outputs(model, images.to(values), layer[0])
-        labels = infer_labels(gradient, layer, len(images), *outputs)
+        labels = infer_labels(gradient, layer, len(images), *guessed_outputs(model, images.to(values), layer[0]))
     else:
         try:
             labels, _ = choose_labels(observation, "auto", model, loss_scale=scale, seed=0)
@@ -194,7 +183,6 @@ class ModelInversion:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
         anchor: weight of the squared distance of F to its start, in shares of its squared norm.
         restarts: attempts from different starts; the least loss is taken.
-        device: device of the computation; ``None``: that of the values sent.
         most_rows: most victims times restarts attacked at once.
     """
 
@@ -212,25 +200,14 @@ class ModelInversion:
     into_range: Scaling = "clamp"
     iterations: int = 1500
     restarts: int = 1
-    dtype: Literal["float32", "float64"] = "float32"
+    dtype: DType = "float32"
     device: str | None = None
     most_rows: int = 256
 
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts", "most_rows"):
-            if getattr(self, name) < 1:
-                raise UserError(f"attack.{name} is expected to be at least 1, but got {getattr(self, name)}.")
-        for name, allowed in (
-            ("features", ("auto", "known", "recovered")),
-            ("front", ("auto", "fixed", "joint")),
-            ("projection", ("none", "clamp", "minmax")),
-            ("into_range", get_args(Scaling)),
-            ("dtype", ("float32", "float64")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UserError(
-                    f"attack.{name} is expected to be one of {', '.join(allowed)}, but got {getattr(self, name)!r}."
-                )
+            whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
+        expect_choices(self)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -269,10 +246,7 @@ class ModelInversion:
         for begin in range(0, len(pairs), each):
             chunk = pairs[begin : begin + each]
             features = torch.stack([f for _, _, f in chunk]).to(device=device, dtype=dtype)
-
-            def meter(share: float, start: int = begin, count: int = len(chunk)) -> None:
-                report(0.5 + 0.5 * (start + share * count) / len(pairs))
-
+            meter = part_of(report, *(0.5 + 0.5 * at / len(pairs) for at in (begin, begin + len(chunk))))
             blank = features.new_zeros(len(chunk) * self.restarts, first.upload.num_examples, *first.input_shape)
             with fitting_threads(multiplications_of_a_layer(front, blank)):
                 inverted = self._invert([o for _, o, _ in chunk], front, features, seed, meter)
@@ -294,12 +268,8 @@ class ModelInversion:
 
         recovered = iter(self.recovery(needed, front, seed=seed, progress=progress) if needed else ())
         chosen = [next(recovered) if f is None else f for f in known]
-        return [
-            f"Features of shape {shape} are expected, but got {tuple(f.shape)}."
-            if isinstance(f, Tensor) and f.shape != shape
-            else f
-            for f in chosen
-        ]
+        wrong = "Features of shape {} are expected, but got {}.".format
+        return [wrong(shape, tuple(f.shape)) if isinstance(f, Tensor) and f.shape != shape else f for f in chosen]
 
     def _invert(
         self, observations: Sequence[Observation], front: Front, features: Tensor, seed: int, report: Report
@@ -311,20 +281,15 @@ class ModelInversion:
         joint = bool(stand_ins) and (self.front == "joint" or (self.front == "auto" and splits))
         values = dict(front.model.named_parameters())
         problem = InversionProblem(
+            attack=self,
             front=front,
             features=features.repeat_interleave(restarts, 0),
-            priors=self.priors,
-            space=self.space,
             shape=(first.upload.num_examples, *first.input_shape),
             unknown={f"model.{name}": values[name].detach() for name in stand_ins if joint},
-            anchor=self.anchor,
-            relative=self.relative,
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
-        blanks = [
-            Blank(observation=o, labels=o.knowledge.labels, shape=problem.shape, generator=generator, space=self.space)
-            for o, generator in zip(victims, starts, strict=True)
-        ]
+        pairs = zip(victims, starts, strict=True)
+        blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
         front_values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         found = minimize(
@@ -332,9 +297,7 @@ class ModelInversion:
             torch.cat([pixels, *front_values], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
-            descent=Descent(
-                optimizer=self.optimizer, iterations=self.iterations, projection=self.projection, noise=0.0
-            ),
+            settings=Settings(optimizer=self.optimizer, iterations=self.iterations, projection=self.projection),
             evaluate=InversionProblem.evaluate,
             report=report,
             filmed=filmed_rows(victims),

@@ -17,10 +17,8 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
-    least squares: for linear layers, and for unpadded convolutions as large as their input.
-
-    Returns:
-        ``None`` if the bias's gradient is zero or the layer is of another kind.
+    least squares: for linear layers, and for unpadded convolutions as large as their input. The result is ``None`` if
+    the bias's gradient is zero or the layer is of another kind.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None
@@ -33,14 +31,11 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
     """Return ``True`` if ``recover_by_lemma`` is exact for inputs of shape ``seen``."""
-    if batch_size != 1:
+    if batch_size != 1 or not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
         return False
     if isinstance(layer, nn.Linear):
-        return layer.bias is not None and len(seen) == 1
-    if isinstance(layer, nn.Conv2d):
-        unpadded = layer.padding in ("valid", (0, 0), 0)
-        return layer.bias is not None and layer.groups == 1 and unpadded and tuple(seen[1:]) == layer.kernel_size
-    return False
+        return len(seen) == 1
+    return layer.groups == 1 and layer.padding in ("valid", (0, 0), 0) and tuple(seen[1:]) == layer.kernel_size
 
 
 _GUESSES = 64

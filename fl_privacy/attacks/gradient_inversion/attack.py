@@ -1,22 +1,25 @@
 """Find inputs whose gradient is the observed one, for many victims at once."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.execution import check_compiler, fitting_threads, multiplications_of_a_layer
+from fl_privacy.attacks.gradient_inversion.execution import compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
-from fl_privacy.attacks.gradient_inversion.minimization import Descent, Minimum, filmed_rows, films_of, minimize, search
+from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.optimizers import EvolutionStrategy
+from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Batch, Observation, Reconstruction
@@ -27,8 +30,7 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 class Solutions:
     """Solution for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
-    Attributes:
-        history: losses (T, V), thinned, and nan once a victim has finished.
+    ``history`` holds losses (T, V), thinned, and nan once a victim has finished.
     """
 
     images: Tensor
@@ -38,17 +40,14 @@ class Solutions:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":
-        rows = other.loss < self.loss
-        labels = torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels)
+        rows, numbers = other.loss < self.loss, self.history.isfinite().sum(0).tolist()
+        films = {row: joined(film, numbers[row], other.films[row]) for row, film in self.films.items()}
         return Solutions(
             images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
-            labels=labels,
+            labels=torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels),
             loss=torch.minimum(other.loss, self.loss),
             history=torch.cat([self.history, other.history]),
-            films={
-                row: joined(film, int(self.history[:, row].isfinite().sum()), other.films[row])
-                for row, film in self.films.items()
-            },
+            films=films,
         )
 
 
@@ -65,12 +64,23 @@ def minimize_in_stages(
 
     Each victim keeps the generator's stage with the least loss without the penalty on latents.
     """
-    source = prepared.settings.source
+    settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
     for number in range(stages):
-        shown = part_of(report, number / stages, (number + 1) / stages)
-        minimum = _minimum(prepared, problem, variables, generators, shown, filmed=filmed)
-        found = _with_images(problem, minimum)
+        shown, enough = part_of(report, number / stages, (number + 1) / stages), settings.enough * problem.zero_loss()
+        given: dict[str, Any] = {"generators": generators, "enough": enough, "settings": settings, "report": shown}
+        if isinstance(settings.optimizer, EvolutionStrategy):
+            minimum = search(problem, variables, capacity=prepared.capacity, filmed=filmed, **given)
+        else:
+            first = variables if moves is None else moves.begin(problem, variables, generators)
+            minimum = minimize(problem, first, evaluate=prepared.evaluate, filmed=filmed, moves=moves, **given)
+            if moves is not None:
+                decoded, loss = moves.end(problem, minimum.variables, generators)
+                minimum = replace(minimum, variables=decoded, loss=loss)
+        with torch.no_grad():
+            films, images = films_of(problem, minimum), problem.images(minimum.variables)
+            labels = problem.guessed_labels(minimum.variables)
+        found = Solutions(images, labels, minimum.loss, minimum.history, films)
         if source is None or problem.held is None or stages == 1:
             return found
         own, rest = minimum.variables[:, : problem.pixels], minimum.variables[:, problem.pixels :]
@@ -79,70 +89,11 @@ def minimize_in_stages(
         stage = source.following(own, problem.held, found.labels, problem.shape)
         if stage is None:
             break
-        source, variables = stage.source, torch.cat([stage.variables, rest], 1)
-        problem = replace(problem, settings=replace(problem.settings, source=source), held=stage.held)
+        source, variables, held = stage
+        variables = torch.cat([variables, rest], 1)
+        problem = replace(problem, settings=replace(problem.settings, source=source), held=held)
     assert best is not None
     return best
-
-
-def _minimum(
-    prepared: Prepared,
-    problem: Problem,
-    variables: Tensor,
-    generators: Sequence[torch.Generator],
-    report: Report,
-    *,
-    filmed: Sequence[int],
-) -> Minimum:
-    settings = prepared.settings
-    enough = settings.enough * problem.zero_loss()
-    if isinstance(settings.optimizer, EvolutionStrategy):
-        return search(
-            problem,
-            variables,
-            generators=generators,
-            enough=enough,
-            strategy=settings.optimizer,
-            iterations=settings.iterations,
-            capacity=prepared.capacity,
-            report=report,
-            filmed=filmed,
-        )
-    moves = prepared.moves
-    if moves is not None:
-        variables = moves.begin(problem, variables, generators)
-    descent = Descent(
-        optimizer=settings.optimizer,
-        iterations=settings.iterations,
-        projection=settings.projection,
-        noise=settings.noise,
-        moves=moves,
-    )
-    found = minimize(
-        problem,
-        variables,
-        generators=generators,
-        enough=enough,
-        descent=descent,
-        evaluate=prepared.evaluate,
-        report=report,
-        filmed=filmed,
-    )
-    if moves is None:
-        return found
-    read, loss = moves.end(problem, found.variables, generators)
-    return replace(found, variables=read, loss=loss)
-
-
-@torch.no_grad()
-def _with_images(problem: Problem, minimum: Minimum) -> Solutions:
-    return Solutions(
-        images=problem.images(minimum.variables),
-        labels=problem.guessed_labels(minimum.variables),
-        loss=minimum.loss,
-        history=minimum.history,
-        films=films_of(problem, minimum),
-    )
 
 
 def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstruction]:
@@ -170,10 +121,7 @@ def attack_victims(prepared: Prepared, report: Report) -> dict[int, Reconstructi
 
 
 def _attack_chunk(
-    prepared: Prepared,
-    jobs: Sequence[tuple[PreparedVictim, int]],
-    together: int,
-    report: Report,
+    prepared: Prepared, jobs: Sequence[tuple[PreparedVictim, int]], together: int, report: Report
 ) -> list[tuple[PreparedVictim, Restarted]]:
     settings = prepared.settings
     victims, restarts = zip(*jobs, strict=True)
@@ -188,21 +136,9 @@ def _attack_chunk(
         accepted = (found.loss < settings.accept * problem.zero_loss()).tolist()
     labels = prepared.rounds[0].victim_model.loss.answers(labels).cpu()
     histories = [tuple(row[row.isfinite()].tolist()) for row in found.history.T.cpu()]
-    return [
-        (
-            victim,
-            Restarted(
-                restart=restarts[row],
-                loss=float(found.loss[row]),
-                accepted=accepted[row],
-                images=images[row],
-                labels=labels[row],
-                history=histories[row],
-                film=found.films.get(row, ()),
-            ),
-        )
-        for row, victim in enumerate(victims)
-    ]
+    films = [found.films.get(row, ()) for row in range(len(victims))]
+    columns = (restarts, found.loss.tolist(), accepted, images, labels, histories, films)
+    return list(zip(victims, itertools.starmap(Restarted, zip(*columns, strict=True)), strict=True))
 
 
 def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepared: Prepared) -> Reconstruction:
@@ -235,8 +171,11 @@ class GradientInversion(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.compile == "on":
-            check_compiler()
+        if self.compile == "on" and compiler() is None:
+            raise UserError(
+                "attack.compile=on is expected to find a C++ compiler, but there is none;"
+                " install g++, name one in CXX, or use attack.compile=off."
+            )
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -252,9 +191,5 @@ class GradientInversion(Settings):
         return groups.reconstructions()
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the training data of its generator of images (C, H, W); ``None`` without a generator.
-
-        Raises:
-            UserError: there is no such generator.
-        """
+        """Return the training data of its generator of images (C, H, W), ``None`` if it has none."""
         return None if self.source is None else self.source.provenance(image)

@@ -16,19 +16,13 @@ from fl_privacy.types import Observation
 class WordEmbeddings(ImageSource):
     """Inputs of a :class:`TextModel` from embeddings of words (V, B, L, d), in units of the tokens' root mean square.
 
-    Attributes:
-        table: embeddings (n, d) of the tokens.
-        norm: weight of the squared difference between the mean length of the guess and of embeddings, as a share of the
-            latter (LAMP, Balunovic et al. 2022, Eq. 5).
+    ``table`` holds the embeddings (n, d) of the tokens, and ``norm`` is ``Settings.embedding_norm``.
     """
 
     table: Tensor
     first: Start
     reading: TokenReading
     norm: float = 0.0
-
-    def size(self, shape: Shape) -> int:
-        return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
         """Return the first variables (B L d,): embeddings of texts known before, else drawn."""

@@ -27,12 +27,10 @@ _LOUDEST = 3.0
 _FEWEST = 8
 """Fewest columns of the output layer for an estimate."""
 
-_STRENGTH = 0.25
-"""Largest slope of total variation by a pixel over that which noise gives the objective; chosen on networks with and
-without batch norm, trained or not, whose weights at that strength are from 0.002 to 2."""
-
-_EDGE = 0.05
-"""Move of a pixel by noise that calls for that strength: about the difference of neighbors in photographs."""
+_STRENGTH, _EDGE = 0.25, 0.05
+"""Largest slope of total variation by a pixel over that which noise gives the objective, chosen on networks whose
+weights at that strength are from 0.002 to 2, and the move of a pixel by noise that calls for it: about the difference
+of neighbors in photographs."""
 
 _COARSE = 4
 """Side of the random images on which noise is rehearsed, before they are resized to the victim's."""
@@ -47,21 +45,13 @@ def noise_over_gradient(observation: Observation) -> float | None:
     Returns:
         ``None`` without an output layer, with too few columns, or for steps of Adam.
     """
-    if observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd":
-        return None
-    update = as_gradient(observation)
-    layer = output_layer(observation.model, observation.num_classes)
-    return None if layer is None else _ratio(update, [name for name in layer if name])
+    of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
+    return None if of_adam else _ratio(as_gradient(observation), observation)
 
 
-def ratio_of_gradient(gradient: Tensors, observation: Observation) -> float:
-    """Return the noise ratio of a noiseless ``gradient``: rounding, or more without softmax."""
-    layer = output_layer(observation.model, observation.num_classes)
-    return (layer and _ratio(gradient, [name for name in layer if name])) or 0.0
-
-
-def _ratio(update: Tensors, layer: Sequence[str]) -> float | None:
-    found = [update[name].double() for name in layer if name in update]
+def _ratio(update: Tensors, observation: Observation) -> float | None:
+    layer = output_layer(observation.model, observation.num_classes) or ()
+    found = [update[name].double() for name in layer if name is not None and name in update]
     sums = torch.cat([tensor.sum(0).flatten() for tensor in found]) if found else torch.zeros(0)
     if len(sums) < _FEWEST:
         return None
@@ -135,10 +125,8 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
     """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
-    return {
-        name: Target.of(value + each.view(-1, *[1] * (value.dim() - 1)) * noise[name])
-        for name, value in gradients.items()
-    }
+    factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
+    return {name: Target.of(value + factors[name] * noise[name]) for name, value in gradients.items()}
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
@@ -157,12 +145,9 @@ _MORE_ZEROS = 0.05
 
 _MOST_BITS = 12
 
-_OFF_GRID = 0.02
-"""Share of a step by which levels may be off an even grid in single precision."""
-
-_AT_THRESHOLD = 0.02
-"""Share of kept elements within a factor of two of the smallest that shows a threshold."""
-
+_OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
+"""Share of a step by which levels may be off an even grid in single precision, and share of kept elements within a
+factor of two of the smallest that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
 """Ratio of noise to gradient from which it shows, absolute and relative to an undefended gradient's."""
@@ -185,7 +170,7 @@ def usual_of(observation: Observation) -> Usual:
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
-    scattered = columns = noise = 0.0
+    found = list[tuple[float, float, float]]()
     model, state, loss = detached_copy(observation.model), observation.assumed(), observation.loss or CROSS_ENTROPY
     set_mode(model, "eval")
     if observation.plan.mode == "eval":
@@ -196,11 +181,9 @@ def usual_of(observation: Observation) -> Usual:
         with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
             torch.manual_seed(0)
             result = loss_gradients(model, state, Batch(images, labels), batch_norm=None, loss_function=loss)
-        found = result.gradients
-        scattered = max(scattered, scattered_zeros(found))
-        columns = max(columns, _empty_columns(observation, found))
-        noise = max(noise, ratio_of_gradient(found, observation))
-    return Usual(scattered, columns, noise)
+        own = result.gradients
+        found.append((scattered_zeros(own), _empty_columns(observation, own), _ratio(own, observation) or 0.0))
+    return Usual(*map(max, zip(*found, strict=True)))
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:

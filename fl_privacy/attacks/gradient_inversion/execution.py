@@ -1,12 +1,16 @@
 """Evaluate a problem fast: compiled, recorded or as a CUDA graph, in chunks that fit into memory."""
 
 import logging
+import math
+import operator
 import os
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,39 +24,85 @@ from fl_privacy.models.gradients.hooks import leaving, owners
 from fl_privacy.models.gradients.memory import freed_memory_kept, spare_bytes, written_by
 from fl_privacy.rng import cpu_threads
 
-_FEW_VICTIMS = 4
-_EVALUATIONS = 1000
-_FIRST = 20
+ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
+"""(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
+
+Program = Callable[..., tuple[Tensor, Tensor]]
+"""(variables, *tensors of the problem) -> loss and gradient."""
 
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
-def recording_pays(victims: int, evaluations: int) -> bool:
-    """Return ``True`` if running without autograd wins back the time of recording."""
-    return victims <= _FEW_VICTIMS and evaluations >= _EVALUATIONS
+class FasterEvaluation:
+    """``Problem.evaluate``, replaced by a program for the shapes of one call, if one can be made.
 
+    Attributes:
+        made_at: number of the call at which the program is made.
+        renewed: ``True`` starts counting anew at other shapes.
+        most, least: most victims and fewest evaluations that win back the time of making it.
+    """
 
-class RecordedEvaluation:
-    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit."""
+    made_at: ClassVar[int] = 1
+    renewed: ClassVar[bool] = False
+    most: ClassVar[float] = math.inf
+    least: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self._calls = 0
-        self._shapes: list[torch.Size] | None = None
-        self._program: fx.GraphModule | None = None
+        self._shapes: list[torch.Size] = []
+        self._program: Program | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        self._calls += 1
-        if self._calls < _FIRST:
-            return problem.evaluate(variables)
+        """Return loss (V,) and gradient (V, N)."""
         tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
-        if self._shapes is None:
-            self._shapes, self._program = shapes, _recorded(problem, variables, tensors)
+        if self.renewed and shapes != self._shapes:
+            self._shapes, self._calls, self._program = shapes, 0, None
+        self._calls += 1
+        if self._calls == self.made_at:
+            self._shapes, self._program = shapes, self.make(problem, variables, tensors)
         if self._program is None or shapes != self._shapes:
             return problem.evaluate(variables)
-        with torch.no_grad():
-            loss, gradient = self._program(variables, *tensors)
-        return loss, gradient
+        return self._program(variables, *tensors)
+
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+        """Return a program that agrees with ``Problem.evaluate``, or ``None``."""
+        raise NotImplementedError
+
+    @classmethod
+    def pays(cls, victims: int, evaluations: int) -> bool:
+        return victims <= cls.most and evaluations >= cls.least
+
+
+class RecordedEvaluation(FasterEvaluation):
+    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit."""
+
+    made_at, most, least = 20, 4, 1000
+
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+        try:
+            program = operations(problem, variables, tensors)
+        except RuntimeError:
+            return None
+        for node in list(program.graph.nodes):
+            if node.op == "call_function" and node.target in _ALIASES:
+                node.replace_all_uses_with(node.args[0])
+                program.graph.erase_node(node)
+        program.graph.eliminate_dead_code()
+        program.recompile()
+        run = torch.no_grad()(program)
+        for point in _two_points(variables):
+            with differentiable_twice():
+                found = run(point, *tensors)
+            if not all(map(torch.equal, found, problem.evaluate(point))):
+                return None
+        return run
+
+
+def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``variables`` (V, N) and others near them, at which programs are compared."""
+    moves = 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
+    return variables, variables + moves
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
@@ -71,38 +121,14 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
     """Trace ``problem.evaluate`` as a function of variables and ``tensors``."""
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
-    def evaluate(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        given = iter(tensors)
-        return problem.map(lambda _: next(given)).evaluate(variables)
-
-    return make_fx(evaluate)(variables, *tensors)
+    return make_fx(partial(_evaluate, problem))(variables, *tensors)
 
 
-def _recorded(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule | None:
-    try:
-        program = operations(problem, variables, tensors)
-    except RuntimeError:
-        return None
-    for node in list(program.graph.nodes):
-        if node.op == "call_function" and node.target in _ALIASES:
-            node.replace_all_uses_with(node.args[0])
-            program.graph.erase_node(node)
-    program.graph.eliminate_dead_code()
-    program.recompile()
-    elsewhere = variables + 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
-    for point in (variables, elsewhere):
-        with differentiable_twice(), torch.no_grad():
-            found = program(point, *tensors)
-        expected = problem.evaluate(point)
-        if not all(torch.equal(one, other) for one, other in zip(found, expected, strict=True)):
-            return None
-    return program
+def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    """Evaluate a new problem, since values cached from ``tensors`` belong to the program, too."""
+    given = iter(tensors)
+    return problem.map(lambda _: next(given)).evaluate(variables)
 
-
-ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
-"""(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
-
-_Program = Callable[..., tuple[Tensor, Tensor]]
 
 _TOLERANCE = 1e-3
 _WRITTEN_MEANWHILE = 2e10
@@ -115,19 +141,6 @@ def compiler() -> str | None:
     """Return the path of a C++ compiler for ``torch.compile``, or ``None``."""
     usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     return shutil.which(os.environ.get("CXX", usual))
-
-
-def check_compiler() -> None:
-    """Check that there is a compiler.
-
-    Raises:
-        UserError: there is none.
-    """
-    if compiler() is None:
-        raise UserError(
-            "attack.compile=on is expected to find a C++ compiler, but there is none;"
-            " install g++, name one in CXX, or use attack.compile=off."
-        )
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
@@ -144,32 +157,18 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
     return written > _WRITTEN_MEANWHILE * torch.get_num_threads() * (_TENSORS_AT_LEAST + tensors)
 
 
-class CompiledEvaluation:
+class CompiledEvaluation(FasterEvaluation):
     """``Problem.evaluate``, compiled for the shapes of the first call.
 
-    A program that fails to compile or gives other numbers is not used, with a warning.
+    A program that gives other numbers or fails to compile is not used, with a warning, or a ``UserError`` if it is
+    ``demanded``.
     """
 
     def __init__(self, *, demanded: bool) -> None:
+        super().__init__()
         self._demanded = demanded
-        self._shapes: list[torch.Size] | None = None
-        self._program: _Program | None = None
 
-    def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss (V,) and gradient (V, N).
-
-        Raises:
-            UserError: the program is ``demanded``, but does not compile.
-        """
-        tensors = tensors_of(problem)
-        shapes = [tensor.shape for tensor in (variables, *tensors)]
-        if self._shapes is None:
-            self._shapes, self._program = shapes, self._make(problem, variables, tensors)
-        if self._program is None or shapes != self._shapes:
-            return problem.evaluate(variables)
-        return self._program(variables, *tensors)
-
-    def _make(self, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program | None:
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
             program = _compiled(problem, variables, tensors)
             for _ in range(_WARM_UP_ON_GPU if variables.is_cuda else 1):
@@ -188,10 +187,10 @@ class CompiledEvaluation:
         return None
 
 
-def _compiled(problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> _Program:
+def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
     """Compile loss and gradient from a trace, as ``torch.compile`` does not follow double backward passes."""
     with for_a_compiler():
-        graph = operations(problem, variables, list(tensors))
+        graph = operations(problem, variables, tensors)
     mode = "reduce-overhead" if variables.is_cuda else None
     program = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
 
@@ -289,31 +288,20 @@ def _multiplications(module: nn.Module, inputs: Tensor, output: Tensor) -> int:
     return 0
 
 
-_CAPTURED_AT = 10
-_WARM_UP = 3
-_MOST_AT_ONCE = 64
-_WORTH_CAPTURING = 60
-
 Run = Callable[[], tuple[Tensor, Tensor]]
 Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 """(function to run) -> (function that runs it again, tensors of its results)."""
 
 
-def capturing_pays(victims: int, evaluations: int) -> bool:
-    """Return ``True`` if launching without Python wins back the evaluations that capturing takes."""
-    return victims <= _MOST_AT_ONCE and evaluations >= _WORTH_CAPTURING
-
-
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
     """Capture the kernels that ``run`` launches, after a few runs on their own stream, as PyTorch requires.
 
-    Raises:
-        RuntimeError: ``run`` waits for the GPU.
+    A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
     own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     own.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(own):
-        for _ in range(_WARM_UP):
+        for _ in range(_WARM_UP_ON_GPU):
             run()
     torch.cuda.current_stream().wait_stream(own)
     graph = torch.cuda.CUDAGraph()
@@ -322,61 +310,42 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
     return graph.replay, results
 
 
-class CapturedEvaluation:
+class CapturedEvaluation(FasterEvaluation):
     """``Problem.evaluate``, captured once its shapes have come a few times, if possible."""
 
+    made_at, renewed, most, least = 10, True, 64, 60
+
     def __init__(self, capture: Capture = capture_on_gpu) -> None:
+        super().__init__()
         self._capture = capture
-        self._shapes: list[torch.Size] = []
-        self._calls = 0
-        self._graph: _Graph | None = None
 
-    def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        tensors = tensors_of(problem)
-        shapes = [tensor.shape for tensor in (variables, *tensors)]
-        if shapes != self._shapes:
-            self._shapes, self._calls, self._graph = shapes, 0, None
-        self._calls += 1
-        if self._calls == _CAPTURED_AT:
-            self._graph = self._captured(problem, variables, tensors)
-        return problem.evaluate(variables) if self._graph is None else self._graph(variables, tensors)
-
-    def _captured(self, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> "_Graph | None":
+    def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
         try:
-            graph = _Graph(self._capture, problem, variables, tensors)
+            program = _captured(self._capture, problem, variables, tensors)
         except RuntimeError as error:
             logger.debug("The evaluation is not captured: %s", error)
             return None
-        elsewhere = variables + 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
-        points = (variables, elsewhere)
-        return graph if all(agree(graph(point, tensors), problem.evaluate(point)) for point in points) else None
+        points = _two_points(variables)
+        return program if all(agree(program(point, *tensors), problem.evaluate(point)) for point in points) else None
 
 
-class _Graph:
-    """An evaluation whose kernels always read and write the same memory."""
+def _captured(capture: Capture, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
+    """Capture an evaluation whose kernels always read and write the same memory."""
+    own, places, written = torch.empty_like(variables), [torch.empty_like(tensor) for tensor in tensors], list[Tensor]()
 
-    def __init__(self, capture: Capture, problem: Problem, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        self._variables = torch.empty_like(variables)
-        self._tensors = [torch.empty_like(tensor) for tensor in tensors]
-        self._written: Sequence[Tensor] = []
-        self._write(variables, tensors)
-
-        def run() -> tuple[Tensor, Tensor]:
-            # a new problem each time, as values cached from its tensors belong to the graph, too
-            given = iter(self._tensors)
-            return problem.map(lambda _: next(given)).evaluate(self._variables)
-
-        self._replay, self._results = capture(run)
-
-    def __call__(self, variables: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        self._write(variables, tensors)
-        self._replay()
-        loss, gradient = self._results
-        return loss.clone(), gradient.clone()
-
-    def _write(self, variables: Tensor, tensors: Sequence[Tensor]) -> None:
-        self._variables.copy_(variables)
-        if len(self._written) != len(tensors) or any(a is not b for a, b in zip(self._written, tensors, strict=True)):
-            for place, tensor in zip(self._tensors, tensors, strict=True):
+    def write(variables: Tensor, *tensors: Tensor) -> None:
+        own.copy_(variables)
+        if not written or any(map(operator.is_not, written, tensors)):
+            for place, tensor in zip(places, tensors, strict=True):
                 place.copy_(tensor)
-            self._written = tensors
+            written[:] = tensors
+
+    write(variables, *tensors)
+    replay, results = capture(lambda: _evaluate(problem, own, *places))
+
+    def program(variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        write(variables, *tensors)
+        replay()
+        return results[0].clone(), results[1].clone()
+
+    return program

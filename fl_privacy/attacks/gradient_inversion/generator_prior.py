@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, NextSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
@@ -32,11 +32,7 @@ class NamedGenerator:
     def __call__(
         self, image: Sequence[int], device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> TrainedGenerator:
-        """Return the generator for images (C, H, W).
-
-        Raises:
-            UserError: there is none.
-        """
+        """Return the generator for images (C, H, W), or raise ``UserError``."""
         asked = tuple(image), torch.device(device), dtype
         if asked not in self._found:
             self._found[asked] = find_generator(self.path, *asked)
@@ -117,7 +113,9 @@ class Generated(ImageSource):
         return onto_l1_ball(apart, radius).reshape(variables.shape)
 
     @torch.no_grad()
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> NextSource | None:
+    def following(
+        self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
+    ) -> tuple[ImageSource, Tensor, Tensor] | None:
         network = self._network(variables, shape)
         left = min(self.deeper, network.depth - 2 - self.layer)
         if left <= 0:
@@ -128,8 +126,7 @@ class Generated(ImageSource):
             features = (held + variables).reshape(-1, *network.features_shape(self.layer))
             features = network.through(features, after=self.layer, until=self.layer + 1)
         features = features.reshape(len(variables), -1)
-        source = replace(self, layer=self.layer + 1, deeper=left - 1)
-        return NextSource(source, torch.zeros_like(features), features)
+        return replace(self, layer=self.layer + 1, deeper=left - 1), torch.zeros_like(features), features
 
     @property
     def stages(self) -> int:
@@ -165,9 +162,6 @@ class Untrained(ImageSource):
     Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; convolution and
     sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1), scale by He et
     al. (2015), and variables x from 0.
-
-    Attributes:
-        unit: move of a weight by a variable of 1, in standard deviations.
     """
 
     width: int = 32

@@ -99,13 +99,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Find the image (N,) behind mixtures.
-
-    Args:
-        seen: mixtures (U, N).
-        own: shares (U,) of the image.
-        others: shares (U, K) of images of each class.
-    """
+    """Find the image (N,) behind mixtures ``seen`` (U, N), with shares (U,) of it, and (U, K) of others by class."""
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -139,18 +133,24 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """The observations from which one victim's examples are reconstructed together.
-
-    Attributes:
-        position: place of ``observation``, the last update, in the caller's sequence.
-        earlier: updates before it from the same examples.
-        positions: places of all of them.
-    """
+    """The last update of some examples, its ``position`` in the caller's sequence, ``earlier`` ones, and all places."""
 
     position: int
     observation: Observation
     earlier: tuple[Observation, ...] = ()
     positions: tuple[int, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[object, ...]:
+        """Return all that victims of a group share in each round, but for the values sent."""
+        found = list[tuple[object, ...]]()
+        for one in (self.observation, *self.earlier):
+            known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
+            labels = None if known.labels is None else known.labels.dim()
+            told = repr(known.defense), labels, known.features_at, known.bounds is None
+            shapes = one.input_shape, one.num_classes, one.upload.num_examples, tensors
+            found.append((id(one.model), one.plan, one.loss, *shapes, *told))
+        return tuple(found)
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
@@ -171,11 +171,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
 
 @dataclass(eq=False)
 class Group:
-    """Victims with the same model, values sent, plan, shapes and uploaded tensors.
-
-    Attributes:
-        earlier: the same victims in each other round that is attacked with this one.
-    """
+    """Victims with the same model, values sent, plan, shapes and tensors, in one round and in ``earlier`` ones."""
 
     observations: dict[int, Observation] = field(default_factory=dict)
     earlier: list["Group"] = field(default_factory=list)
@@ -209,7 +205,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     candidates: dict[tuple[object, ...], list[Group]] = {}
     groups: list[Group] = []
     for victim in victims:
-        alike = candidates.setdefault(tuple(_key(o) for o in (victim.observation, *victim.earlier)), [])
+        alike = candidates.setdefault(victim.kinds, [])
         group = next((g for g in alike if g.takes(victim)), None)
         if group is None:
             group = Group(earlier=[Group() for _ in victim.earlier])
@@ -303,11 +299,7 @@ def failed(observation: Observation, reason: str) -> Reconstruction:
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """Return a failed reconstruction after an unforeseen ``error``.
-
-    Raises:
-        Exception: ``error``, if memory ran out.
-    """
+    """Return a failed reconstruction after an unforeseen ``error``, or raise that if memory ran out."""
     if is_out_of_memory(error):
         raise error
     logger.debug("The attack on %s broke off.", observation.id, exc_info=error)
@@ -339,11 +331,7 @@ def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Rep
 
 
 def expect_gradient(observation: Observation) -> None:
-    """Check that the update is a gradient or a sum of gradients.
-
-    Raises:
-        NotAttackableError: it comes from Adam.
-    """
+    """Raise ``NotAttackableError`` unless the update is a gradient or a sum of gradients, but not from Adam."""
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     if of_adam or observation.knowledge.bounds is not None:
         raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
@@ -352,22 +340,6 @@ def expect_gradient(observation: Observation) -> None:
 def without_labels(observation: Observation) -> Reconstruction:
     """Return a failed reconstruction without a gradient to infer labels from."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
-
-
-def _key(observation: Observation) -> tuple[object, ...]:
-    return (
-        id(observation.model),
-        observation.plan,
-        observation.input_shape,
-        observation.num_classes,
-        observation.upload.num_examples,
-        tuple(sorted(observation.upload.tensors)),
-        repr(observation.knowledge.defense),
-        None if observation.knowledge.labels is None else observation.knowledge.labels.dim(),
-        observation.knowledge.features_at,
-        observation.knowledge.bounds is None,
-        observation.loss,
-    )
 
 
 def _same_values(one: ModelState | None, other: ModelState | None) -> bool:

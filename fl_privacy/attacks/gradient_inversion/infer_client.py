@@ -1,6 +1,6 @@
 """Infer what is undisclosed of a client: loss, mode, scale of inputs, gradient behind Adam."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
@@ -21,11 +21,9 @@ from fl_privacy.types.modality import modality_of
 from fl_privacy.types.plan import Normalization
 from fl_privacy.types.user_gradients import computed_in
 
-_FITS = 1e-3
-"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision."""
-
-_ROUNDED = 4
-"""The same in half precision, in units of its rounding."""
+_FITS, _ROUNDED = 1e-3, 4
+"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision, and in half
+precision in units of its rounding."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05
 """Number of values, and their share of equal ones, that show half precision."""
@@ -62,10 +60,7 @@ SOFT_LABELS = (
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
     """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
 
-    ``model`` is frozen, with the values sent, in double precision.
-
-    Raises:
-        NotAttackableError: no known loss fits the update.
+    ``model`` is frozen, with the values sent, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
@@ -96,7 +91,9 @@ def _of_one(single: SingleExample, fits: float) -> tuple[Loss, str]:
         labels, left = labels_behind(single.head, loss, single.slopes)
         if loss is CROSS_ENTROPY and left < fits and not labels.is_floating_point():
             return CROSS_ENTROPY, ""
-        if left < fits and _likely(loss, labels):
+        any_number = loss.targets == "classes" or (loss is SQUARED_ERROR and labels.shape[1] == 1)
+        # any number fits a squared error, but a client's targets are usually 0 or 1
+        if left < fits and (any_number or (labels - labels.round().clamp(0, 1)).abs().max() < _WHOLE):
             found = _smoothed(labels) if loss is CROSS_ENTROPY else loss
             return found, f"The client's loss was found to be {found.name}, which gives its output layer's gradient."
     if not _denies_softmax(single.slopes[0], fits):
@@ -121,9 +118,8 @@ def _of_many(
         asked_for = 0 if bias is None else int((bias < -fits * bias.abs().max()).sum())
         return CROSS_ENTROPY, SOFT_LABELS if asked_for > observation.upload.num_examples else WHOLE_LABELS
     rank = int((torch.linalg.svdvals(columns.cpu()) > fits * torch.linalg.matrix_norm(columns.cpu(), 2)).sum())
-    if bias is None or not _denies_softmax(bias, fits):
-        return CROSS_ENTROPY, ASSUMED
-    if rank > observation.upload.num_examples or rank == min(columns.shape):
+    unsure = rank > observation.upload.num_examples or rank == min(columns.shape)
+    if bias is None or not _denies_softmax(bias, fits) or unsure:
         return CROSS_ENTROPY, ASSUMED
     raise NotAttackableError(
         "The client's loss is no cross entropy, whose gradients of the output layer add up to 0, and of a batch the"
@@ -155,16 +151,6 @@ def _candidates(head: Head) -> list[Loss]:
     return found
 
 
-def _likely(loss: Loss, labels: Tensor) -> bool:
-    """Return ``True`` for targets that a client may have; any number fits a squared error."""
-    if loss.targets == "classes":
-        return True
-    near = (labels - labels.round()).abs().max() < _WHOLE and bool(
-        ((labels.round() == 0) | (labels.round() == 1)).all()
-    )
-    return bool(near) or (loss is SQUARED_ERROR and labels.shape[1] == 1)
-
-
 def _smoothed(labels: Tensor) -> Loss:
     """Return the cross entropy of soft labels (1, K), with label smoothing if all others are equal."""
     others = labels[0].sort().values[:-1]
@@ -186,11 +172,8 @@ _ROUNDS, _SOUND = 30, 3.0
 """Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
 gradient is taken for a product of two vectors."""
 
-_KNOWN = 0.5
-"""Largest relative uncertainty of a known value."""
-
-_MATCHED = 0.2
-"""Largest relative uncertainty of a matched value."""
+_KNOWN, _MATCHED = 0.5, 0.2
+"""Largest relative uncertainty of a known value, and of a matched one."""
 
 _SHORT = 0.5
 """Share of the learning rate; if no step is so long, no gradient would exceed epsilon."""
@@ -215,7 +198,7 @@ def without_adam(observation: Observation) -> Observation:
     if number_of_steps(observation.upload.num_examples, plan) != 1 or not modality_of(observation.model).pixels:
         return observation
     sent = observation.sent.parameters
-    lows, highs, signs = dict[str, Tensor](), dict[str, Tensor](), dict[str, Tensor]()
+    sizes = dict[str, tuple[Tensor, Tensor, Tensor]]()  # of the gradient, lowest and highest, and its sign
     decay = plan.weight_decay if plan.optimizer == "adamw" else 0.0
     longest, too_long = 0.0, False
     for name, delta in observation.update().items():
@@ -224,7 +207,7 @@ def without_adam(observation: Observation) -> Observation:
         step, error = _quotient(delta, sent[name], lr=plan.lr, decay=decay)
         longest = max(longest, float(step.abs().max())) if step.numel() else longest
         too_long |= bool((step.abs() > 1 + error).any())
-        lows[name], highs[name], signs[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
+        sizes[name] = _size(step.abs() - error), _size(step.abs() + error), step.sign()
     if too_long or longest < _SHORT:
         note = (
             f"The longest step is {longest:.2g} learning rates, but a first step of Adam is about one: another"
@@ -233,10 +216,9 @@ def without_adam(observation: Observation) -> Observation:
         )
         return observation if note in observation.notes else replace(observation, notes=(*observation.notes, note))
     if observation.upload.num_examples == 1:
-        for name in [name for name in lows if name.endswith(".weight") and lows[name].dim() == 2]:
-            _complete(lows, highs, signs, name)
-    penalty = plan.weight_decay if plan.optimizer == "adam" else 0.0
-    return _of_gradient(observation, (lows, highs, signs), penalty)
+        for name in [name for name, own in sizes.items() if name.endswith(".weight") and own[0].dim() == 2]:
+            _complete(sizes, name)
+    return _of_gradient(observation, sizes, plan.weight_decay if plan.optimizer == "adam" else 0.0)
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
@@ -256,11 +238,11 @@ def _size(quotient: Tensor) -> Tensor:
     return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
 
 
-def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors, name: str) -> None:
+def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
     """Find unknown sizes of a linear layer's gradient (M, N), which is a product."""
-    bias = name.removesuffix("weight") + "bias"
-    names = [name, bias] if bias in lows and lows[bias].shape == lows[name].shape[:1] else [name]
-    low, high, sign = (torch.cat([t[n].reshape(len(t[name]), -1) for n in names], 1) for t in (lows, highs, signs))
+    bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
+    names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
+    low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))
     silent = sign == 0
     middle = torch.where(high.isfinite(), (low + high) / 2, low).clamp_min(torch.finfo(torch.float64).tiny)
     spread = torch.where(high.isfinite(), (high - low) / 2, torch.inf) / middle
@@ -278,9 +260,10 @@ def _complete(lows: dict[str, Tensor], highs: dict[str, Tensor], signs: Tensors,
     room = (_SOUND * unsure).clamp(max=_KNOWN)
     least, most = torch.maximum(low, found * (1 - room)), torch.minimum(high, found * (1 + room))
     low, high = torch.where(filled, least, low), torch.where(filled, most, high)
-    widths = [lows[n].reshape(len(lows[name]), -1).shape[1] for n in names]
+    widths = [sizes[n][0].numel() // shape[0] for n in names]
     for n, one, other in zip(names, torch.split(low, widths, 1), torch.split(high, widths, 1), strict=True):
-        lows[n], highs[n] = one.reshape(lows[n].shape), other.reshape(highs[n].shape)
+        own = sizes[n][2]
+        sizes[n] = one.reshape(own.shape), other.reshape(own.shape), own
 
 
 def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,12 +277,12 @@ def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tens
     return rows, columns
 
 
-def _of_gradient(observation: Observation, found: tuple[Tensors, Tensors, Tensors], penalty: float) -> Observation:
-    lows, highs, signs = found
+def _of_gradient(
+    observation: Observation, sizes: Mapping[str, tuple[Tensor, Tensor, Tensor]], penalty: float
+) -> Observation:
     sent, matched, total = observation.sent.parameters, 0, 0
     tensors, bounds = dict[str, Tensor](), dict[str, tuple[Tensor, Tensor]]()
-    for name, sign in signs.items():
-        low, high = lows[name], highs[name]
+    for name, (low, high, sign) in sizes.items():
         known = (high.isfinite() & (high - low <= _MATCHED * (high + low))) | (sign == 0)
         least = torch.where(high.isfinite(), (low + high) / 2, low.nan_to_num(posinf=0.0))
         value = (sign * least - penalty * sent[name].double()).to(sent[name].dtype)
@@ -333,7 +316,6 @@ _IN_NO_MODE = (
     " only where self.training is set."
 )
 
-
 _passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
 """Reasons not to attack a mode, by model, shape of its images, mode and batch norm."""
 
@@ -343,10 +325,7 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """A completed observation, with a loss, in a mode without draws, of inputs in [0, 1].
-
-    ``wrong`` is the reason why it can't be attacked, or ``None``.
-    """
+    """An observation with a loss, in a mode without draws, of inputs in [0, 1], or why it can't be attacked."""
 
     observation: Observation
     wrong: str | None = None
@@ -437,18 +416,14 @@ def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tens
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)
     found = []
-    devices = [like.device] if like.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=[like.device] if like.device.type == "cuda" else []):
         for seed in (1, 2):
             torch.manual_seed(seed)
             try:
-                outputs = model(images)
+                found.append(model(images))
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 return None
-            if not isinstance(outputs, Tensor):
-                return None
-            found.append(outputs)
-    return found[0], found[1]
+    return (found[0], found[1]) if all(isinstance(outputs, Tensor) for outputs in found) else None
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -464,12 +439,9 @@ def _in_unit_range(observation: Observation) -> Observation:
     if observation.input_range not in copies:
         scaling = Normalization([-low / (high - low)], [1 / (high - low)])
         copies[observation.input_range] = normalized(detached_copy(observation.model), scaling)
-    known = observation.knowledge
-
-    def unit(images: Tensor | None) -> Tensor | None:
-        return None if images is None else (images - low) / (high - low)
-
-    knowledge = replace(known, public_images=unit(known.public_images), previous=unit(known.previous))
+    given = {name: getattr(observation.knowledge, name) for name in ("public_images", "previous")}
+    unit = {name: (images - low) / (high - low) for name, images in given.items() if images is not None}
+    knowledge = replace(observation.knowledge, **unit)
     return replace(observation, model=copies[observation.input_range], input_range=_UNIT, knowledge=knowledge)
 
 
@@ -480,10 +452,9 @@ def _with_loss(observation: Observation) -> Observation:
     fits = all(name in sent and sent[name].shape == value.shape for name, value in observation.upload.tensors.items())
     if not fits or not _covers(observation):
         return observation
-    values = next(iter(observation.assumed().parameters.values()))
-    model = frozen_copy(
-        observation.model, observation.assumed(), observation.plan, device=values.device, dtype=torch.float64
-    )
+    assumed, plan = observation.assumed(), observation.plan
+    device = next(iter(assumed.parameters.values())).device
+    model = frozen_copy(observation.model, assumed, plan, device=device, dtype=torch.float64)
     try:
         loss, sentence = found_loss(observation, model)
     except NotAttackableError:

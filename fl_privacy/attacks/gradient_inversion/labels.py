@@ -76,10 +76,8 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
 def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
     """Return the class (B,) of each example, and the largest share left unexplained."""
     size, number = slopes.shape
-    apart = []
-    for label in range(number):
-        own = head.slopes(loss, torch.full((size,), label, device=slopes.device))
-        apart.append(1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30))
+    each = (head.slopes(loss, torch.full((size,), label, device=slopes.device)) for label in range(number))
+    apart = [1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30) for own in each]
     least, classes = torch.stack(apart, 1).min(1)
     return classes, float((2 * least.clamp_min(0)).sqrt().max())
 
@@ -94,11 +92,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
         rows = (slopes - base) / torch.where(change.abs() > 0, change, 1)
         near = loss.targets == "bits" and bool(((rows - rows.round()).abs() < _WHOLE).all())
         return rows.round() if near else rows
-    changes = []
-    for label in range(number):
-        one = zeros.clone()
-        one[:, label] = 1
-        changes.append(head.slopes(loss, one) - base)
+    changes = [head.slopes(loss, row.repeat(size, 1)) - base for row in torch.eye(number).to(zeros)]
     system = torch.cat([torch.stack(changes, 2), slopes.new_ones(size, 1, number)], 1).double().cpu()
     right = torch.cat([slopes - base, slopes.new_ones(size, 1)], 1).double().cpu()
     solved: Tensor = torch.linalg.lstsq(system, right[:, :, None], driver="gelsd").solution[:, :, 0].clamp_min(0)
@@ -187,10 +181,7 @@ def usual_outputs(
     1961). ``experiments/label_counts.py`` compares alternatives; features by class (iLRG, Ma et al. 2023) find fewer
     labels on trained LeNets.
 
-    Args:
-        shape: (C, H, W), or (L,) of tokens.
-        rng: random stream on the CPU.
-        gradient: gradient of the client's mean loss, unscaled, as far as it was sent.
+    ``shape`` is (C, H, W), or (L,) of tokens; ``rng`` is on the CPU; ``gradient`` is that of the mean loss, unscaled.
     """
     weight, bias = layer
     like = next(model.parameters())
@@ -250,8 +241,7 @@ def choose_labels(
 ) -> tuple[Tensor | None, str]:
     """Choose labels (B,) or (B, K), ``None`` if they are optimized, and name their source.
 
-    Raises:
-        NotAttackableError: there are none, with the reason.
+    If there are none, raise ``NotAttackableError`` with the reason.
     """
     told, like = observation.knowledge.labels, next(model.parameters())
     if policy == "optimize":
@@ -307,12 +297,9 @@ def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
         return None
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     path, layer = list(layers.items())[-1]
-    prefix = f"{path}." if path else ""
     own = dict(layer.named_parameters(recurse=False))
-    weight, bias = own.get("weight"), own.get("bias")
-    if layer.bias is None:
-        return first.get(id(weight), f"{prefix}weight"), None
-    return first.get(id(weight), f"{prefix}weight"), first.get(id(bias), f"{prefix}bias")
+    weight, bias = (first.get(id(own.get(name)), f"{path}.{name}".lstrip(".")) for name in ("weight", "bias"))
+    return weight, None if layer.bias is None else bias
 
 
 def logit_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,24 +13,13 @@ from fl_privacy.models.gradients.layered import Factors
 from fl_privacy.types import Tensors
 
 
-def angular_distance(
-    guesses: Sequence[Tensor], observed: Sequence[Tensor], length: Tensor, observed_length: Tensor, elsewhere: Tensor
-) -> Tensor:
-    """Return half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
+class AngularDistance(torch.autograd.Function):
+    """Half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
 
-    The derivative by the guesses includes the change of length.
-
-    Args:
-        guesses, observed: parts (V, n) of the vectors, of any n.
-        length, observed_length: lengths (V,) of the whole vectors.
-        elsewhere: squared distance (V,) of the other parts.
+    It maps the lengths (V,) of both vectors, the squared distance (V,) of the parts not given, the number of parts, and
+    the guessed and observed parts (V, n), of any n. For q = g - |g| o / |o| of each part, it is D = |q|^2 / 2 |g|^2,
+    with dD/dg = (q - D g) / |g|^2, which includes the change of length.
     """
-    found: Tensor = _AngularDistance.apply(length, observed_length, elsewhere, len(guesses), *guesses, *observed)
-    return found
-
-
-class _AngularDistance(torch.autograd.Function):
-    """For q = g - |g| o / |o| of each part, the distance is D = |q|^2 / 2 |g|^2, with dD/dg = (q - D g) / |g|^2."""
 
     @staticmethod
     def forward(
@@ -55,13 +44,9 @@ class _AngularDistance(torch.autograd.Function):
         return None, None, None, None, *found, *(None for _ in apart)
 
 
-def squared_distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
-    found: Tensor = _SquaredDistance.apply(one, other)
-    return found
-
-
 class _SquaredDistance(torch.autograd.Function):
+    """||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
+
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
         apart = one - other
@@ -81,13 +66,9 @@ def _squared_length(values: Tensor) -> Tensor:
     return lengths.square()
 
 
-def absolute_differences(images: Tensor) -> Tensor:
-    """Return the mean absolute difference (V,) of horizontal neighbors plus that of vertical ones."""
-    found: Tensor = _AbsoluteDifferences.apply(images)
-    return found
+class AbsoluteDifferences(torch.autograd.Function):
+    """Mean absolute difference (V,) of horizontal neighbors plus that of vertical ones, of images (V, ..., H, W)."""
 
-
-class _AbsoluteDifferences(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
         across = images[..., :, 1:] - images[..., :, :-1]
@@ -150,42 +131,6 @@ class Target:
         return Target(value, squared, variance, mean, self.size, low, high)
 
 
-class LayerStatistics(Protocol):
-    """Statistics of the guessed gradient g' against the observed g of one tensor."""
-
-    @property
-    def target(self) -> Target: ...
-
-    @property
-    def guess(self) -> Tensor | None:
-        """Return g' (V, n) if it was formed and is not bounded; else ``None``."""
-        ...
-
-    @property
-    def squared(self) -> Tensor:
-        """Return ||g'||^2 (V,)."""
-        ...
-
-    def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
-        """Return ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
-        ...
-
-    @property
-    def distance(self) -> Tensor:
-        """Return ||g' - g||^2 (V,)."""
-        ...
-
-    @property
-    def absolute(self) -> Tensor:
-        """Return the sum of |g' - g| (V,)."""
-        ...
-
-    @property
-    def difference(self) -> Tensor:
-        """Return g' - g (V, n), for objectives that are ``elementwise``."""
-        ...
-
-
 @dataclass(frozen=True, eq=False)
 class Explicit:
     """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
@@ -199,8 +144,7 @@ class Explicit:
 
     @property
     def squared(self) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(self._guess, dim=1)
-        return lengths.square()
+        return _squared_length(self._guess)
 
     def apart(self, scale: Tensor, observed_scale: Tensor) -> Tensor:
         return torch.addcmul(-observed_scale[:, None] * self.target.value, self._guess, scale[:, None]).square().sum(1)
@@ -208,7 +152,8 @@ class Explicit:
     @property
     def distance(self) -> Tensor:
         if self.target.low is None:
-            return squared_distance(self.gradient.reshape(len(self.gradient), -1), self.target.value)
+            found: Tensor = _SquaredDistance.apply(self.gradient.reshape(len(self.gradient), -1), self.target.value)
+            return found
         return self.difference.square().sum(1)
 
     @property
@@ -217,27 +162,17 @@ class Explicit:
 
     @property
     def _guess(self) -> Tensor:
-        return (
-            self.gradient.reshape(len(self.gradient), -1)
-            if self.target.low is None
-            else self.target.value + self.difference
-        )
+        return self.target.value + self.difference if self.guess is None else self.guess
 
     @property
     def difference(self) -> Tensor:
-        """Return g' minus g, or minus the nearest value within the bounds."""
         flat, target = self.gradient.reshape(len(self.gradient), -1), self.target
         return flat - (target.value if target.low is None else flat.clamp(target.low, target.high))
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of the gradient ``deltas @ inputs.mT`` of one weight.
-
-    Attributes:
-        deltas: (V, O, P).
-        inputs: (V, D, P).
-    """
+    """Statistics of the gradient of one weight, ``deltas`` (V, O, P) times ``inputs`` (V, D, P) transposed."""
 
     deltas: Tensor
     inputs: Tensor
@@ -271,23 +206,20 @@ class Products:
         return self.deltas @ self.inputs.mT - self.factors.left @ self.factors.core @ self.factors.right.mT
 
     @cached_property
-    def _delta_parts(self) -> tuple[Tensor, Tensor]:
-        """Return coordinates (V, r, P) of the output gradients along ``left``, and the rest (V, O, P)."""
-        return _parts(self.deltas, self.factors.left)
-
-    @cached_property
-    def _input_parts(self) -> tuple[Tensor, Tensor]:
-        return _parts(self.inputs, self.factors.right)
+    def _split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return coordinates (V, r, P) of the output gradients along ``left`` and the rest, and those of the inputs."""
+        return *_parts(self.deltas, self.factors.left), *_parts(self.inputs, self.factors.right)
 
     @cached_property
     def _along(self) -> Tensor:
         """Return the gradient (V, r, q) in the observed one's coordinates."""
-        return self._delta_parts[0] @ self._input_parts[0].mT
+        along, _, input_along, _ = self._split
+        return along @ input_along.mT
 
     @cached_property
     def _beside(self) -> Tensor:
         """Return the squared norm (V,) of the gradient outside of these coordinates."""
-        (along, rest), (input_along, input_rest) = self._delta_parts, self._input_parts
+        along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
         return ((along.mT @ along) * input_rest_products + (rest.mT @ rest) * input_products).sum((1, 2))
@@ -320,6 +252,14 @@ class Zero:
         return -self.target.value
 
 
+LayerStatistics = Explicit | Products | Zero
+"""Statistics of the guessed gradient g' against the observed g of one tensor, V victims each.
+
+``guess`` is g' (V, n) if it was formed and is not bounded, else ``None``; ``squared`` is ||g'||^2, ``distance``
+||g' - g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, n), for objectives that are
+``elementwise``. ``apart`` is ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
+
+
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     """Split ``values`` (V, N, P) into coordinates (V, r, P) along orthonormal ``directions``, and the rest."""
     along = directions.mT @ values
@@ -332,69 +272,59 @@ _IN_CACHE = 1 << 16
 Coefficients = Mapping[str, tuple[float, float]]
 """Weights of each tensor's squared and absolute distance."""
 
-Factored = Mapping[str, tuple[Tensor, Tensor]]
-"""Output gradients (V, O, P) and inputs (V, D, P) of each weight, whose product is its gradient."""
-
 
 def weighted_distance(
-    formed: Tensors, factored: Factored, targets: Mapping[str, Target], weights: Coefficients
+    formed: Tensors, factored: Mapping[str, tuple[Tensor, Tensor]], targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
     """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
 
-    ``formed`` are gradients (V, *shape), ``factored`` the factors of others, ``weights`` a and b; ``targets`` lack
-    bounds.
+    ``formed`` are gradients (V, *shape), ``factored`` output gradients (V, O, P) and inputs (V, D, P) of others, and
+    ``weights`` a and b; ``targets`` lack bounds.
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
     spread = [[joined[0].new_full((targets[name].size,), weights[name][k]) for name in formed] for k in (0, 1)]
-    plan = _Plan(
-        elementwise=[torch.cat(each) for each in spread] if formed else (),
-        products=[weights[name] for name in factored],
-        observed=[*observed, *(targets[name].value for name in factored)],
-    )
-    loss: Tensor = _Compare.apply(plan, *joined, *(part.mT for parts in factored.values() for part in parts))
+    elementwise = [torch.cat(each) for each in spread] if formed else []
+    products = [weights[name] for name in factored]
+    observed += (targets[name].value for name in factored)
+    factors = (part.mT for parts in factored.values() for part in parts)
+    loss: Tensor = _Compare.apply(elementwise, products, observed, *joined, *factors)
     return loss
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """The tensors to compare.
+class _Compare(torch.autograd.Function):
+    """Maps joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,).
 
-    Attributes:
-        elementwise: a and b (n,) of the joined formed gradients.
-        products: a and b of each product.
-        observed: (V, n) of each tensor.
+    ``elementwise`` are a and b (n,) of the former, ``products`` those of each product, ``observed`` (V, n) the targets.
     """
 
-    elementwise: Sequence[Tensor]
-    products: Sequence[tuple[float, float]]
-    observed: Sequence[Tensor]
-
-
-class _Compare(torch.autograd.Function):
-    """Maps plan, joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,)."""
-
     @staticmethod
-    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Tensor:
-        wanted, count = any(ctx.needs_input_grad), int(bool(plan.elementwise))
+    def forward(
+        ctx: Any,
+        elementwise: Sequence[Tensor],
+        products: Sequence[tuple[float, float]],
+        observed: Sequence[Tensor],
+        *tensors: Tensor,
+    ) -> Tensor:
+        wanted, count = any(ctx.needs_input_grad), int(bool(elementwise))
         loss, slopes = tensors[0].new_zeros(len(tensors[0])), []
-        if plan.elementwise:
-            squared, absolute = plan.elementwise
-            apart = tensors[0] - plan.observed[0]
+        if elementwise:
+            squared, absolute = elementwise
+            apart = tensors[0] - observed[0]
             slope = torch.sign(apart).mul_(absolute)
             loss += torch.linalg.vecdot(apart, torch.addcmul(slope, apart, squared))
             slopes.append(slope.addcmul_(apart, squared, value=2))
         parts = zip(tensors[count::2], tensors[count + 1 :: 2], strict=True)
-        for weights, observed, (deltas, inputs) in zip(plan.products, plan.observed[count:], parts, strict=True):
-            slopes += _products(loss, deltas, inputs, observed, weights, wanted=wanted)
+        for weights, own, (deltas, inputs) in zip(products, observed[count:], parts, strict=True):
+            slopes += _products(loss, deltas, inputs, own, weights, wanted=wanted)
         ctx.save_for_backward(*(slopes if wanted else ()))
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        (by_loss,) = upstream
-        return None, *(by_loss.view(-1, *(1 for _ in slope.shape[1:])) * slope for slope in ctx.saved_tensors)
+        found = (upstream[0].view(-1, *(1 for _ in slope.shape[1:])) * slope for slope in ctx.saved_tensors)
+        return None, None, None, *found
 
 
 def _products(

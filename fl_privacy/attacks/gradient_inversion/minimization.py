@@ -1,9 +1,9 @@
 """Minimize for many victims at once, by descent or by evolution of candidates."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,8 @@ from torch import Tensor
 from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.settings import Projection
-from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
+from fl_privacy.attacks.gradient_inversion.settings import Projection, Settings
+from fl_privacy.attacks.optimizers import EvolutionStrategy
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
 from fl_privacy.types.film import Snapshot, TextFrame, frame, shots, show_frames
@@ -30,7 +30,7 @@ class Minimum:
     variables: Tensor
     loss: Tensor
     history: Tensor
-    snapshots: Mapping[int, Mapping[int, Tensor]] = field(default_factory=dict)
+    snapshots: Mapping[int, Mapping[int, Tensor]]
 
 
 class DescentState:
@@ -100,7 +100,7 @@ class DescentState:
         return len(done) - gone
 
     def select(self, rows: Tensor) -> None:
-        self._keep()
+        self.minimum()
         kept = rows.tolist()
         self.active = [self.active[row] for row in kept]
         self.best, self.best_loss = self.best[rows], self.best_loss[rows]
@@ -110,18 +110,13 @@ class DescentState:
         self._due = [number for number, row in enumerate(kept) if row in self._due]
 
     def minimum(self) -> Minimum:
-        self._keep()
-        return self._found
-
-    def _keep(self) -> None:
         self._found.variables[self.active] = self.best
         self._found.loss[self.active] = self.best_loss
+        return self._found
 
 
 _NOTHING = 1e30
 """Loss of a candidate whose loss is not a number, so that the strategy can rank it."""
-
-_HISTORY_OF_CMA = 100
 
 
 def search(
@@ -130,48 +125,34 @@ def search(
     *,
     generators: Sequence[torch.Generator],
     enough: Tensor,
-    strategy: EvolutionStrategy,
-    iterations: int,
+    settings: Settings,
     capacity: int,
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by populations of candidates; see :func:`minimize`.
+    """Minimize ``problem`` by populations of candidates, an iteration each; see :func:`minimize`.
 
-    Args:
-        variables: (V, N), for shape, dtype and device alone: the populations start around 0.
-        iterations: most populations of each victim.
+    ``variables`` (V, N) have shape, dtype and device alone: the populations start around 0.
     """
-    count, size = variables.shape
-    runs = [strategy.begin(size, iterations, generator) for generator in generators]
-    best, best_loss = torch.zeros_like(variables), torch.full_like(variables[:, 0], torch.inf)
-    stride = max(1, iterations // _HISTORY_OF_CMA)
-    history = torch.full((iterations // stride + 1, count), torch.nan, dtype=variables.dtype, device=variables.device)
-    snapshots: dict[int, dict[int, Tensor]] = {victim: {} for victim in filmed}
-    moments = shots(len(history))
-    active = list(range(count))
-    for iteration in range(iterations):
-        asked = [runs[victim].ask() for victim in active]
-        losses = _judged(problem, torch.stack(asked).to(variables), active, capacity)
-        for row, victim in enumerate(active):
-            runs[victim].tell(asked[row], losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
-        rows = torch.tensor(active, device=variables.device)
+    assert isinstance(settings.optimizer, EvolutionStrategy)
+    runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
+    state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
+    for iteration in range(1, settings.iterations + 1):
+        asked = [torch.stack(list(map(torch.as_tensor, runs[victim].ask()))) for victim in state.active]
+        losses = _judged(problem, torch.stack(asked).to(variables), state.active, capacity)
+        for row, victim in enumerate(state.active):
+            runs[victim].tell(list(asked[row].numpy()), losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
         least, which = losses.nan_to_num(torch.inf, torch.inf).min(1)
-        if iteration % stride == 0:
-            history[iteration // stride, rows] = torch.minimum(least, best_loss[rows])
-        found = torch.stack([asked[row][which[row]] for row in range(len(active))]).to(variables)
-        better = least < best_loss[rows]
-        best[rows] = torch.where(better[:, None], found, best[rows])
-        best_loss[rows] = torch.minimum(least, best_loss[rows])
-        if iteration % stride == 0 and iteration // stride in moments:
-            for victim in snapshots.keys() & set(active):
-                snapshots[victim][iteration // stride] = best[victim].clone()
-        over = (best_loss < enough).tolist()
-        active = [victim for victim in active if not (over[victim] or runs[victim].ended)]
-        report(1 - len(active) / count * (1 - (iteration + 1) / iterations))
-        if not active:
+        found = torch.stack([candidates[best] for candidates, best in zip(asked, which, strict=True)]).to(variables)
+        state.learn(found, torch.minimum(least, state.best_loss), torch.zeros_like(state.over))
+        ended = torch.tensor([bool(runs[victim].stop()) for victim in state.active], device=variables.device)
+        over = (state.best_loss < enough[state.active]) | ended
+        left = state.note(over, torch.full_like(which, iteration))
+        report(state.share_done)
+        if left == 0:
             break
-    return Minimum(best, best_loss, history, snapshots)
+        state.select((~over).nonzero().flatten())
+    return state.minimum()
 
 
 def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
@@ -185,12 +166,25 @@ def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capaci
     return torch.cat(losses).reshape(candidates.shape[:2])
 
 
-class Pictured(Protocol):
-    """A problem whose variables (V, N) are images, or texts that can be decoded."""
+class Minimizable(Protocol):
+    """A loss of variables (V, N), the first ``pixels`` of which are images, or texts that can be decoded.
+
+    ``attempts`` neighboring rows are attempts at the same victim.
+    """
+
+    @property
+    def pixels(self) -> int: ...
+
+    @property
+    def attempts(self) -> int: ...
 
     def images(self, variables: Tensor) -> Tensor:
         """Return the images (V, B, C, H, W), or texts (V, B, L, d + 1)."""
         ...
+
+    def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
+
+    def select(self, rows: Tensor) -> Self: ...
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
@@ -199,7 +193,7 @@ def filmed_rows(observations: Iterable[Observation]) -> list[int]:
 
 
 @torch.no_grad()
-def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
+def films_of(problem: Minimizable, minimum: Minimum) -> dict[int, tuple[Snapshot, ...]]:
     """Return the snapshots of each filmed row and its final result, in order."""
     films = {}
     for row, snapshots in minimum.snapshots.items():
@@ -213,20 +207,20 @@ def films_of(problem: Pictured, minimum: Minimum) -> dict[int, tuple[Snapshot, .
 
 
 @torch.no_grad()
-def frames_of(problem: Pictured, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
+def frames_of(problem: Minimizable, variables: Tensor, rows: Sequence[int]) -> list[Snapshot]:
     """Return frames of ``rows`` of the ``variables`` (V, N)."""
     chosen = torch.tensor(rows, device=variables.device)
     return [_snapshot(problem, 0, image) for image in _of_rows(problem, chosen).images(variables[chosen])]
 
 
-def _snapshot(problem: Pictured, at: int, guess: Tensor) -> Snapshot:
+def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
     source = problem.settings.source if isinstance(problem, Problem) else None
     if isinstance(source, WordEmbeddings):
         return TextFrame(at, source.read(guess[:1])[0].cpu())
     return frame(at, guess)
 
 
-def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
+def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
     """Select ``rows`` of what images depend on, without the large observed updates."""
     if not isinstance(problem, Problem):
         return problem
@@ -237,50 +231,7 @@ def _of_rows(problem: Pictured, rows: Tensor) -> Pictured:
 _COMPACT_BELOW = 0.75
 
 
-class Minimizable(Pictured, Protocol):
-    """A loss of variables (V, N), the first of which are pixels."""
-
-    @property
-    def pixels(self) -> int: ...
-
-    @property
-    def attempts(self) -> int:
-        """Return the number of neighboring rows that are attempts at the same victim."""
-        ...
-
-    def projected(self, variables: Tensor, how: Projection) -> Tensor: ...
-
-    def select(self, rows: Tensor) -> Self: ...
-
-
 P = TypeVar("P", bound=Minimizable)
-P_contra = TypeVar("P_contra", contravariant=True)
-
-
-class Moves(Protocol[P_contra]):
-    """Moves of variables that no slope leads to."""
-
-    def due(self, iteration: int) -> bool: ...
-
-    def __call__(self, problem: P_contra, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the variables (V, N) to go on from."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Descent:
-    """Settings of a descent.
-
-    Attributes:
-        noise: standard deviation of Gaussian noise added to the pixels' gradient.
-        moves: moves of the variables (V, N) between iterations.
-    """
-
-    optimizer: Optimizer
-    iterations: int
-    projection: Projection
-    noise: float
-    moves: Moves[Any] | None = None
 
 
 def minimize(
@@ -289,10 +240,11 @@ def minimize(
     *,
     generators: Sequence[torch.Generator],
     enough: Tensor,
-    descent: Descent,
+    settings: Settings,
     evaluate: Callable[[P, Tensor], tuple[Tensor, Tensor]],
     report: Report,
     filmed: Sequence[int] = (),
+    moves: Callable[[int, P, Tensor, Sequence[torch.Generator]], Tensor] | None = None,
 ) -> Minimum:
     """Minimize ``problem`` from ``variables`` (V, N).
 
@@ -301,24 +253,27 @@ def minimize(
 
     Args:
         enough: loss (V,) below which a victim has finished.
+        settings: settings with the optimizer, iterations, projection and noise of the descent.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
+        moves: (iterations so far, problem, variables, generators) -> variables, moved as no slope leads.
     """
-    state = DescentState(variables, descent.iterations, filmed)
-    run, rounds = descent.optimizer.start(variables, iterations=descent.iterations, images=problem.pixels), 0
+    assert not isinstance(settings.optimizer, EvolutionStrategy)
+    state = DescentState(variables, settings.iterations, filmed)
+    run, rounds = settings.optimizer.start(variables, iterations=settings.iterations, images=problem.pixels), 0
     while True:
         loss, gradient = evaluate(problem, variables)
         broken = ~(loss + gradient.abs().amax(1)).isfinite()
         state.learn(variables, loss, broken)
         if state.snapped:
             show_frames(partial(frames_of, problem, state.best, state.snapped))
-        if descent.noise:
+        if settings.noise:
             drawn = [torch.randn(problem.pixels, generator=generators[i]) for i in state.active]
-            noisy = gradient[:, : problem.pixels] + descent.noise * torch.stack(drawn).to(gradient)
+            noisy = gradient[:, : problem.pixels] + settings.noise * torch.stack(drawn).to(gradient)
             gradient = torch.cat([noisy, gradient[:, problem.pixels :]], 1)
         moved, ended, finished = run.step(variables, loss, gradient)
-        if descent.projection != "none":
+        if settings.projection != "none":
             due = (ended & ~finished)[:, None]
-            moved = torch.where(due, problem.projected(moved, descent.projection), moved)
+            moved = torch.where(due, problem.projected(moved, settings.projection), moved)
         over = finished | (loss < enough)
         if state.any_broken:
             hopeless = broken & ((state.rescued_at == state.best_loss) | state.best_loss.isinf())
@@ -328,8 +283,8 @@ def minimize(
             over = (finished & ~broken) | hopeless | (loss < enough)
         variables = moved
         rounds += 1
-        if descent.moves is not None and descent.moves.due(rounds):
-            variables = descent.moves(problem, variables, [generators[i] for i in state.active])
+        if moves is not None:
+            variables = moves(rounds, problem, variables, [generators[i] for i in state.active])
         left = state.note(over, run.iteration)
         report(state.share_done)
         if left == 0:

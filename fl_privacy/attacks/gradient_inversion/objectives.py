@@ -3,12 +3,12 @@
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.layer_statistics import Coefficients, LayerStatistics, angular_distance
+from fl_privacy.attacks.gradient_inversion.layer_statistics import AngularDistance, Coefficients, LayerStatistics
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
@@ -35,15 +35,6 @@ class Objective(Protocol):
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor: ...
 
 
-@runtime_checkable
-class SumOfDistances(Protocol):
-    """An objective that, in some settings, is a weighted sum of distances."""
-
-    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the coefficients of the tensors ``names``; ``None`` if it is no such sum."""
-        ...
-
-
 def layer_weight(layers: LayerWeights, name: str) -> float:
     """Return the weight of the last pattern that matches ``name``; 1 if none does."""
     matches = [weight for pattern, weight in layers.items() if fnmatch.fnmatchcase(name, pattern)]
@@ -51,11 +42,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List the tensors whose weight is not 0.
-
-    Raises:
-        UserError: a pattern matches nothing, or all tensors are muted.
-    """
+    """List the tensors whose weight is not 0; raise ``UserError`` if a pattern matches nothing or all are muted."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -80,19 +67,29 @@ def _lengths(squared: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class L2:
-    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
-
-    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
-    """
+class OfLayers:
+    """An objective with weights of layers."""
 
     layers: LayerWeights = field(default_factory=dict)
-    relative: bool = False
     elementwise: bool = field(default=True, init=False)
 
     @property
     def by_layer(self) -> bool:
         return bool(self.layers)
+
+    def coefficients(self, names: Sequence[str]) -> Coefficients | None:
+        """Return the coefficients of the tensors ``names`` if it is a weighted sum of distances, else ``None``."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class L2(OfLayers):
+    """Squared Euclidean distance, summed over all tensors (DLG, Zhu et al. 2019, Eq. 4).
+
+    ``relative`` divides by the observed squared norm, so that the tolerances of L-BFGS fit gradients that shrink.
+    """
+
+    relative: bool = False
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         loss = _weighted_sum(self.layers, {name: s.distance for name, s in statistics.items()})
@@ -106,15 +103,8 @@ class L2:
 
 
 @dataclass(frozen=True, kw_only=True)
-class L1:
+class L1(OfLayers):
     """Sum of absolute differences over all tensors."""
-
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
-
-    @property
-    def by_layer(self) -> bool:
-        return bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return _weighted_sum(self.layers, {name: s.absolute for name, s in statistics.items()})
@@ -124,7 +114,7 @@ class L1:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
     Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
@@ -136,7 +126,6 @@ class Cosine:
     """
 
     per_layer: bool = False
-    layers: LayerWeights = field(default_factory=dict)
     epsilon: float = 1e-10
     elementwise: bool = field(default=False, init=False)
 
@@ -160,7 +149,8 @@ class Cosine:
         apart = {name: statistics[name].apart(*scales) for name in others}
         elsewhere = _weighted_sum(self.layers, apart) if others else torch.zeros_like(length)
         guesses, seen = list(formed.values()), [statistics[name].target.value for name in formed]
-        distance = angular_distance(guesses, seen, length, observed_length, elsewhere.detach())
+        found = length, observed_length, elsewhere.detach(), len(guesses), *guesses, *seen
+        distance: Tensor = AngularDistance.apply(*found)
         if others:  # add the derivative at a fixed length and that of the length
             along = (distance.detach() / length.square()) * _weighted_sum(self.layers, {n: squared[n] for n in others})
             pull = (elsewhere - along) / 2
@@ -175,7 +165,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianKernel:
+class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
@@ -192,8 +182,6 @@ class GaussianKernel:
     depth: Literal["constant", "linear", "geometric"] = "linear"
     last: float = 0.5
     per: Literal["tensor", "layer"] = "tensor"
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
@@ -232,19 +220,16 @@ class GaussianKernel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedL2L1:
+class WeightedL2L1(OfLayers):
     """Squared Euclidean distance plus ``alpha`` times the absolute one of each tensor (TAG, Deng et al. 2021, Eq. 5).
 
-    Attributes:
-        last: factor on ``alpha`` at the last tensor, linear between.
-        relative: division by a zero gradient's loss, so that the size of gradients does not count.
+    ``last`` is a factor on ``alpha`` at the last tensor, linear between. ``relative`` divides by the loss of a zero
+    gradient, so that the size of gradients does not count.
     """
 
     alpha: float = 0.1
     last: float = 0.1
     relative: bool = False
-    layers: LayerWeights = field(default_factory=dict)
-    elementwise: bool = field(default=True, init=False)
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:

@@ -19,11 +19,8 @@ from fl_privacy.types.film import Snapshot
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.types.schema import Schema, schema_of
 
-_PROXIES = 64
-"""Inputs of each kind that stand for an unknown client's."""
-
-_CONTRAST = 0.25
-"""Standard deviation of their pixels."""
+_PROXIES, _CONTRAST = 64, 0.25
+"""Inputs of each kind that stand for an unknown client's, and the standard deviation of their pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,12 +135,8 @@ def _answer_of_rows(
     """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
-    pooled = pool(
-        schema,
-        torch.stack([attempt.images for attempt in finite]),
-        torch.tensor([attempt.loss for attempt in finite]),
-        torch.stack([attempt.labels for attempt in finite]),
-    )
+    columns = zip(*((a.images, torch.tensor(a.loss), a.labels) for a in finite), strict=True)
+    pooled = pool(schema, *map(torch.stack, columns))
     if settings.pooled and not chosen.accepted:
         return pooled.rows, pooled.certainty
     return schema.nearest(chosen.images), pooled.certainty_of(chosen.images, schema)

@@ -25,9 +25,7 @@ from fl_privacy.attacks.gradient_inversion.execution import (
     CompiledEvaluation,
     RecordedEvaluation,
     ValueAndGradient,
-    capturing_pays,
     compiling_pays,
-    recording_pays,
     victims_at_once,
     written_bytes,
 )
@@ -36,7 +34,7 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_l
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
-from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency, TotalVariation
+from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
 from fl_privacy.attacks.gradient_inversion.settings import Blank, Settings
 from fl_privacy.attacks.gradient_inversion.targets import (
@@ -65,7 +63,7 @@ from fl_privacy.types import Observation, Tensors
 from fl_privacy.types.modality import modality_of
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PreparedRound:
     """Common parts of a group's victims in one round.
 
@@ -89,9 +87,8 @@ class PreparedRound:
 
     def of(self, positions: Sequence[int]) -> RoundUpdates:
         observations = [self.observations[position] for position in positions]
-        parameter = next(self.victim_model.model.parameters())
-        matched, names = [self.matched(observation) for observation in observations], list(self.victim_model.names)
-        values = stack(matched, names, parameter.device, parameter.dtype)
+        parameter, matched = next(self.victim_model.model.parameters()), list(map(self.matched, observations))
+        values = stack(matched, list(self.victim_model.names), parameter.device, parameter.dtype)
         known = self.known.update_constraints(observations, self.matched)
         each = [bounds for o in observations if (bounds := o.knowledge.bounds) is not None]
         left: Bounds = {}
@@ -109,17 +106,11 @@ class PreparedRound:
             if found is not None:
                 factors[name], targets[name] = found, targets[name].without_value()
         compared = () if known.clip or known.bounds else self.compared
-        return RoundUpdates(
-            gradients=self.gradients, targets=targets, factors=factors, clip=known.clip, compared=compared
-        )
+        return RoundUpdates(self.gradients, targets, factors, known.clip, compared)
 
 
 def prepare_round(settings: Settings, group: Group, *, device: torch.device, dtype: torch.dtype) -> PreparedRound:
-    """Choose how the updates of ``group`` are matched.
-
-    Raises:
-        NotAttackableError: the model does not take the images, or can't be differentiated twice.
-    """
+    """Choose how the updates of ``group`` are matched, or raise ``NotAttackableError``."""
     first = group.first
     uploaded = [name for name in first.sent.parameters if name in first.upload.tensors]
     names = weighted_names(settings.objective.layers, search_of(first.model).matched(uploaded, first.model))
@@ -127,18 +118,17 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
     model = frozen_copy(first.model, first.assumed(), first.plan, device=device, dtype=dtype)
     victim_model = VictimModel(model, names, first.plan, loss=first.loss or CROSS_ENTROPY)
     trial = _trial(victim_model, first)
-    gradients, ranks, compared = _choose(
-        victim_model, trial, unrolls=unrolls, elementwise=settings.objective.elementwise
-    )
+    scales = settings.objective.elementwise
+    gradients, ranks, compared = _choose(victim_model, trial, unrolls=unrolls, elementwise=scales)
     linear = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
     learnable = [f"{path}.weight" for path in linear if f"{path}.weight" in names]
     pixels = settings.source is None and modality_of(first.model).pixels
     circumstances = circumstances_of(
         first,
         unrolls=unrolls,
-        scales=settings.objective.elementwise,
+        scales=scales,
         complete=set(names) == set(first.sent.parameters),
-        smooths=not pixels or any(isinstance(prior, TotalVariation) for prior in settings.priors),
+        smooths=not pixels or any(getattr(prior, "smooths", False) for prior in settings.priors),
         pixels=pixels,
         learnable=learnable if isinstance(gradients, Layered) else [],
     )
@@ -149,16 +139,7 @@ def prepare_round(settings: Settings, group: Group, *, device: torch.device, dty
         victim_model = replace(victim_model, plan=plan, hidden=known.hidden.weight if known.hidden else None)
         unknowns = known.hidden.unknowns(model.get_parameter(known.hidden.weight)) if known.hidden else None
         gradients = gradients.under(victim_model)
-    return PreparedRound(
-        observations=group.observations,
-        victim_model=victim_model,
-        unrolls=unrolls,
-        gradients=gradients,
-        ranks=ranks,
-        compared=compared,
-        known=known,
-        unknowns=unknowns,
-    )
+    return PreparedRound(group.observations, victim_model, unrolls, gradients, ranks, compared, known, unknowns)
 
 
 def _trial(victim_model: VictimModel, first: Observation) -> torch.Tensor:
@@ -253,14 +234,9 @@ class PreparedVictim:
     label_source: str
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that is computed once for a group.
-
-    Attributes:
-        shape: (B, C, H, W) of one victim.
-        rounds: matched updates, the last round's first.
-    """
+    """All that is computed once for a group, of shape (B, C, H, W) each, with the last of the ``rounds`` first."""
 
     settings: Settings
     seed: int
@@ -342,11 +318,10 @@ class Prepared:
         transforms = self.rounds[0].known.transforms
         if not transforms:
             return None
-        chosen = []
-        for victim, restart in zip(victims, restarts, strict=True):
-            draw = restart // self.attempts_together
-            rng = derive_generator(self.seed, "attack", str(victim.observation.id), draw, "changes")
-            chosen.append(choose_transforms(len(transforms), draw, self.shape[0], rng))
+        draws = [restart // self.attempts_together for restart in restarts]
+        streams = [self._stream(*one, "changes") for one in zip(victims, draws, strict=True)]
+        given = zip(draws, streams, strict=True)
+        chosen = [choose_transforms(len(transforms), draw, self.shape[0], rng) for draw, rng in given]
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
@@ -354,28 +329,19 @@ class Prepared:
         source = self.settings.source
         if source is None:
             return None
-        rows = []
-        for victim, restart in zip(victims, restarts, strict=True):
-            rng = derive_generator(self.seed, "attack", str(victim.observation.id), restart, "held")
-            rows.append(source.held(self._blank(victim, rng)))
+        pairs = zip(victims, restarts, strict=True)
+        rows = [source.held(self._blank(one, self._stream(one, restart, "held"))) for one, restart in pairs]
         return torch.stack(rows).to(self._like)
 
     def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
-        generators = [
-            derive_generator(self.seed, "attack", str(victim.observation.id), restart)
-            for victim, restart in zip(victims, restarts, strict=True)
-        ]
-        rows = [self._row(victim, generator) for victim, generator in zip(victims, generators, strict=True)]
-        return torch.stack(rows).to(self._like.device), generators
+        generators = list(map(self._stream, victims, restarts))
+        return torch.stack(list(map(self._row, victims, generators))).to(self._like.device), generators
+
+    def _stream(self, victim: PreparedVictim, *parts: int | str) -> torch.Generator:
+        return derive_generator(self.seed, "attack", str(victim.observation.id), *parts)
 
     def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> Blank:
-        return Blank(
-            observation=victim.observation,
-            labels=victim.labels,
-            shape=self.shape,
-            generator=generator,
-            space=self.settings.space,
-        )
+        return Blank(victim.observation, victim.labels, self.shape, generator, self.settings.space)
 
     def _row(self, victim: PreparedVictim, generator: torch.Generator) -> Tensor:
         draws = self.settings.start if self.settings.source is None else self.settings.source.start
@@ -404,31 +370,27 @@ class Prepared:
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
         if obstacle:
             return Problem.evaluate
-        plain = self._uncompiled
-        if settings.compile == "off":
-            return plain
         if settings.compile == "on":
             return CompiledEvaluation(demanded=True)
         # victims that finish one by one leave batches of ever new sizes
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
-        if shrinks:
-            return plain
+        if settings.compile == "off" or shrinks:
+            return self._uncompiled
         worthwhile = compiling_pays(
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.victims) / self.capacity),
             written=settings.iterations * len(self.victims) * written_bytes(*self._trial()),
             tensors=len(self.rounds[0].victim_model.names),
         )
-        return CompiledEvaluation(demanded=False) if worthwhile else plain
+        return CompiledEvaluation(demanded=False) if worthwhile else self._uncompiled
 
     @property
     def _uncompiled(self) -> ValueAndGradient:
         at_once = min(self.capacity, len(self.victims) * self.restarts)
         inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
         evaluations = inner * self.settings.iterations
-        if self._like.device.type != "cpu":
-            return CapturedEvaluation() if capturing_pays(at_once, evaluations) else Problem.evaluate
-        return RecordedEvaluation() if recording_pays(at_once, evaluations) else Problem.evaluate
+        faster = RecordedEvaluation if self._like.device.type == "cpu" else CapturedEvaluation
+        return faster() if faster.pays(at_once, evaluations) else Problem.evaluate
 
     @property
     def search(self) -> Search:
@@ -461,11 +423,7 @@ class Prepared:
 
 
 def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
-    """Prepare ``group`` for the attack of ``settings``.
-
-    Raises:
-        NotAttackableError: no victim can be attacked.
-    """
+    """Prepare ``group`` for the attack of ``settings``, or raise ``NotAttackableError``."""
     first, search = group.first, search_of(group.first.model)
     settings = search.adapted(settings, first)
     device = torch.device(settings.device or next(iter(first.sent.parameters.values())).device)
@@ -483,13 +441,5 @@ def prepare(settings: Settings, group: Group, seed: int) -> Prepared:
             failures[position] = str(reason)
         else:
             victims.append(PreparedVictim(position, observation, as_wide(found[0], shape[1]), found[1]))
-    return Prepared(
-        settings=settings,
-        seed=seed,
-        shape=shape,
-        num_classes=first.num_classes,
-        rounds=rounds,
-        observer=frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype),
-        victims=victims,
-        failures=failures,
-    )
+    observer = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=dtype)
+    return Prepared(settings, seed, shape, first.num_classes, rounds, observer, victims, failures)

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.layer_statistics import absolute_differences
+from fl_privacy.attacks.gradient_inversion.layer_statistics import AbsoluteDifferences
 from fl_privacy.models.gradients.hooks import entering
 
 
@@ -35,10 +35,8 @@ class Guess:
     batch_statistics: Callable[[], Sequence[BatchStatistics]]
 
 
-class Prior(Protocol):
-    """Guess -> weighted penalty (V,)."""
-
-    def __call__(self, guess: Guess) -> Tensor: ...
+Prior = Callable[[Guess], Tensor]
+"""Guess -> weighted penalty (V,), whose attribute ``smooths`` is ``True`` if it makes neighboring pixels alike."""
 
 
 CONTRAST = 0.25
@@ -60,6 +58,7 @@ class TotalVariation:
     isotropic: bool = False
     relative: bool = False
     summed: bool = False
+    smooths: ClassVar[bool] = True
 
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images
@@ -70,7 +69,8 @@ class TotalVariation:
             across, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
             return self.weight * (across.flatten(1).sum(1) + down.flatten(1).sum(1))
         if not self.isotropic:
-            return self.weight * absolute_differences(images)
+            differences: Tensor = AbsoluteDifferences.apply(images)
+            return self.weight * differences
         across = images[..., :, 1:] - images[..., :, :-1]
         down = images[..., 1:, :] - images[..., :-1, :]
         length = (across[..., :-1, :].square() + down[..., :, :-1].square() + 1e-12).sqrt().flatten(1)

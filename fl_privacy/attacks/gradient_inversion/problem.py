@@ -17,7 +17,7 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import (
     Zero,
     weighted_distance,
 )
-from fl_privacy.attacks.gradient_inversion.objectives import SumOfDistances
+from fl_privacy.attacks.gradient_inversion.objectives import OfLayers
 from fl_privacy.attacks.gradient_inversion.priors import Guess, TotalVariation, batch_statistics
 from fl_privacy.attacks.gradient_inversion.settings import Projection, Settings, project
 from fl_privacy.models.gradients import Layered, VictimGradients, differentiable_twice
@@ -34,7 +34,7 @@ _SMALL = 1 << 13
 """Most elements of a tensor that is joined with others, since starting an operation takes the time."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class RoundUpdates:
     """The updates of V victims in one round, and the guessed gradients.
 
@@ -53,23 +53,17 @@ class RoundUpdates:
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
-        names = [
-            name
-            for name, target in self.targets.items()
-            if name not in self.factors and target.low is None and target.size <= _SMALL
-        ]
+        formed = [(name, target) for name, target in self.targets.items() if name not in self.factors]
+        names = [name for name, target in formed if target.low is None and target.size <= _SMALL]
         return (names, Target.joined([self.targets[name] for name in names])) if len(names) > 1 else None
 
     def statistics(
         self, images: Tensor, labels: Tensor, hidden: Tensor | None, *, by_layer: bool = True
     ) -> dict[str, LayerStatistics]:
-        """Compute the statistics of each tensor.
+        """Compute the statistics of each tensor for ``images`` (V, B, C, H, W), as the model sees them.
 
-        Args:
-            images: (V, B, C, H, W), about in [0, 1], as the model sees them.
-            labels: (V, B) or probabilities (V, B, K).
-            hidden: gradient (V, B, F) that a private loss sends back; requires :class:`Layered`.
-            by_layer: ``False`` joins small tensors under the first's name.
+        ``labels`` are (V, B) or (V, B, K), ``hidden`` is the gradient (V, B, F) that a private loss sends back, which
+        requires :class:`Layered`; ``by_layer=False`` joins small tensors under the first's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -95,23 +89,19 @@ class RoundUpdates:
         return weighted_distance(*found, self.targets, weights)
 
     def _explicit(self, gradients: Tensors, joined: tuple[Sequence[str], Target] | None) -> dict[str, LayerStatistics]:
-        names, target = joined or ((), None)
-        found: dict[str, LayerStatistics] = {
-            name: Explicit(gradients[name], self.targets[name]) for name in self.targets if name in gradients
-        }
-        if target is None:
+        formed = [name for name in self.targets if name in gradients]
+        found: dict[str, LayerStatistics] = {name: Explicit(gradients[name], self.targets[name]) for name in formed}
+        if joined is None:
             return found
+        names, target = joined
         whole = Explicit(torch.cat([gradients[name].reshape(len(gradients[name]), -1) for name in names], 1), target)
         return {names[0]: whole, **{name: own for name, own in found.items() if name not in names}}
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "RoundUpdates":
-        return RoundUpdates(
-            gradients=self.gradients,
-            targets={name: target.map(change) for name, target in self.targets.items()},
-            factors={name: factors.map(change) for name, factors in self.factors.items()},
-            clip=None if self.clip is None else self.clip.map(change),
-            compared=self.compared,
-        )
+        targets = {name: target.map(change) for name, target in self.targets.items()}
+        factors = {name: factors.map(change) for name, factors in self.factors.items()}
+        clip = None if self.clip is None else self.clip.map(change)
+        return RoundUpdates(self.gradients, targets, factors, clip, self.compared)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,7 +183,7 @@ class Problem:
         objective, terms = self.settings.objective, []
         for one, own in zip(self.rounds, hidden, strict=True):
             weights = None
-            if one.compared and isinstance(objective, SumOfDistances):
+            if one.compared and isinstance(objective, OfLayers):
                 weights = objective.coefficients(list(one.targets))
             if weights is not None:
                 terms.append(one.compare(images, labels, own, weights))
@@ -244,11 +234,8 @@ class Problem:
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
         """Match other ``targets``, unclipped and with all values known."""
-        rounds = [
-            replace(one, targets=own, factors={}, clip=None, compared=())
-            for one, own in zip(self.rounds, targets, strict=True)
-        ]
-        return replace(self, rounds=rounds)
+        pairs = zip(self.rounds, targets, strict=True)
+        return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "Problem":
         return replace(

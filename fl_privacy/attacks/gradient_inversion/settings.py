@@ -1,8 +1,8 @@
 """Settings of a gradient inversion: spaces, first guesses and sources of images, and the choices of an attack."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Protocol, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from fl_privacy.types import Observation
 
 Projection = Literal["none", "clamp", "minmax"]
 """``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
-
 
 Scaling = Literal["clamp", "stretch"]
 """``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its least and largest pixel onto 0 and 1 (FDL-PP, Gu et al. 2021,
@@ -63,7 +62,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
     return torch.where(high > low, stretched, images).clamp(0, 1)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Blank:
     """A victim without a guess yet.
 
@@ -80,10 +79,8 @@ class Blank:
     space: Space
 
 
-class Start(Protocol):
-    """Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
-
-    def __call__(self, blank: Blank) -> Tensor: ...
+Start = Callable[[Blank], Tensor]
+"""Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,11 +113,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Start from a random patch, U[0, 1], tiled over the image (Wei et al. 2020; Fan et al. 2020).
-
-    Attributes:
-        size: side of the patch in pixels.
-    """
+    """Start from a random patch of side ``size``, U[0, 1], tiled (Wei et al. 2020; Fan et al. 2020)."""
 
     size: int = 4
 
@@ -165,9 +158,7 @@ class Previous:
 
     def __call__(self, blank: Blank) -> Tensor:
         previous = blank.observation.knowledge.previous
-        if previous is None:
-            return Normal()(blank)
-        return Given(images=previous)(blank)
+        return Normal()(blank) if previous is None else Given(images=previous)(blank)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -199,11 +190,7 @@ STARTS: Mapping[str, Start] = {
 
 
 def named_start(name: str) -> Start:
-    """Return the start called ``name``.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """Return the start called ``name``, or raise ``UserError``."""
     if name not in STARTS:
         raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
     return STARTS[name]
@@ -220,8 +207,8 @@ class ImageSource(Protocol):
     """
 
     def size(self, shape: Shape) -> int:
-        """Return n."""
-        ...
+        """Return n, by default that of the images."""
+        return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
         """Draw the first variables (n,)."""
@@ -243,8 +230,10 @@ class ImageSource(Protocol):
         """Bring ``variables`` back to their range after an iteration."""
         return variables
 
-    def following(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> "NextSource | None":
-        """Return the source of the next stage; ``None`` at the end."""
+    def following(
+        self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape
+    ) -> "tuple[ImageSource, Tensor, Tensor] | None":
+        """Return the next stage's source, first variables (V, n) and fixed values (V, m); ``None`` at the end."""
         return None
 
     @property
@@ -252,21 +241,8 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return its training data, for images (C, H, W), or ``None``.
-
-        Raises:
-            UserError: there is no such source for these images.
-        """
+        """Return its training data, or ``None``; raise ``UserError`` if it makes no images (C, H, W)."""
         return None
-
-
-@dataclass(frozen=True, eq=False)
-class NextSource:
-    """The next source, its first variables (V, n) and its fixed values (V, m)."""
-
-    source: ImageSource
-    variables: Tensor
-    held: Tensor
 
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
@@ -285,15 +261,12 @@ TokenReading = Literal["nearest", "pseudo_inverse"]
 """Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
 pseudo-inverse of the embeddings (SAPAG)."""
 
-_CHOICES = {
-    "reading": TokenReading,
-    "labels": LabelPolicy,
-    "projection": Projection,
-    "into_range": Scaling,
-    "local_steps": LocalSteps,
-    "compile": Compile,
-    "dtype": DType,
-}
+
+def expect_choices(settings: Any) -> None:
+    """Raise ``UserError`` unless all fields of the dataclass ``settings`` with literals as their type hold one."""
+    for each in fields(settings):
+        if get_origin(each.type) is Literal:
+            one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,17 +311,15 @@ class Settings:
             share of the latter (LAMP, Balunovic et al. 2022).
         bounded: ``True`` keeps numbers of a table within its schema's bounds.
         counted: ``True`` leaves out categories that no row has, by the first layer's gradient.
-        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best (TabLeak,
-            Vero et al. 2023).
+        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best.
         evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
             columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
         projection: projection to [0, 1] after each iteration.
         as_they_come: ``True`` reports pixels outside of [0, 1].
         into_range: final mapping to [0, 1].
         restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
-        enough: share of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a victim is
-            done.
-        accept: such a share, below which a victim is not attacked again.
+        enough, accept: shares of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a
+            victim is done, and below which it is not attacked again.
         noise: standard deviation of Gaussian noise on the pixels' gradient.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
@@ -385,5 +356,4 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts"):
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
-        for name, choices in _CHOICES.items():
-            one_of(f"attack.{name}", getattr(self, name), get_args(choices))
+        expect_choices(self)

@@ -13,26 +13,20 @@ from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, se
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
-from fl_privacy.attacks.gradient_inversion.settings import DType, Settings
+from fl_privacy.attacks.gradient_inversion.settings import DType, Settings, expect_choices
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.checks import number, one_of, whole
+from fl_privacy.checks import number, whole
 from fl_privacy.errors import is_out_of_memory
 from fl_privacy.models.gradients import VictimLoss, differentiable_twice
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
-_STD = 0.25
-"""Standard deviation of pixels, the unit of the images' moves."""
-
-_SPREAD = 0.2
-"""Range of the pixels around gray from which a descent starts."""
+_STD, _SPREAD = 0.25, 0.2
+"""Standard deviation of pixels, the unit of the images' moves, and their range around gray at the start."""
 
 _TOGETHER, _VALUES = 16, 16_000_000
 """Most victims at once, and most values of their models together."""
-
-_DROPS = (3 / 8, 5 / 8, 7 / 8)
-"""Shares of the iterations after which the learning rate is a tenth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +61,7 @@ class SurrogateModel:
         number("attack.total_variation", self.total_variation, at_least=0, example=0.01)
         number("attack.between", self.between, at_least=0, at_most=1, example=0.5)
         number("attack.between_lr", self.between_lr, at_least=0, example=0.001)
-        one_of("attack.dtype", self.dtype, ("float32", "float64"))
+        expect_choices(self)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -81,8 +75,7 @@ class SurrogateModel:
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.
 
-        Raises:
-            NotAttackableError: the update is a gradient, one step of Adam, or not of images.
+        A gradient, one step of Adam, or inputs that are no images raise ``NotAttackableError``.
         """
         first = group.first
         if not modality_of(first.model).pixels:
@@ -96,24 +89,19 @@ class SurrogateModel:
                 "The change of the weights by local steps is expected, but a gradient was shared; use attack=auto."
             )
         with cpu_threads(1):
-            prepared = prepare(self._settings, Group(group.observations), seed)
+            settings = Settings(objective=Cosine(), local_steps="first_order", compile="off")
+            settings = replace(settings, dtype=self.dtype, device=self.device)
+            prepared = prepare(settings, Group(group.observations), seed)
         results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
         size = max(1, _VALUES // sum(value.numel() for value in first.sent.parameters.values()))
-        victims, done = prepared.victims, 0
-        while done < len(victims):
-            chunk = victims[done : done + min(size, _TOGETHER)]
+        victims, size = prepared.victims, min(size, _TOGETHER)
+        for done in range(0, len(victims), size):
+            chunk = victims[done : done + size]
             shown = part_of(report, done / len(victims), (done + len(chunk)) / len(victims))
             with within(seconds_left() * len(chunk) / (len(victims) - done)):
                 found = self._reconstruct(prepared, chunk, seed, shown)
             results |= dict(zip((victim.position for victim in chunk), found, strict=True))
-            done += len(chunk)
         return results
-
-    @property
-    def _settings(self) -> Settings:
-        return Settings(
-            objective=Cosine(), local_steps="first_order", compile="off", dtype=self.dtype, device=self.device
-        )
 
     def _reconstruct(
         self, prepared: Prepared, victims: Sequence[PreparedVictim], seed: int, report: Report
@@ -127,7 +115,7 @@ class SurrogateModel:
         optimizer = torch.optim.Adam(groups, lr=self.lr)
         history = list[Tensor]()
         for step in timely(range(self.iterations)):
-            drops = sum(step >= share * self.iterations for share in _DROPS)
+            drops = sum(step >= share * self.iterations for share in (3 / 8, 5 / 8, 7 / 8))
             optimizer.param_groups[0]["lr"] = self.lr * 0.1**drops
             with differentiable_twice():
                 angles = models.angles(0.5 + _STD * images, between)
@@ -164,13 +152,9 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models of V victims between two.
+    """The models of V victims between those ``sent`` (*shape) and those that came back, ``ways`` (V, *shape) apart.
 
-    Attributes:
-        sent: values (*shape).
-        ways: updates (V, *shape) of the clients.
-        labels: (V, B) or (V, B, K).
-        signed: ``True`` if signs count more than sizes.
+    ``labels`` are (V, B) or (V, B, K); if ``signed``, signs count more than sizes.
     """
 
     loss: VictimLoss
@@ -197,12 +181,8 @@ class _Between:
         return models if not models.mapped or models._can_be_mapped(prepared.shape) else replace(models, mapped=False)
 
     @property
-    def names(self) -> list[str]:
-        return list(self.sent)
-
-    @property
     def dtype(self) -> torch.dtype:
-        return self.sent[self.names[0]].dtype
+        return next(iter(self.sent.values())).dtype
 
     def _can_be_mapped(self, shape: tuple[int, ...]) -> bool:
         images = torch.full((len(self.labels), *shape), 0.5).to(self.labels.device, self.dtype).requires_grad_()
@@ -220,7 +200,7 @@ class _Between:
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))
-        for name in self.names:
+        for name in self.sent:
             step, way = -gradients[name].flatten(1), self.ways[name].flatten(1)
             if self.signed:
                 scale = step.square().mean(1, keepdim=True).sqrt().detach()

@@ -23,17 +23,15 @@ _ROUNDING = 2e-6
 _DRAWN = 256
 """Random rows that show the model's answers to rows of a class."""
 
-_LEAST = 0.02
-"""Least share of a category that may be present."""
+_LEAST, _RARE = 0.02, 1e-4
+"""Least share of a category that may be present, and in a first guess."""
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Evidence about the columns of a batch of B rows.
+    """Evidence about the columns of a batch: ``present`` (F,) is ``False`` for categories that no row has.
 
-    Attributes:
-        present: (F,) bool: ``False`` for categories that no row has.
-        shares: (K, F) share of each category in the rows of each class, and mean of each number as a model takes it.
+    ``shares`` (K, F) hold the share of each category in the rows of each class, and the mean of each number.
     """
 
     present: Tensor
@@ -68,20 +66,12 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
     sums = weight * scale + bias[:, None] * shift
     large = weight.norm(dim=0) * scale + bias.norm() * shift.abs()
     present = sums.norm(dim=0) > _ROUNDING * large.clamp_min(_ROUNDING * bias.norm())
-    present = _some_of_each(present, schema)
+    present[schema.number_values] = True
+    for own, real in zip(*schema.groups, strict=True):
+        if not bool(present[own[real]].any()):
+            present[own[real]] = True
     shares = _posterior(sums, _usual_returns(observation, schema, path), schema, counts)
     return Evidence(present, _tidied(shares, schema, present))
-
-
-def _some_of_each(present: Tensor, schema: Schema) -> Tensor:
-    """Add to (F,) all numbers, and all categories of a column without any."""
-    found = present.clone()
-    found[schema.number_values] = True
-    places, there = schema.groups
-    for own, real in zip(places, there, strict=True):
-        if not bool(found[own[real]].any()):
-            found[own[real]] = True
-    return found
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
@@ -139,9 +129,6 @@ def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
     return found
 
 
-_RARE = 1e-4
-"""Least share of a category in a first guess."""
-
 _FAR = -1e9
 """Logit that pads columns with fewer categories than the largest."""
 
@@ -150,20 +137,14 @@ _FAR = -1e9
 class TableRows(ImageSource):
     """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
-    Attributes:
-        bounded: ``True`` computes numbers by a sigmoid between the schema's bounds.
-        counted: ``True`` leaves out categories that no row has, and starts from the others' counts
-            (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`).
-        spread: standard deviation of the first variables of categories.
+    ``bounded`` computes numbers by a sigmoid between the schema's bounds, ``counted`` leaves out categories that no row
+    has, and starts from the others' counts, and ``spread`` is the standard deviation of the first variables.
     """
 
     schema: Schema
     bounded: bool = True
     counted: bool = True
     spread: float = 1.0
-
-    def size(self, shape: Shape) -> int:
-        return int(torch.Size(shape).numel())
 
     def start(self, blank: Blank) -> Tensor:
         schema, numbers = self.schema, self.schema.number_values
@@ -182,10 +163,9 @@ class TableRows(ImageSource):
 
     def _middles(self, blank: Blank) -> Tensor:
         """Return shares of categories and means of numbers, (B, F) or (F,)."""
-        schema, found = self.schema, self._evidence(blank)
+        found, labels = self._evidence(blank), blank.labels
         if found is None:
-            return schema.usual
-        labels = blank.labels
+            return self.schema.usual
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
             return found.shares.mean(0)
         return found.shares[labels.cpu()]
@@ -250,11 +230,9 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The common result of many attempts at the same rows.
+    """The common result of many attempts at the same ``rows`` (B, F), as a model takes them.
 
-    Attributes:
-        rows: (B, F) as a model takes them.
-        certainty: (B, C) in [0, 1]: 1 less the entropy of a cell over the attempts, as a share of the largest.
+    ``certainty`` (B, C) in [0, 1] is 1 less the entropy of a cell over the attempts, as a share of the largest.
     """
 
     rows: Tensor
@@ -268,10 +246,8 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
 
-    Args:
-        attempts: (R, B, F) as a model takes them.
-        losses: (R,).
-        labels: labels (R, B) of the rows, which are exchanged within a class only.
+    ``attempts`` (R, B, F) are as a model takes them, with ``losses`` (R,); only rows of the same label, of ``labels``
+    (R, B), are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]

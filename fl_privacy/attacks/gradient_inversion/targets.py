@@ -24,11 +24,7 @@ def why_not_attackable(observation: Observation, *, informative: bool = True) ->
 
 
 def expect_images(observation: Observation) -> None:
-    """Check that examples have neighboring pixels.
-
-    Raises:
-        NotAttackableError: they are rows of a table.
-    """
+    """Raise ``NotAttackableError`` if the examples are rows of a table, without neighboring pixels."""
     kind = modality_of(observation.model)
     if kind.continuous and not kind.pixels:
         raise NotAttackableError(

@@ -22,24 +22,10 @@ _DISCOUNT = 0.75
 
 
 @dataclass(frozen=True, eq=False)
-class _Counts:
-    """Counts of sequences of n tokens and of their first n - 1, the ``contexts``, by sorted numbers."""
-
-    keys: Tensor
-    counts: Tensor
-    contexts: Tensor
-    totals: Tensor
-    followers: Tensor
-
-
-@dataclass(frozen=True, eq=False)
 class LanguageModel:
     """Trigrams with absolute discounting, interpolated with bigrams, words and a uniform share (Ney et al. 1994).
 
-    On a few hundred public texts such counts predict better than a transformer.
-
-    Attributes:
-        texts: public tokens (N, L), then -1.
+    On a few hundred public ``texts`` (N, L), tokens and then -1, such counts predict better than a transformer.
     """
 
     texts: Tensor
@@ -50,11 +36,10 @@ class LanguageModel:
         """Return the mean negative log likelihood (n,) of a token of texts (n, L), in nats."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
-        for length, counts in enumerate(self._counts, start=1):
+        for length, (known, counts, contexts, *of_contexts) in enumerate(self._counts, start=1):
             keys = self._keys(tokens, length)
-            contexts = keys // self._base
-            total, followers = (_found(counts.contexts, which, contexts) for which in (counts.totals, counts.followers))
-            seen = _found(counts.keys, counts.counts, keys)
+            total, followers = (_found(contexts, values, keys // self._base) for values in of_contexts)
+            seen = _found(known, counts, keys)
             share = ((seen - _DISCOUNT).clamp_min(0) + _DISCOUNT * followers * likelihood) / total.clamp_min(1)
             likelihood = torch.where(total > 0, share, likelihood)
         surprise = -likelihood.log().masked_fill(~there, 0)
@@ -73,13 +58,14 @@ class LanguageModel:
         return keys
 
     @cached_property
-    def _counts(self) -> list[_Counts]:
-        texts, found = self.texts.cpu().long(), []
+    def _counts(self) -> list[tuple[Tensor, ...]]:
+        """Return numbers and counts of n tokens, and of their first n - 1 also the number of followers."""
+        texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
             contexts, whose = torch.unique(keys // self._base, return_inverse=True)
             totals = torch.zeros(len(contexts), dtype=torch.long).index_add_(0, whose, counts)
-            found.append(_Counts(keys, counts, contexts, totals, whose.bincount(minlength=len(contexts))))
+            found.append((keys, counts, contexts, totals, whose.bincount(minlength=len(contexts))))
         return found
 
 
@@ -94,7 +80,6 @@ NO_PUBLIC_TEXTS = (
     " set threat_model.public_images=200, or attack.prior=0."
 )
 
-
 _BETTER = 1e-2
 """Share of the usual difference between orders by which a new one has to be better."""
 
@@ -107,10 +92,6 @@ class Rearranged:
     language: LanguageModel | None
     iterations: int
     capacity: int
-
-    def due(self, iteration: int) -> bool:
-        after = iteration - int(self.moves.burn_in * self.iterations)
-        return after >= 0 and iteration % self.moves.every == 1 and iteration < self.iterations
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
@@ -138,7 +119,13 @@ class Rearranged:
         return variables
 
     @torch.no_grad()
-    def __call__(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    def __call__(
+        self, iteration: int, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]
+    ) -> Tensor:
+        """Return the variables (V, N) to go on from after an ``iteration``, moved if that is due."""
+        burnt_in = iteration >= int(self.moves.burn_in * self.iterations)
+        if not burnt_in or iteration % self.moves.every != 1 or iteration >= self.iterations:
+            return variables
         read = _as_read(problem, variables)
         for text in range(problem.shape[0]):
             orders = self._best(problem, read, text, generators)
@@ -195,9 +182,7 @@ def rearranged(
 ) -> Rearranged | None:
     """Build the moves of an attack on the group of ``observation``, if it makes any.
 
-    Raises:
-        NotAttackableError: the model is not of text.
-        UserError: a language model is needed, but no public text is known.
+    Without a model of text, raise ``NotAttackableError``; without public texts for a language model, ``UserError``.
     """
     if moves is None:
         return None

@@ -5,11 +5,13 @@ from fl_privacy.attacks.optimizers.first_order import (
     Adam as Adam,
     ConstantRate as ConstantRate,
     CosineRate as CosineRate,
+    FirstOrder as FirstOrder,
     GradientDescent as GradientDescent,
-    Optimizer as Optimizer,
-    OptimizerRun as OptimizerRun,
     Schedule as Schedule,
     StairDecay as StairDecay,
     StepDecay as StepDecay,
 )
 from fl_privacy.attacks.optimizers.lbfgs import LBFGS as LBFGS
+
+Optimizer = FirstOrder | LBFGS
+"""Settings that start an optimization of any number of victims."""

@@ -1,11 +1,9 @@
 """CMA-ES by the package cma: a search without gradients."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from fl_privacy.checks import number, whole
 from fl_privacy.checks.packages import expect_package
@@ -32,8 +30,8 @@ class EvolutionStrategy:
         """Raise ``UserError`` unless the package cma is installed."""
         expect_package("cma", "attack.optimizer=cma")
 
-    def begin(self, variables: int, iterations: int, generator: torch.Generator) -> "Evolution":
-        """Begin the evolution of one victim; ``generator`` is on the CPU."""
+    def begin(self, variables: int, iterations: int, generator: torch.Generator) -> Any:
+        """Begin the ``cma.CMAEvolutionStrategy`` of one victim; ``generator`` is on the CPU."""
         self.expect_package()
         import cma  # noqa: PLC0415
 
@@ -48,23 +46,4 @@ class EvolutionStrategy:
             "verbose": -9,
             "verb_log": 0,
         }
-        return Evolution(cma.CMAEvolutionStrategy(variables * [0.0], self.deviation, options))
-
-
-@dataclass(frozen=True, eq=False)
-class Evolution:
-    """The evolution of one victim."""
-
-    strategy: Any
-
-    def ask(self) -> Tensor:
-        """Draw the next candidates (P, N), float64."""
-        return torch.stack([torch.as_tensor(candidate) for candidate in self.strategy.ask()])
-
-    def tell(self, candidates: Tensor, losses: Sequence[float]) -> None:
-        """Pass on the losses of the last candidates; infinite if worthless."""
-        self.strategy.tell(list(candidates.numpy()), list(losses))
-
-    @property
-    def ended(self) -> bool:
-        return bool(self.strategy.stop())
+        return cma.CMAEvolutionStrategy(variables * [0.0], self.deviation, options)

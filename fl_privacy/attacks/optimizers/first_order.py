@@ -1,19 +1,18 @@
 """Adam, AdamW, gradient descent, and schedules of the learning rate."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 
-
-class Schedule(Protocol):
-    """(iteration from 0, iterations in all) -> factor."""
-
-    def __call__(self, iteration: int, iterations: int) -> float: ...
+Schedule = Callable[[int, int], float]
+"""(iteration from 0, iterations in all) -> factor."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,39 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
         return gradient
     pixels = gradient[:, :images]
     taken = pixels.sign() if how == "hard" else (pixels * remaining).tanh() / remaining
-    if images == gradient.shape[1]:
-        return taken
-    return torch.cat([taken, gradient[:, images:]], 1)
+    return taken if images == gradient.shape[1] else torch.cat([taken, gradient[:, images:]], 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adam:
+class FirstOrder:
+    """Settings of an optimizer that moves by the gradient and its moments.
+
+    Attributes:
+        lr: learning rate, above 0.
+        moments: values of state per variable.
+    """
+
+    lr: float = 0.1
+    sign: Sign = "none"
+    schedule: Schedule = field(default_factory=ConstantRate)
+    moments: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        number("attack.lr", self.lr, above=0, example=0.1)
+
+    def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
+        """Start from ``variables`` (V, N); the first ``images`` of N are pixels, the others label logits."""
+        return FirstOrderRun(self, variables, iterations, images)
+
+    def move(
+        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
+    ) -> Tensor:
+        """Return the next variables (V, N); ``moments`` change in place, ``steps`` count from 1."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(FirstOrder):
     """Adam (torch.optim.Adam), or AdamW if ``weight_decay`` is above 0.
 
     Attributes:
@@ -82,25 +107,18 @@ class Adam:
         clip: largest length of a victim's gradient.
     """
 
-    lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    sign: Sign = "none"
     clip: float = math.inf
-    schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        expect_rate("attack.lr", self.lr)
-        expect_share("attack.betas", *self.betas)
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"attack.weight_decay is expected to be at least 0, but got {self.weight_decay}; try 0.")
-        if not self.clip > 0:
-            raise UserError(f"attack.clip is expected to be above 0, but got {self.clip}; try 1.")
-
-    def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
-        return FirstOrderRun(self, variables, iterations, images)
+        super().__post_init__()
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise UserError(f"attack.betas is expected in [0, 1), but got {', '.join(map(str, self.betas))}; try 0.9.")
+        number("attack.weight_decay", self.weight_decay, at_least=0, example=0)
+        number("attack.clip", self.clip, above=0, infinite=True, example=1)
 
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
@@ -122,22 +140,16 @@ class Adam:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientDescent:
+class GradientDescent(FirstOrder):
     """Gradient descent with momentum in [0, 1) (torch.optim.SGD), with ``sign`` of the gradient."""
 
-    lr: float = 0.1
     momentum: float = 0.9
     nesterov: bool = False
-    sign: Sign = "none"
-    schedule: Schedule = field(default_factory=ConstantRate)
     moments: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        expect_rate("attack.lr", self.lr)
-        expect_share("attack.momentum", self.momentum)
-
-    def start(self, variables: Tensor, *, iterations: int, images: int) -> "FirstOrderRun":
-        return FirstOrderRun(self, variables, iterations, images)
+        super().__post_init__()
+        number("attack.momentum", self.momentum, at_least=0, below=1, example=0.9)
 
     def move(
         self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
@@ -146,49 +158,26 @@ class GradientDescent:
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 
 
-class FirstOrder(Protocol):
-    """Settings of an optimizer that moves by the gradient and its moments.
-
-    Attributes:
-        moments: values of state per variable.
-    """
-
-    @property
-    def lr(self) -> float: ...
-
-    @property
-    def sign(self) -> Sign: ...
-
-    @property
-    def schedule(self) -> Schedule: ...
-
-    @property
-    def moments(self) -> int: ...
-
-    def move(
-        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
-    ) -> Tensor:
-        """Return the next variables (V, N); ``moments`` change in place, ``steps`` count from 1."""
-        ...
-
-
 class FirstOrderRun:
-    """The loop around a settings' ``move``."""
+    """The loop around a settings' ``move``. Rows are victims and never mix."""
 
     def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
-        self._settings = settings
-        self._iterations = iterations
-        self._images = images
-        self._done = 0
+        self._settings, self._iterations, self._images, self._done = settings, iterations, images, 0
         self._moments = [torch.zeros_like(variables) for _ in range(settings.moments)]
         self._behind: Tensor | None = None  # (V,) steps forgotten, if any
         self._none = torch.zeros(len(variables), dtype=torch.bool, device=variables.device)
 
     @property
     def iteration(self) -> Tensor:
+        """Return the iterations finished (V,)."""
         return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
+
+        Return the next variables, ``ended`` (V,), rows with a finished iteration, due for projection, and ``finished``
+        (V,), rows with nothing more to do, which stay.
+        """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none
         entering = signed(gradient, self._settings.sign, self._images, 1 - self._done / self._iterations)
@@ -207,52 +196,3 @@ class FirstOrderRun:
         self._moments = [moment[rows] for moment in self._moments]
         self._none = self._none[rows]
         self._behind = None if self._behind is None else self._behind[rows]
-
-
-class OptimizerRun(Protocol):
-    """An optimization under way. Rows are victims and never mix.
-
-    Attributes:
-        iteration: (V,) iterations finished.
-    """
-
-    @property
-    def iteration(self) -> Tensor: ...
-
-    def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
-
-        Returns:
-            The next variables (V, N); ``ended`` (V,), rows with a finished iteration, due for projection; ``finished``
-                (V,), rows with nothing more to do, which stay.
-        """
-        ...
-
-    def restart(self, rows: Tensor) -> None: ...
-
-    def select(self, rows: Tensor) -> None: ...
-
-
-class Optimizer(Protocol):
-    """Settings that start an optimization of any number of victims."""
-
-    def start(self, variables: Tensor, *, iterations: int, images: int) -> OptimizerRun:
-        """Start from ``variables`` (V, N); the first ``images`` of N are pixels, the others label logits."""
-        ...
-
-    @property
-    def moments(self) -> int:
-        """Return the state's values per variable."""
-        ...
-
-
-def expect_rate(name: str, value: float) -> None:
-    """Raise ``UserError`` unless ``value`` is a learning rate, above 0 and finite."""
-    if not 0 < value < math.inf:
-        raise UserError(f"{name} is expected to be above 0 and finite, but got {value}; try 0.1.")
-
-
-def expect_share(name: str, *values: float) -> None:
-    """Raise ``UserError`` unless all ``values`` are in [0, 1)."""
-    if not all(0 <= value < 1 for value in values):
-        raise UserError(f"{name} is expected in [0, 1), but got {', '.join(map(str, values))}; try 0.9.")

@@ -7,14 +7,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.optimizers.first_order import expect_rate, signed
+from fl_privacy.attacks.optimizers.first_order import signed
+from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 
 _MIN_CURVATURE = 1e-10
 _FIRST_CAPACITY = 16
 
 
-class History:
+class _Rows:
+    """State whose tensors have a row for each victim, as do those of the states it holds."""
+
+    def select(self, rows: Tensor) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
+            elif isinstance(value, _Rows):
+                value.select(rows)
+
+
+class History(_Rows):
     """Pairs (s, y) of each victim in a ring, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
 
     A direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
@@ -90,16 +102,6 @@ class History:
         self._scale[rows] = 1
         self._pushed[rows] = 0
 
-    def select(self, rows: Tensor) -> None:
-        _keep(self, rows)
-
-
-def _keep(held: object, rows: Tensor, *, but: str = "") -> None:
-    """Keep ``rows`` of all tensors of ``held`` ``but`` one."""
-    for name, value in vars(held).items():
-        if isinstance(value, Tensor) and name != but:
-            setattr(held, name, value[rows])
-
 
 def _unit(matrices: Tensor) -> Tensor:
     """Fill the diagonals with ones, in place, so that unused slots drop out."""
@@ -111,7 +113,7 @@ _SUFFICIENT, _CURVATURE = 1e-4, 0.9
 _NARROW = 1e-9
 
 
-class StrongWolfe:
+class StrongWolfe(_Rows):
     """Strong Wolfe line searches (Nocedal, Wright 2006, Alg. 3.5 and 3.6), with scalars in float64.
 
     Attributes:
@@ -138,13 +140,9 @@ class StrongWolfe:
     def begin(
         self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
     ) -> None:
-        """Begin the line search of ``rows`` (V,) bool.
+        """Begin the line search of ``rows`` (V,) along ``direction`` (V, N), where ``loss`` and ``gradient`` are known.
 
-        Args:
-            direction: (V, N).
-            loss, gradient: (V,) and (V, N) at the beginning.
-            step: (V,) first trial.
-            most: (V,) trials after the first.
+        ``step`` (V,) is the first trial, ``most`` (V,) the number of trials after it.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
         self.searching = self.searching | rows
@@ -238,8 +236,9 @@ class StrongWolfe:
         self.searching = self.searching & ~rows
 
     def select(self, rows: Tensor) -> None:
-        self._ends = self._ends[:, rows]
-        _keep(self, rows, but="_ends")
+        self._ends = self._ends.transpose(0, 1)
+        super().select(rows)
+        self._ends = self._ends.transpose(0, 1)
 
 
 def _cubic_minimum(
@@ -284,10 +283,9 @@ class LBFGS:
     sign: Literal["none", "hard"] = "none"
 
     def __post_init__(self) -> None:
-        expect_rate("attack.lr", self.lr)
+        number("attack.lr", self.lr, above=0, example=0.1)
         for name in ("inner", "history"):
-            if getattr(self, name) < 1:
-                raise UserError(f"attack.{name} is expected to be at least 1, but got {getattr(self, name)}; try 20.")
+            number(f"attack.{name}", getattr(self, name), at_least=1, example=20)
         if self.line_search not in ("none", "strong_wolfe"):
             raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
         if self.sign != "none" and self.line_search != "none":
@@ -301,22 +299,18 @@ class LBFGS:
         return 2 * self.history + (3 if self.line_search == "none" else 8)
 
 
-class _LBFGSRun:
+class _LBFGSRun(_Rows):
     """Rows start an iteration (``moves == 0``) or are inside one, without the reference's re-evaluation."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
-        count = len(variables)
-        self._settings = settings
-        self._images = images
-        self._iterations = iterations
-        self.iteration = torch.zeros(count, dtype=torch.long, device=variables.device)
+        self._settings, self._images, self._iterations = settings, images, iterations
+        self.iteration = torch.zeros(len(variables), dtype=torch.long, device=variables.device)
         self._moves = torch.zeros_like(self.iteration)
         self._fresh = torch.ones_like(self.iteration, dtype=torch.bool)
         self._finished = torch.zeros_like(self._fresh)
         self._history = History(variables, settings.history)
-        self._move = torch.zeros_like(variables)
-        self._gradient = torch.zeros_like(variables)
-        self._loss = variables.new_zeros(count)
+        self._move, self._gradient = torch.zeros_like(variables), torch.zeros_like(variables)
+        self._loss = variables.new_zeros(len(variables))
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         settings = self._settings
@@ -358,10 +352,6 @@ class _LBFGSRun:
         self._fresh |= rows
         self._finished &= ~rows
         self._moves[rows] = 0
-
-    def select(self, rows: Tensor) -> None:
-        self._history.select(rows)
-        _keep(self, rows)
 
 
 class _SearchingRun(_LBFGSRun):
@@ -406,7 +396,3 @@ class _SearchingRun(_LBFGSRun):
     def restart(self, rows: Tensor) -> None:
         super().restart(rows)
         self._search.stop(rows)
-
-    def select(self, rows: Tensor) -> None:
-        super().select(rows)
-        self._search.select(rows)

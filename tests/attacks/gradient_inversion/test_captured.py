@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks import idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation, Run, capturing_pays
+from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation, Run
 from fl_privacy.attacks.gradient_inversion.grouping import group_victims, victims_of
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, prepare
 from fl_privacy.types import Observation
@@ -73,11 +73,11 @@ def test_victims_that_left_and_other_victims_are_evaluated_as_themselves() -> No
             found, expected = evaluate(problem, variables), problem.evaluate(variables)
             variables = variables + 0.01
             assert all(map(torch.equal, found, expected))
-        graphs.add(evaluate._graph)
+        graphs.add(evaluate._program)
     assert None not in graphs and len(graphs) == 3
 
 
 def test_short_attacks_and_many_victims_are_not_captured() -> None:
-    assert capturing_pays(1, 4800)
-    assert not capturing_pays(1, 20)
-    assert not capturing_pays(4096, 4800)
+    assert CapturedEvaluation.pays(1, 4800)
+    assert not CapturedEvaluation.pays(1, 20)
+    assert not CapturedEvaluation.pays(4096, 4800)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Explicit, Target, weighted_distance
-from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, SumOfDistances, WeightedL2L1
+from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, OfLayers, WeightedL2L1
 
 VICTIMS, POSITIONS = 5, 3
 SHAPES = {"wide.weight": (300, 260), "wide.bias": (300,), "narrow.weight": (4, 300), "narrow.bias": (4,)}
@@ -12,7 +12,7 @@ LAYERS = {"narrow*": 0.5}
 
 
 @pytest.mark.parametrize("objective", [WeightedL2L1(alpha=0.3, layers=LAYERS), L1(layers=LAYERS), L2(layers=LAYERS)])
-def test_a_few_victims_at_a_time_are_compared_as_all_at_once(objective: SumOfDistances) -> None:
+def test_a_few_victims_at_a_time_are_compared_as_all_at_once(objective: OfLayers) -> None:
     torch.manual_seed(0)
     targets = {name: Target.of(torch.randn(VICTIMS, *shape)) for name, shape in SHAPES.items()}
     formed = {name: torch.randn(VICTIMS, *SHAPES[name]).requires_grad_() for name in ("wide.bias", "narrow.bias")}

@@ -135,12 +135,13 @@ def test_features_stay_within_their_ball() -> None:
     stages = 0
     while stage is not None:
         stages += 1
-        assert stage.variables.shape == (3, stage.source.size(shape))
-        torch.testing.assert_close(stage.source.images(stage.variables, stage.held, labels, shape), images)
-        moved = stage.source.confined(torch.randn_like(stage.variables), stage.held, shape)
-        sizes, limits = (t.reshape(6, -1).abs().sum(1) for t in (moved, stage.held))
+        inner, variables, held = stage
+        assert variables.shape == (3, inner.size(shape))
+        torch.testing.assert_close(inner.images(variables, held, labels, shape), images)
+        moved = inner.confined(torch.randn_like(variables), held, shape)
+        sizes, limits = (t.reshape(6, -1).abs().sum(1) for t in (moved, held))
         torch.testing.assert_close(sizes, 0.2 * limits)
-        stage = stage.source.following(stage.variables, stage.held, labels, shape)
+        stage = inner.following(variables, held, labels, shape)
     assert stages == network.depth - 1 < 1 + source.deeper
 
 

@@ -5,7 +5,7 @@ import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
 from fl_privacy.attacks.gradient_inversion import preparation
-from fl_privacy.attacks.gradient_inversion.execution import RecordedEvaluation, recording_pays
+from fl_privacy.attacks.gradient_inversion.execution import RecordedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from tests.attacks.victims import observations, smooth_net
 
@@ -23,7 +23,7 @@ def test_every_bit_is_that_of_the_evaluation(attack, victims: int, monkeypatch: 
             recorded.append(self._program is not None)
             return found
 
-    monkeypatch.setattr(preparation, "recording_pays", lambda victims, evaluations: True)
+    monkeypatch.setattr(RecordedEvaluation, "pays", lambda victims, evaluations: True)
     monkeypatch.setattr(preparation, "RecordedEvaluation", Counting)
     found = attack(seen, seed=0)
     assert any(recorded)
@@ -33,16 +33,16 @@ def test_every_bit_is_that_of_the_evaluation(attack, victims: int, monkeypatch: 
 
 
 def test_short_attacks_and_many_victims_are_not_recorded() -> None:
-    assert recording_pays(1, 4800)
-    assert not recording_pays(1, 100)
-    assert not recording_pays(64, 4800)
+    assert RecordedEvaluation.pays(1, 4800)
+    assert not RecordedEvaluation.pays(1, 100)
+    assert not RecordedEvaluation.pays(64, 4800)
 
 
 def test_a_recording_of_other_numbers_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparation, "recording_pays", lambda victims, evaluations: True)
+    monkeypatch.setattr(RecordedEvaluation, "pays", lambda victims, evaluations: True)
     attack, seen = inverting_gradients(iterations=30, noise=0.0), observations(smooth_net(), 1)
     expected = attack(seen, seed=0)
-    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.execution._FIRST", 3)
+    monkeypatch.setattr(RecordedEvaluation, "made_at", 3)
     monkeypatch.setattr(
         "fl_privacy.attacks.gradient_inversion.execution.operations",
         lambda problem, variables, tensors: torch.fx.symbolic_trace(_wrong),

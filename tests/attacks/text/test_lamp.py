@@ -71,7 +71,7 @@ def test_texts_of_different_lengths_are_read_each_to_itself() -> None:
 def test_moves_bring_shuffled_words_into_order() -> None:
     """The true words in a wrong order: no descent, moves alone, judged by the mismatch."""
     (victim,), tokens = victims([5]), texts([5])
-    attack = replace(lamp(**SMALL, prior=0.0), moves=Rearranging(tries=200, prior=0.0))
+    attack = replace(lamp(**SMALL, prior=0.0), moves=Rearranging(tries=200, prior=0.0, burn_in=0.0))
     prepared = prepare(attack, Group(observations={0: victim}), 0)
     problem, moves = prepared.problem(prepared.victims, [0]), prepared.moves
     assert moves is not None and problem.settings.source is not None
@@ -80,7 +80,7 @@ def test_moves_bring_shuffled_words_into_order() -> None:
     read, loss = moves.end(problem, words, generators(1))
     assert torch.equal(prepared.read(problem.images(read))[0], tokens) and float(loss) < 0.2
     for _ in range(3):
-        words = moves(problem, words, generators(1))
+        words = moves(1, problem, words, generators(1))
     assert torch.equal(prepared.read(problem.images(words))[0], tokens)
 
 
