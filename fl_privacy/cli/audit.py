@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fl_privacy.checks import number, one_of, whole
+from fl_privacy.cli.completion import AppPlace, Mirror, OpenPage, RunConfig
 from fl_privacy.cli.jobs import open_in_browser
 from fl_privacy.cli.sandbox import Allowed, Sandbox, bounds_of
 from fl_privacy.errors import UserError, say, visible
@@ -21,63 +22,52 @@ ALL_RIGHTS = (
     " runs nothing of it."
 )
 
-AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
-
 
 def audit(  # noqa: PLR0917
     app: AppPlace,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", help="Clients; by default the app's own number, or 10.")
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of training; 0 takes the app's own number.")] = 1,
-    run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Clients; by default the app's own number, or 10.")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of training; 0 takes the app's own number.")] = 1,
+    run_config: RunConfig = None,
     node_config: Annotated[
         list[str] | None,
-        typer.Option("--node-config", help="As `flower-supernode` takes it, of every node; {partition} is its number."),
+        typer.Option(help="As `flower-supernode` takes it, of every node; {partition} is its number."),
     ] = None,
-    mirror: Annotated[
-        Path | None,
-        typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
-    ] = None,
+    mirror: Mirror = None,
     stand_in: Annotated[
         bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
     ] = False,
     script: Annotated[
-        Path | None, typer.Option("--script", help="Of a project without the app format: what starts the simulation.")
+        Path | None, typer.Option(help="Of a project without the app format: what starts the simulation.")
     ] = None,
-    server: Annotated[Path | None, typer.Option("--server", help="The script that starts the server.")] = None,
+    server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
     client: Annotated[
-        list[Path] | None, typer.Option("--client", help="A script that starts one client; may be given several times.")
+        list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
     ] = None,
-    server_args: Annotated[
-        str | None, typer.Option("--server-args", help="Arguments of --script or --server: '--rounds 3'.")
-    ] = None,
+    server_args: Annotated[str | None, typer.Option(help="Arguments of --script or --server: '--rounds 3'.")] = None,
     client_args: Annotated[
         str | None,
-        typer.Option("--client-args", help="Arguments of each client's script: '--id {partition} --of {nodes}'."),
+        typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder of audits.")] = Path("audit"),
-    victims: Annotated[int, typer.Option("--victims", help="Number of single examples to attack.")] = 8,
-    budget: Annotated[str, typer.Option("--budget", help="Budget of the attack: quick, standard, thorough.")] = "quick",
-    seconds: Annotated[float, typer.Option("--seconds", help="Time after which no further attack starts.")] = 600.0,
+    out: Annotated[Path, typer.Option(help="Folder of audits.")] = Path("audit"),
+    victims: Annotated[int, typer.Option(help="Number of single examples to attack.")] = 8,
+    budget: Annotated[str, typer.Option(help="Budget of the attack: quick, standard, thorough.")] = "quick",
+    seconds: Annotated[float, typer.Option(help="Time after which no further attack starts.")] = 600.0,
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
     ] = False,
     reads: Annotated[
-        list[Path] | None, typer.Option("--reads", metavar="DIR", help="Another folder that the app may read there.")
+        list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the app may read there.")
     ] = None,
     environment: Annotated[
-        list[str] | None, typer.Option("--environment", metavar="NAME", help="An environment variable for the sandbox.")
+        list[str] | None, typer.Option(metavar="NAME", help="An environment variable for the sandbox.")
     ] = None,
     limits: Annotated[
-        str, typer.Option("--limits", help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
+        str, typer.Option(help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
     ] = "",
     check: Annotated[
         bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
     ] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")] = False,
+    open_page: OpenPage = False,
 ) -> None:
     """Run an unmodified Flower app and show what its clients' uploads leak.
 
@@ -106,8 +96,8 @@ def audit(  # noqa: PLR0917
     from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
 
     if sandbox:
-        given = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
-        run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, given).audit
+        allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
+        run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, allowed).audit
     elif reads or environment or limits:
         raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
     else:
@@ -160,8 +150,7 @@ def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str
 
 
 def review(
-    app: AppPlace,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    app: AppPlace, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False
 ) -> None:
     """Read a Flower app without running anything of it: mods, strategies, pins, pickles, network, privacy settings."""
     from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415

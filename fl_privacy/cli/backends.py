@@ -44,11 +44,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``config.secure_aggregation``, in this process; ``None`` for ``none``.
-
-    Raises:
-        UserError: the run asks for something that is impossible with it.
-    """
+    """Build the backend of ``secure_aggregation``, ``None`` for ``none``; ``UserError`` if it can't do the run."""
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
     if name == "none":

@@ -19,13 +19,9 @@ GROUPS = (*groups(), "experiment")
 
 
 def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
-    """Build a table for each configuration group, grids, tracks and metrics, or for ``kinds`` alone.
-
-    Raises:
-        UserError: there is no such kind.
-    """
+    """Build a table for each kind of parts, or for ``kinds`` alone; ``UserError`` if there is no such kind."""
     there = (*GROUPS, *_OTHERS)
-    wanted = [kind.rstrip("=") for kind in kinds] or there
+    wanted = ["metrics" if kind == "metric" else kind.rstrip("=") for kind in kinds] or there
     for kind in wanted:
         if kind not in there:
             raise UserError(f"What to list is expected to be a kind of parts, but got {kind!r}{suggest(kind, there)}")

@@ -1,6 +1,7 @@
 """Options that several commands have, and shell completion of overrides: keys, and options of a group after ``=``."""
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -32,6 +33,11 @@ def complete_override(incomplete: str) -> list[str]:
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
+]
+AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
+RunConfig = Annotated[list[str] | None, typer.Option(help="As `flwr run` takes it: 'key=value key=\"text\"'.")]
+Mirror = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Folder of data sets by hub name, instead of the hub.")
 ]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
 Jobs = Annotated[

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,17 +15,7 @@ from rich.text import Text
 
 from fl_privacy.attacks import Progress as AttackProgress
 from fl_privacy.federation import Evaluation, RoundReport
-from fl_privacy.progress import (
-    Remaining,
-    ShareLines,
-    Stage,
-    at_work,
-    clock,
-    describe,
-    listening,
-    share_done,
-    time_left,
-)
+from fl_privacy.progress import Remaining, ShareLines, Stage, at_work, clock, describe, listening, share_done, time_left
 from fl_privacy.runs.destination import Monitor
 
 
@@ -62,9 +51,7 @@ class Lines:
             self._beat.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._beat.is_alive():
             self._beat.join()
@@ -76,15 +63,8 @@ SECONDS_BETWEEN_LINES = 10
 
 def progress_bar(console: Console, *columns: str) -> Progress:
     """Make a bar behind texts with Rich's markup, with counts and times; nothing without a terminal."""
-    return Progress(
-        *map(TextColumn, columns),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
+    shown = (*map(TextColumn, columns), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    return Progress(*shown, console=console, disable=not console.is_terminal)
 
 
 class RichMonitor(Monitor):
@@ -93,8 +73,7 @@ class RichMonitor(Monitor):
     def __init__(self, console: Console) -> None:
         self.console = console
         self._rounds: deque[tuple[RoundReport, Evaluation | None, float | None]] = deque(maxlen=SHOWN_ROUNDS)
-        self._total = 0
-        self._done = 0
+        self._total = self._done = 0
         self._show: Callable[[], None] = lambda: None
 
     def say(self, text: str) -> None:
@@ -128,7 +107,7 @@ class RichMonitor(Monitor):
         self._done = report.round
         if self.console.is_terminal:
             self._show()
-        if not self.console.is_terminal and (report.round % max(1, self._total // 10) == 0 or report.round == 1):
+        elif report.round % max(1, self._total // 10) == 0 or report.round == 1:
             shown = f", accuracy {evaluation.accuracy:.1%}" if evaluation else ""
             shown += f", epsilon {epsilon:.3g}" if epsilon is not None else ""
             self.say(f"Round {report.round}/{self._total}: train loss {loss_in_words(report, epsilon)}{shown}")
@@ -188,9 +167,8 @@ class RichMonitor(Monitor):
         return ShareLines(self.say, title, beside, pause=SECONDS_BETWEEN_LINES)
 
     def _table(self) -> Table:
-        guaranteed = any(epsilon is not None for _, _, epsilon in self._rounds)
         table = Table("round", "clients", "train loss", "test accuracy", "seconds", "MB uploaded", box=None)
-        if guaranteed:
+        if any(epsilon is not None for _, _, epsilon in self._rounds):
             table.add_column("epsilon")
         for report, evaluation, epsilon in self._rounds:
             table.add_row(
@@ -207,9 +185,7 @@ class RichMonitor(Monitor):
 
 def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
     """Format the mean training loss, which clients with differential privacy withhold."""
-    if math.isnan(report.train_loss) and epsilon is not None:
-        return "withheld"
-    return f"{report.train_loss:.3f}"
+    return "withheld" if math.isnan(report.train_loss) and epsilon is not None else f"{report.train_loss:.3f}"
 
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:

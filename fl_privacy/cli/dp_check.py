@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fl_privacy.dp_check.verdict import ClaimVerdict
     from fl_privacy.runs.folder.claims import ClaimRecord
 
-EXIT_FALSE = 1
+EXIT_FALSE, EXIT_WORSE = 1, 1
 
 
 MORE: dict[str, type] = {"clients": int, "parameters": int, "neighbors": str, "noise": str, "seed": int}
@@ -39,17 +39,13 @@ def check_dp(  # noqa: PLR0917
             " (gaussian, or other for a bound of any shape alone), seed.",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option("--epsilon", help="Claimed epsilon, instead of the stated one.")
-    ] = None,
-    delta: Annotated[float, typer.Option("--delta", help="Delta of the claim.")] = 1e-5,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds that the claim covers.")] = 1,
-    clip_norm: Annotated[float | None, typer.Option("--clip-norm", help="Norm to which an update is clipped.")] = None,
-    draws: Annotated[
-        int | None, typer.Option("--draws", help="Draws for each neighbor; by default for a minute.")
-    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Claimed epsilon, instead of the stated one.")] = None,
+    delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
+    rounds: Annotated[int, typer.Option(help="Rounds that the claim covers.")] = 1,
+    clip_norm: Annotated[float | None, typer.Option(help="Norm to which an update is clipped.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws for each neighbor; by default for a minute.")] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
 ) -> None:
     """Test a claim of differential privacy against the code that runs; status 1 if it is contradicted.
@@ -70,11 +66,8 @@ def check_dp(  # noqa: PLR0917
     if kind == "run":
         new = {record.subject for record in records}
         records = claims.in_order([*records, *(r for r in claims.read_claims(folder) if r.subject not in new)])
-    page = write_claims_page(
-        records,
-        out or (folder / "claim.html" if kind == "run" else Path("claim.html")),
-        title=folder.name if kind != "name" else subject,
-    )
+    own, title = folder if kind == "run" else Path(), subject if kind == "name" else folder.name
+    page = write_claims_page(records, out or own / "claim.html", title=title)
     if kind == "run":
         claims.write_claims(folder, records)
     say(claims.as_json(records) if as_json else _in_words(records, page))
@@ -133,17 +126,14 @@ def _verdicts(subject: str, kind: Kind, asked: DpCheckRequest, *, train: bool) -
     return verdicts_on(located(subject), asked, name=subject)
 
 
-EXIT_WORSE = 1
-
-
 def check_leakage(
     run: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, an attack or an audit.")],
-    baseline: Annotated[Path, typer.Option("--baseline", help="JSON file to compare with, kept with the code.")] = Path(
+    baseline: Annotated[Path, typer.Option(help="JSON file to compare with, kept with the code.")] = Path(
         "leakage_baseline.json"
     ),
     update: Annotated[bool, typer.Option("--update", help="Write the baseline anew instead.")] = False,
-    name: Annotated[str, typer.Option("--name", help="Name of the run in the baseline.")] = "run",
-    metric: Annotated[str, typer.Option("--metric", help="Metric by which images are compared.")] = "psnr",
+    name: Annotated[str, typer.Option(help="Name of the run in the baseline.")] = "run",
+    metric: Annotated[str, typer.Option(help="Metric by which images are compared.")] = "psnr",
 ) -> None:
     """Fail (status 1) if a run leaks more than its baseline: a privacy test for continuous integration.
 

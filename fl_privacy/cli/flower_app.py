@@ -43,10 +43,8 @@ from fl_privacy.runs.setup import build_setup
 from fl_privacy.runs.threat_model import Whereabouts
 from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
-TIMEOUT = "round-timeout"
-AUTHENTICATED = "authenticated-nodes"
-RECONNECT = "reconnect-timeout"
-OWN_DATA_RUN = "own-data"
+TIMEOUT, RECONNECT = "round-timeout", "reconnect-timeout"
+AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"
 """Keys of the run config."""
 
 CLIENTS = "federation.clients"
@@ -71,11 +69,7 @@ server_app = ServerApp()
 
 @server_app.main()
 def run_on_nodes(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config's ``overrides`` describe, training with the clients behind ``grid``.
-
-    Raises:
-        UserError: it can't be run; one line, without a traceback of causes.
-    """
+    """Run what ``overrides`` describe with the clients behind ``grid``; ``UserError`` in one line if impossible."""
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
@@ -172,13 +166,12 @@ def _is_simulated() -> bool:
 
 
 def _settings(context: Context) -> RunSettings:
-    unread, given = None, _overrides(context)
-    total = context.node_config.get(PARTITIONS)
+    given, total = _overrides(context), context.node_config.get(PARTITIONS)
     if isinstance(total, int) and 1 <= total <= MOST_NODES:
         given = _sized(given, lambda: total)
-    if not _is_simulated():
-        unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
-    return _composed(tuple(given), tuple(os.environ.get(TRUST_VARIABLE, "").replace(",", " ").split()), unread)
+    unread = frozenset({"out", "name", *(("data.root",) if DATA_PATH in context.node_config else ())})
+    trusted = os.environ.get(TRUST_VARIABLE, "").replace(",", " ").split()
+    return _composed(tuple(given), tuple(trusted), None if _is_simulated() else unread)
 
 
 @contextmanager

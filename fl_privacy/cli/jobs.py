@@ -111,10 +111,9 @@ def _run_sweep(
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
         from fl_privacy.report import write_report  # noqa: PLC0415
-        from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
+        from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
 
-        said = run_in_words(folders[0]) if len(folders) == 1 else answers_of(folders)
-        end_with(said, write_report(folders, None), open_page=open_page)
+        end_with(answers_of(folders), write_report(folders, None), open_page=open_page)
     if failed:
         raise UserError(f"{len(failed)} of {len(jobs)} runs failed; the first: {failed[0]}")
     expect_reconstructions(folders)
@@ -122,8 +121,7 @@ def _run_sweep(
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
     """Print the result, and last the page or folder; open it if ``open_page``."""
-    say(sentence)
-    say(page)
+    say(f"{sentence}\n{page}")
     if open_page:
         open_in_browser(page)
 
@@ -147,9 +145,8 @@ def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
     from fl_privacy.runs.attack import attack_experiment  # noqa: PLC0415
     from fl_privacy.runs.run import run_experiment  # noqa: PLC0415
 
-    if command == "attack":
-        return attack_experiment(config, monitor)
-    return run_experiment(config, backend_of(config), monitor)
+    attacks = command == "attack"
+    return attack_experiment(config, monitor) if attacks else run_experiment(config, backend_of(config), monitor)
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:

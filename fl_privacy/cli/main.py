@@ -13,22 +13,13 @@ import click
 import typer
 from rich.logging import RichHandler
 
+from fl_privacy.cli import faults
 from fl_privacy.cli.audit import audit, review
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
 from fl_privacy.cli.dp_check import check_dp, check_leakage
-from fl_privacy.cli.faults import (
-    STOPPING,
-    Interrupted,
-    end_quietly,
-    exit_status,
-    fail,
-    interruptible,
-    nobody_listens,
-    recognized,
-)
-from fl_privacy.cli.nodes import deploy, node_cost, supernode
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark, trade_off
+from fl_privacy.cli.supernode import OWN_APP
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError, say
@@ -80,8 +71,7 @@ def run(
     """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
-    asked = {"multirun": multirun, "show_config": cfg, "open_page": open_page}
-    run_jobs("run", overrides or [], console=_console(), **asked)
+    run_jobs("run", overrides or [], console=_console(), multirun=multirun, show_config=cfg, open_page=open_page)
 
 
 @app.command()
@@ -95,8 +85,7 @@ def attack(
     """
     from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
 
-    asked = {"multirun": multirun, "show_config": cfg, "open_page": open_page}
-    run_jobs("attack", overrides or [], console=_console(), **asked)
+    run_jobs("attack", overrides or [], console=_console(), multirun=multirun, show_config=cfg, open_page=open_page)
 
 
 app.command("trade-off")(trade_off)
@@ -159,26 +148,26 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
 @app.command()
 def report(  # noqa: PLR0917
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write the page.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = None,
     cap: Annotated[
         bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
     ] = False,
     share: Annotated[
-        Path | None, typer.Option("--share", metavar="DEST", help="Copy the runs there, to pass on: without pictures.")
+        Path | None, typer.Option(metavar="DEST", help="Copy the runs there, to pass on: without pictures.")
     ] = None,
     with_originals: Annotated[
         bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
     ] = False,
     csv: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="Write a row for each attacked example there instead.")
+        Path | None, typer.Option(metavar="FILE", help="Write a row for each attacked example there instead.")
     ] = None,
     brief: Annotated[
         bool, typer.Option("--brief", help="One page to print, of one run: verdict, assumptions, what stays open.")
     ] = False,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb."),
+        typer.Option(metavar="LOGGER", help="Log the figures there: tensorboard:FOLDER, mlflow or wandb."),
     ] = None,
     open_page: OpenPage = False,
 ) -> None:
@@ -202,28 +191,26 @@ def report(  # noqa: PLR0917
             raise UserError(
                 "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
             )
-        _end_report(runs, write_brief(runs[0], out), open_page)
+        page = write_brief(runs[0], out)
+        _end_report([run_folder_of(runs[0])], page, open_page)
         return
     if share is not None:
         if out is not None:
             raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
         shared = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
-        _end_report(runs, shared, open_page)
+        _end_report([run_folder_of(run) for run in runs], shared, open_page)
         return
     if with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
-    page = write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap)
-    _end_report(runs, page, open_page)
-
-
-def _end_report(runs: Sequence[Path], page: Path, open_page: bool) -> None:
-    from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
-    from fl_privacy.report.terminal import answers_of, run_in_words  # noqa: PLC0415
-    from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
-
     folders = [run_folder_of(run) for run in runs]
-    said = run_in_words(folders[0]) if len(folders) == 1 else answers_of(folders)
-    end_with(said, page, open_page=open_page)
+    _end_report(folders, write_report(folders, out, psnr_below=psnr_below, cap=cap), open_page)
+
+
+def _end_report(folders: Sequence[Path], page: Path, open_page: bool) -> None:
+    from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
+    from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
+
+    end_with(answers_of(folders), page, open_page=open_page)
 
 
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
@@ -248,6 +235,71 @@ def list_(
 
     for table in catalog_tables(kinds or ()):
         _console().print(table)
+
+
+def supernode(
+    context: typer.Context,
+    client_app: Annotated[
+        str, typer.Option("--app", metavar="MODULE:NAME", help="The installed ClientApp that answers.")
+    ] = OWN_APP,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to try again where the SuperLink does not admit the node.")
+    ] = 90.0,
+    policy: Annotated[
+        str, typer.Option(metavar="SITE.YAML", help="What may come in and leave, whatever the app says.")
+    ] = "",
+) -> None:
+    """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
+
+    Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
+    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. Of the bundle that a run brings
+    nothing is executed: what answers is installed here.
+
+    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
+    gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.
+    """
+    from fl_privacy.cli.supernode import run_node  # noqa: PLC0415
+
+    raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
+
+
+def deploy(  # noqa: PLR0917
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write, or to check.")],
+    nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
+    host: Annotated[str, typer.Option(help="Name or address of the SuperLink for the nodes.")] = "localhost",
+    port: Annotated[int, typer.Option(help="Port of the SuperLink.")] = 8000,
+    check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
+    policy: Annotated[
+        str, typer.Option(help="Begin each node's site.yaml as strict, research or dp, and run behind it.")
+    ] = "",
+) -> None:
+    """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
+
+    A folder that is there already keeps its keys and certificates; --nodes may add nodes. Private keys and the folders
+    around them are readable by their owner only; OUT/README.md says who gets which.
+    """
+    from fl_privacy.site.deploy import check_deployment, write_deployment  # noqa: PLC0415
+
+    if check:
+        raise typer.Exit(check_deployment(out, say=print))
+    say(write_deployment(out, nodes=nodes, host=host, port=port, policy=policy))
+
+
+def node_cost(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs that finished, or sweeps over such.")],
+    memory: Annotated[int, typer.Option(help="MiB that the node has.")] = 1024,
+    core: Annotated[int | None, typer.Option(help="Number of the core it has; the first there is.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; the figure is their median.")] = 3,
+    trust: Annotated[list[str] | None, typer.Option(help="An import path that the runs may name, as pkg.Net.")] = None,
+) -> None:
+    """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
+
+    A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
+    """
+    from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
+
+    for line in measure_nodes(runs, memory=memory * MIB, core=core, repeats=repeats, trust=trust or ()):
+        say(line)
 
 
 app.command("benchmark")(benchmark)
@@ -291,20 +343,20 @@ def run_command_line(arguments: Sequence[str]) -> int:
     debug = DEBUG in arguments
     rest = [argument for argument in arguments if argument != DEBUG]
     try:
-        with interruptible():
+        with faults.interruptible():
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
-    except (Interrupted, KeyboardInterrupt, click.Abort) as error:
+    except (faults.Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
             say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
-        return exit_status(error)
-    except (click.ClickException, *STOPPING) as error:
-        if nobody_listens(error):
-            return end_quietly()
-        if (fault := recognized(error)) is None:
+        return faults.exit_status(error)
+    except (click.ClickException, *faults.STOPPING) as error:
+        if faults.nobody_listens(error):
+            return faults.end_quietly()
+        if (fault := faults.recognized(error)) is None:
             raise
         if debug:
             traceback.print_exception(error)
-        return fail(fault)
+        return faults.fail(fault)
 
 
 def _console() -> Terminal:

@@ -14,12 +14,7 @@ from fl_privacy.files import write_private
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input, which starts with the SuperNode's secret, is closed.
-
-    Args:
-        told: file written once the app is loaded: empty, or one line with the error.
-        policy: site policy, whose gate is then in this process and the app in another one.
-    """
+    """Answer messages until standard input ends; ``told`` gets nothing or an error once the app is loaded."""
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
@@ -41,11 +36,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def gated_app(reference: str, policy: str) -> Any:
-    """Start the app in a process of its own behind the gate of ``policy``, and return the gate.
-
-    Raises:
-        UserError: the policy, its ledger or the app is not available.
-    """
+    """Start the app in its own process behind the gate of ``policy``; ``UserError`` if a part is not available."""
     from fl_privacy.flower.app_process import Cell  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415

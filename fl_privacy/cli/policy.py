@@ -5,18 +5,15 @@ from __future__ import annotations
 import datetime
 import os
 from importlib.resources import files
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from fl_privacy import checks
+from fl_privacy.cli.completion import AppPlace, Mirror, RunConfig
 from fl_privacy.errors import UserError, say
 from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate import READY
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
 
@@ -33,11 +30,8 @@ def check(site: Site) -> None:
     from fl_privacy.site.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
 
     policy = read_policy(site)
-    for sentence in rules_in_words(policy):
+    for sentence in (*rules_in_words(policy), "", *(f"Open: {sentence}" for sentence in warnings_of(policy))):
         say(sentence)
-    say("")
-    for sentence in warnings_of(policy):
-        say(f"Open: {sentence}")
 
 
 @app.command()
@@ -50,20 +44,15 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help=f"One of {', '
 @app.command("try")
 def try_app(  # noqa: PLR0917
     site: Site,
-    place: Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")],
-    nodes: Annotated[int, typer.Option("--nodes", help="Clients, each behind the gate.")] = 4,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of training.")] = 3,
-    run_config: Annotated[
-        list[str] | None, typer.Option("--run-config", help="As `flwr run` takes it: 'key=value key=\"text\"'.")
-    ] = None,
+    place: AppPlace,
+    nodes: Annotated[int, typer.Option(help="Clients, each behind the gate.")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 3,
+    run_config: RunConfig = None,
     node_config: Annotated[
         list[str] | None,
-        typer.Option("--node-config", help="As `flower-supernode` takes it; {partition} is the node's number."),
+        typer.Option(help="As `flower-supernode` takes it; {partition} is the node's number."),
     ] = None,
-    mirror: Annotated[
-        Path | None,
-        typer.Option("--mirror", metavar="DIR", help="Folder of data sets by hub name, instead of the hub."),
-    ] = None,
+    mirror: Mirror = None,
 ) -> None:
     """Run an app in simulation without and with the gate: what would be refused, its figures, epsilon over rounds.
 
@@ -78,13 +67,9 @@ def try_app(  # noqa: PLR0917
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.trial import TrialSettings, try_policy  # noqa: PLC0415
 
-    settings = TrialSettings(
-        nodes=nodes,
-        rounds=rounds,
-        run_config=tuple(run_config or ()),
-        node_config=tuple(node_config or ()),
-        mirror=None if mirror is None else expanded(mirror).absolute(),
-    )
+    place_of_data = None if mirror is None else expanded(mirror).absolute()
+    run, node = tuple(run_config or ()), tuple(node_config or ())
+    settings = TrialSettings(nodes=nodes, rounds=rounds, run_config=run, node_config=node, mirror=place_of_data)
     for line in try_policy(policy, read_app(place), settings):
         say(line)
     if policy.noising is None:
@@ -100,7 +85,7 @@ def try_app(  # noqa: PLR0917
 @app.command("show-ledger")
 def show_ledger(
     site: Site,
-    last: Annotated[int, typer.Option("--last", help="Entries to show.")] = 20,
+    last: Annotated[int, typer.Option(help="Entries to show.")] = 20,
     mend: Annotated[bool, typer.Option("--mend", help="Count a torn last line as one reply.")] = False,
 ) -> None:
     """Show what has left this site, and what of the budget is spent.
@@ -122,7 +107,7 @@ def show_ledger(
     if mend and ledger.mend(policy.rho("train")):
         say("The torn line is counted as one reply now.")
     entries, account = ledger.entries(), ledger.account()
-    for entry in entries[len(entries) - min(last, len(entries)) :]:
+    for entry in entries[max(0, len(entries) - last) :]:
         date = datetime.datetime.fromtimestamp(min(entry.when, YEARS[1]), datetime.UTC)
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
@@ -131,8 +116,5 @@ def show_ledger(
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:
         say(f"{len(account.open)} of the entries have no outcome, since the gate was ended; they count as replies.")
-    if policy.budget.epsilon is None:
-        say(f"Epsilon spent: {policy.limits.spent(account):.4g} at delta {policy.budget.delta:g}; there is no limit.")
-    else:
-        spent = policy.limits.spent(account)
-        say(f"Epsilon spent: {spent:.4g} of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}.")
+    spent, delta, most = policy.limits.spent(account), f"at delta {policy.budget.delta:g}", policy.budget.epsilon
+    say(f"Epsilon spent: {spent:.4g} {f'{delta}; there is no limit' if most is None else f'of {most:g} {delta}'}.")

@@ -44,11 +44,7 @@ CACHES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Resources of an app in a sandbox.
-
-    Attributes:
-        memory_mib: memory of all its processes together, files in its temporary folder included.
-    """
+    """Resources of an app in a sandbox: memory of all processes together, temporary files included."""
 
     memory_mib: int = 8192
     processes: int = 128
@@ -56,11 +52,7 @@ class Bounds:
 
 
 def bounds_of(text: str) -> Bounds:
-    """Parse ``--limits``, such as ``memory_mib=8192 processes=128``.
-
-    Raises:
-        UserError: it has another form.
-    """
+    """Parse ``--limits``, such as ``memory_mib=8192 processes=128``; ``UserError`` if it has another form."""
     told: dict[str, Any] = {}
     for pair in text.split():
         name, _, value = pair.partition("=")
@@ -78,11 +70,7 @@ def bounds_of(text: str) -> Bounds:
 
 @dataclass(frozen=True, kw_only=True)
 class Allowed:
-    """Permissions of an app in a sandbox.
-
-    Attributes:
-        reads: additional readable folders and files.
-    """
+    """Permissions of an app in a sandbox; ``reads`` are additional readable folders and files."""
 
     reads: Sequence[Path] = ()
     environment: Sequence[str] = ()
@@ -90,19 +78,13 @@ class Allowed:
 
 
 class Sandbox:
-    """One audit in a sandbox, seen from outside.
-
-    Args:
-        asked: fields of ``Asked`` as plain values.
-        out: folder of audits, which the app does not see.
-    """
+    """One audit in a sandbox, seen from outside; the app does not see ``out``, the folder of audits."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
-        self.held, self.name = "", ""
+        self.held, self.name, self._written = "", "", 0.0
         self.folder: Path | None = None
         self._last: bytes | None = None
-        self._written = 0.0
 
     def audit(self, tell: Any) -> tuple[str, Path]:
         """Audit the app; return the line for a terminal and the page, with progress passed to ``tell``.
@@ -150,8 +132,7 @@ class Sandbox:
         )
 
     def _begin(self, apart: Apart) -> None:
-        asked = {"app": str(self.app), "asked": dict(self.asked)}
-        held = apart.begin(asked, time.monotonic() + BEGUN_SECONDS)
+        held = apart.begin({"app": str(self.app), "asked": dict(self.asked)}, time.monotonic() + BEGUN_SECONDS)
         if not held.is_all:
             raise UserError(
                 "--sandbox is expected to find what keeps an app apart, but this system does not give it."
@@ -206,14 +187,8 @@ class Sandbox:
             record = replace(record, broken=broken, going_on="")
         try:
             write_audit(self.folder, record)
-        except (
-            ArithmeticError,
-            AssertionError,
-            TypeError,
-            LookupError,
-            TemplateError,
-        ) as error:  # figures that can't be shown
-            raise ValueError(f"what it said is no page: {type(error).__name__}") from error
+        except (ArithmeticError, AssertionError, TypeError, LookupError, TemplateError) as error:
+            raise ValueError(f"what it said is no page: {type(error).__name__}") from error  # it can't be shown
         self._last, self._written = content, time.monotonic()
         return terminal_line(record, self.folder / PAGE), self.folder / PAGE
 
@@ -236,11 +211,7 @@ def caches() -> dict[str, str]:
 
 
 def openings(place: str) -> Iterator[str]:
-    """Yield sockets, pipes and devices in a folder, through which a read-only app could reach out of it.
-
-    Raises:
-        UserError: the folder has too many entries.
-    """
+    """Yield sockets, pipes and devices in a folder, which lead out of it; ``UserError`` if it is too large."""
     seen, folders = 0, [place]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:

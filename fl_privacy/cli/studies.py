@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,10 +18,11 @@ from rich.markup import escape
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
+from fl_privacy.cli.faults import STOPPING, Interrupted, in_a_line, interruptible, recognized
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
-from fl_privacy.federation.cores import processes_that_fit
+from fl_privacy.federation.cores import processes_that_fit, shared_among
 from fl_privacy.files import CONFIG_DIR
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ def benchmark(  # noqa: PLR0917
     ] = None,
     entry: Annotated[
         str | None,
-        typer.Option("--entry", help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
+        typer.Option(help="Your own defense: my_defense.py, my_defense.py:FUNCTION or an import path."),
     ] = None,
     jobs: Jobs = None,
     only_report: OnlyReport = False,
@@ -169,7 +174,6 @@ def _processes(asked: int | None) -> int:
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
     """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
     from fl_privacy.cli.underway import Underway  # noqa: PLC0415
-    from fl_privacy.cli.workers import run_in_processes  # noqa: PLC0415
 
     failed: dict[str, str] = {}
     underway = Underway(title, [job.folder for job in jobs], console)
@@ -190,7 +194,6 @@ def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) ->
 ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr_below", "batch_size"
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
 """Options with their defaults, empty for none; everything else is a setting of the measurement."""
-
 _EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
 
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
@@ -206,12 +209,12 @@ def advise(
             " model=lenet.",
         ),
     ] = None,
-    grid: Annotated[str | None, typer.Option("--grid", help="Use the runs of this grid (trade-off).")] = None,
+    grid: Annotated[str | None, typer.Option(help="Use the runs of this grid (trade-off).")] = None,
     table: Annotated[
         Path | None,
-        typer.Option("--table", help="Use the folder of a trade-off or benchmark, or a file that --save wrote."),
+        typer.Option(help="Use the folder of a trade-off or benchmark, or a file that --save wrote."),
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", help="Also write the tables used, as JSON.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Also write the tables used, as JSON.")] = None,
 ) -> None:
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
@@ -233,8 +236,9 @@ def advise(
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
     threat = next(known for known in KNOWN if known == bounds[THREAT])
-    loss, below = _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS]), bounds[PSNR_BELOW]
-    told: dict[str, Any] = {ACCURACY_LOSS: loss} | ({PSNR_BELOW: _number(PSNR_BELOW, below)} if below else {})
+    told: dict[str, Any] = {ACCURACY_LOSS: _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS])}
+    if below := bounds[PSNR_BELOW]:
+        told[PSNR_BELOW] = _number(PSNR_BELOW, below)
     if size := bounds[BATCH_SIZE]:
         asked_size = int(size) if size.isdecimal() else _number(BATCH_SIZE, size)
         told[BATCH_SIZE] = whole(BATCH_SIZE, asked_size, at_least=1, example=4)  # type: ignore[arg-type]
@@ -290,23 +294,21 @@ def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     if found := [table for table in tables if table.matches(settings)]:
         return found
     compose_run(list(settings))  # a name that does not exist is not one to measure
-    told = f" {' '.join(settings)}" if settings else ""
-    loaders = {"load_table": "tables", "load_text": "text"}
-    grid = next((loaders[one] for one in map(_loader_of, settings) if one in loaders), "quick")
+    measure = " ".join([next((grid for grid in map(_grid_for, settings) if grid), "quick"), *settings])
     raise UserError(
         f"Settings that were measured are expected, but got {' '.join(settings)}; what came with the package is of"
         f" {', '.join(sorted({table.settings[0] for table in tables}))}. Measure yours by `fl-privacy trade-off"
-        f" {grid}{told}`,"
-        f" then `fl-privacy advise --grid {grid}{told}`."
+        f" {measure}`, then `fl-privacy advise --grid {measure}`."
     )
 
 
-def _loader_of(setting: str) -> str:
+def _grid_for(setting: str) -> str:
     key, _, name = setting.partition("=")
     file = CONFIG_DIR / "data" / f"{name}.yaml"
     if key != "data" or not name.isidentifier() or not file.is_file():
         return ""
-    return next((one for one in ("load_table", "load_text") if one in file.read_text(encoding="utf-8")), "")
+    text, grids = file.read_text(encoding="utf-8"), {"load_table": "tables", "load_text": "text"}
+    return next((grid for loader, grid in grids.items() if loader in text), "")
 
 
 def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
@@ -317,3 +319,56 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
     from fl_privacy.runs.study_results import sweep_table  # noqa: PLC0415
 
     return sweep_table(plan_study(grid), name, settings)
+
+
+GRACE_SECONDS = 20.0
+
+_stopped = threading.Event()
+"""Stop flag of a worker process."""
+
+
+def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
+    """Run ``jobs`` in worker processes, each result to ``on_done``; ``UserError`` if a process died."""
+    if not jobs:
+        return
+    from fl_privacy.federation.processes import end_workers, worker_processes  # noqa: PLC0415
+
+    workers, waiting = min(processes, len(jobs)), dict[Future[str | None], Job]()
+    try:
+        with worker_processes(workers, threads=1, environment=shared_among(workers), prepare=_stop_at_sigterm) as pool:
+            for job in jobs:
+                waiting[pool.submit(_do, job)] = job
+        for done in as_completed(waiting):
+            on_done(waiting[done], done.result())
+    except BrokenProcessPool as error:
+        raise UserError(
+            "A worker is expected to live as long as its jobs, but one was killed, perhaps for lack of memory;"
+            " lower --jobs and start again, finished jobs are kept."
+        ) from error
+    except BaseException:
+        end_workers(waiting, patience=GRACE_SECONDS)
+        raise
+
+
+def _stop_at_sigterm() -> None:
+    """Refuse further jobs after SIGTERM; a running one is interrupted, which is never a client's fault."""
+    signal.signal(signal.SIGTERM, lambda number, frame: _stopped.set())
+
+
+def _do(job: Job) -> str | None:
+    from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
+    from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
+
+    if _stopped.is_set():
+        return "interrupted"
+    try:
+        with interruptible():
+            run_job(job.command, job.config, WrittenMonitor(job.folder))
+    except Interrupted:
+        _stopped.set()
+        return "interrupted"
+    except STOPPING as error:
+        if (fault := recognized(error)) is None:
+            raise
+        return in_a_line(fault)
+    return None

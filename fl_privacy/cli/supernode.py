@@ -52,7 +52,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         UserError: ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not
             available.
     """
-    if taken := [name for name in _OURS if any(a == name or a.startswith(f"{name}=") for a in arguments)]:
+    if taken := [name for name in _OURS if any(argument.partition("=")[0] == name for argument in arguments)]:
         raise UserError(
             f"fl-privacy supernode sets {taken[0]} itself and is expected without it; use flower-supernode for another"
             " way to run apps."
@@ -69,9 +69,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", default="9094")
         runtime, told = parser.parse_known_args(arguments)[0], Path(folder) / "app"
-        command = [sys.executable, "-m", "fl_privacy.cli.node_worker", f"{runtime.host}:{runtime.port}"]
-        command += [app, str(told), policy]
-        worker = _started(command, secret)
+        own = ["-m", "fl_privacy.cli.node_worker", f"{runtime.host}:{runtime.port}", app, str(told), policy]
+        worker = _started(command := [sys.executable, *own], secret)
         _expect_loaded(app, worker, told)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
         write_private(Path(folder) / "secret", secret)
@@ -128,10 +127,11 @@ def _expect_app(app: str, *, here: bool) -> None:
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
-    if here:
-        sys.path[:] = sys.path if "" in sys.path else ["", *sys.path]  # as for the worker, which python -m starts
-    else:
-        sys.path[:] = [entry for entry in sys.path if entry]
+    installed = [entry for entry in sys.path if entry]
+    if not here:
+        sys.path[:] = installed
+    elif "" not in sys.path:  # as for the worker, which python -m starts
+        sys.path[:] = ["", *installed]
     try:
         found = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -74,14 +75,11 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     seed = settings["seed"]
     if texts:
         model = build_network(settings["model"], dataset, seed=seed)
-        work = _words(*splits, settings["images"], plan, seed=seed, model=model)
+        work = _words(splits, settings["images"], plan, seed=seed, model=model)
     else:
-        work = _images(*splits, settings["images"], plan, seed=seed, teacher=teacher)
-    out = settings["out"]
-    if out is not None:
-        file = expanded(out)
-    else:
-        file = user_cache_folder() / f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
+        work = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
+    cached = f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
+    file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if not settings["overwrite"] and file.exists():
         if read_about(file).get("key") != work.key:
             raise UserError(
@@ -92,10 +90,8 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         expect_writable(file)
         with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
-            task = bar.add_task("", total=None, loss=float("nan"))
-            network = work.train(
-                device, lambda done, total, loss: bar.update(task, completed=done, total=total, loss=loss)
-            )
+            show = partial(bar.update, bar.add_task("", total=None, loss=float("nan")))
+            network = work.train(device, lambda done, total, loss: show(completed=done, total=total, loss=loss))
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
         save_evaluator(network, file, {**about, **work.about})
     trained = load_evaluator(file)
@@ -115,6 +111,10 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     return teacher
 
 
+Splits = tuple[LabelledExamples, LabelledExamples]
+"""Split to train on, and the other one."""
+
+
 @dataclass(frozen=True)
 class _Work:
     key: str
@@ -125,16 +125,10 @@ class _Work:
 
 
 def _images(
-    ours: LabelledExamples,
-    others: LabelledExamples,
-    number: int | None,
-    plan: EvaluatorPlan,
-    *,
-    seed: int,
-    teacher: EvaluationNetwork | None,
+    splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, teacher: EvaluationNetwork | None
 ) -> _Work:
-    public = expect_images(ours, "train-evaluator").images[_thinned(len(ours), number)]
-    shown = expect_images(others, "train-evaluator").images[_thinned(len(others), SHOWN)]
+    ours, others = (expect_images(split, "train-evaluator").images for split in splits)
+    public, shown = ours[_thinned(len(ours), number)], others[_thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, EvaluationNetwork)
@@ -151,15 +145,8 @@ def _images(
     return _Work(key=key, about={}, train=train, curve=curve)
 
 
-def _words(
-    ours: LabelledExamples,
-    others: LabelledExamples,
-    number: int | None,
-    plan: EvaluatorPlan,
-    *,
-    seed: int,
-    model: nn.Module,
-) -> _Work:
+def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, model: nn.Module) -> _Work:
+    ours, others = splits
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
     public = ours.tokens[_thinned(len(ours), number)]
@@ -169,14 +156,11 @@ def _words(
         assert isinstance(network, WordEvaluator)
         return random_word_curve(network, shown, table, RATIOS)
 
-    return _Work(
-        key=_key(plan, seed, public, name_of_words(table)),
-        about={"words": name_of_words(table)},
-        train=lambda device, progress: train_word_evaluator(
-            public, table, plan, seed=seed, device=device, progress=progress
-        ),
-        curve=curve,
-    )
+    def train(device: torch.device, progress: Progress) -> WordEvaluator:
+        return train_word_evaluator(public, table, plan, seed=seed, device=device, progress=progress)
+
+    words = name_of_words(table)
+    return _Work(key=_key(plan, seed, public, words), about={"words": words}, train=train, curve=curve)
 
 
 def _thinned(there: int, number: int | None) -> slice:

@@ -60,14 +60,8 @@ class _Order:
         return f"{self.training_key}-{self.plan.steps}"
 
     def training(self) -> GeneratorTraining:
-        return GeneratorTraining(
-            self.public.images,
-            self.public.labels,
-            self.public.num_classes,
-            self.plan,
-            seed=self.seed,
-            device=self.device,
-        )
+        own = self.public
+        return GeneratorTraining(own.images, own.labels, own.num_classes, self.plan, seed=self.seed, device=self.device)
 
     def provenance(self) -> Provenance:
         return Provenance(
@@ -114,11 +108,8 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
         return file
     training = order.training()
     expect_writable(file)
-    state = (
-        file.with_name(f"{file.name}.training")
-        if settings["out"] is not None
-        else user_cache_folder() / f"generator-{order.training_key}.training"
-    )
+    cached = user_cache_folder() / f"generator-{order.training_key}.training"
+    state = cached if settings["out"] is None else file.with_name(f"{file.name}.training")
     if not settings["overwrite"] and state.exists() and load_training(state, order.training_key) is None:
         raise UserError(
             f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -59,11 +60,8 @@ class Underway:
         self._doing = Text("", style="dim", no_wrap=True, overflow="ellipsis")
         self._left, self._total = list(folders), len(folders)
         self._since, self._over, self._remaining = time.time(), threading.Event(), Remaining()
-        self._lines = Lines(
-            lambda text: console.print(text, highlight=False, markup=False),
-            SECONDS_BETWEEN_LINES,
-            silent=console.is_terminal,
-        )
+        plain = partial(console.print, highlight=False, markup=False)
+        self._lines = Lines(plain, SECONDS_BETWEEN_LINES, silent=console.is_terminal)
         self._remaining(title, 0)
 
     def ended(self, folder: Path) -> str:
@@ -78,12 +76,12 @@ class Underway:
                 recent = (folder / PROGRESS).stat().st_mtime >= self._since  # else it is an earlier process's
                 if recent and (told := read_ongoing(folder)) is not None:
                     found.append((folder, told))
-        done = self._total - len(self._left) + sum(told.share for _, told in found)
+        number = self._total - len(self._left)
+        done = number + sum(told.share for _, told in found)
         self._bar.update(self._task, completed=done)
         self._doing.plain = "; ".join(f"{folder.name}: {told.what}" for folder, told in found)
         left = time_left(self._remaining(self._title, done / max(self._total, 1)) if self._left else None)
         if found:
-            number = self._total - len(self._left)
             self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")
         return left
 

@@ -32,7 +32,7 @@ HEADERS = {
     "X-Frame-Options": "SAMEORIGIN",
 }
 
-FURTHER: Mapping[HTTPStatus, Mapping[str, str]] = {
+FURTHER: Mapping[HTTPStatus, dict[str, str]] = {
     HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
     HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
 }
@@ -71,14 +71,14 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fl-privacy", ""
 
     def do_GET(self) -> None:
-        self._answer(self._found())
+        self._answer(*self._found())
 
     def do_HEAD(self) -> None:
-        self._answer(self._found())
+        self.do_GET()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("do_"):
-            return lambda: self._answer((HTTPStatus.METHOD_NOT_ALLOWED, "This page is for reading."))
+            return lambda: self._answer(HTTPStatus.METHOD_NOT_ALLOWED, "This page is for reading.")
         raise AttributeError(name)
 
     def log_message(self, format: str, *args: object) -> None:
@@ -98,13 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
             return HTTPStatus.SERVICE_UNAVAILABLE, in_a_line(error)
         return (HTTPStatus.NOT_FOUND, "There is no such page.") if page is None else (HTTPStatus.OK, page)
 
-    def _answer(self, found: tuple[HTTPStatus, str]) -> None:
-        status, text = found
+    def _answer(self, status: HTTPStatus, text: str) -> None:
         body = text.encode(errors=UNENCODABLE)
         self.send_response(status)
         plain = {"Content-Type": "text/plain; charset=utf-8"} if status is not HTTPStatus.OK else {}
-        further = FURTHER.get(status, {})
-        for name, value in {**HEADERS, **plain, **further, "Content-Length": str(len(body))}.items():
+        length = {"Content-Length": str(len(body))}
+        for name, value in (HEADERS | plain | FURTHER.get(status, {}) | length).items():
             self.send_header(name, value)
         with suppress(ConnectionError):  # the browser left before the page came
             self.end_headers()
@@ -114,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, or of many: out=FOLDER.")],
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
 ) -> None:
     """Serve the growing page of a run, a sweep or a trade-off while it goes on: progress, time left, latest images.
 
@@ -127,9 +126,8 @@ def watch(
     try:
         server = WatchServer(watched, port)
     except OSError as error:
-        raise UserError(
-            f"--port is expected to be free, but {port} is not ({error.strerror}); leave it out."
-        ) from error
+        reason = f"{port} is not ({error.strerror})"
+        raise UserError(f"--port is expected to be free, but {reason}; leave it out.") from error
     with server:
         say(f"Watching {watched.folder}; Ctrl-C ends it.\n{server.address}")
         try:

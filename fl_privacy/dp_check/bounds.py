@@ -62,12 +62,7 @@ def _zero(function: Callable[[float], float], *, xtol: float, most: float = math
 
 @dataclass(frozen=True, kw_only=True)
 class GuessCounts:
-    """Counts of a test's positive answers on two neighbors, at T thresholds.
-
-    Attributes:
-        hits: (T,) positive answers on the first neighbor.
-        misses: (T,) positive answers on the second neighbor.
-    """
+    """Numbers (T,) of a test's positive answers on two neighbors, at T thresholds."""
 
     hits: Floats
     of_hits: int
@@ -78,18 +73,15 @@ class GuessCounts:
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
     """Count the statistics (N,) and (M,) of the first and second neighbor above each of the thresholds (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
-    ordered = np.sort(positives), np.sort(negatives)
-    above = [len(values) - np.searchsorted(values, at, side="left") for values in ordered]
-    return GuessCounts(
-        hits=above[0].astype(np.float64),
-        of_hits=len(positives),
-        misses=above[1].astype(np.float64),
-        of_misses=len(negatives),
+    hits, misses = (
+        (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
+        for values in (positives, negatives)
     )
+    return GuessCounts(hits=hits, of_hits=len(positives), misses=misses, of_misses=len(negatives))
 
 
 def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Floats:
-    """Bound epsilon from below at each threshold, for any noise (Nasr et al. 2021, section 3).
+    """Bound epsilon from below (T,), at least 0, at each threshold, for any noise (Nasr et al. 2021, section 3).
 
     Under (epsilon, delta)-differential privacy hits <= e^epsilon misses + delta. Both rates have Clopper-Pearson
     bounds, each with half of the error.
@@ -98,9 +90,6 @@ def counted_epsilon(counts: GuessCounts, *, delta: float, error: float) -> Float
         counts: counts at T thresholds that were fixed without these draws.
         delta: probability in [0, 1).
         error: probability in (0, 1) that a single one of the T bounds is wrong.
-
-    Returns:
-        (T,) at least 0, the larger of the bounds by positive and by negative answers.
     """
     bounds, of_hits, of_misses = [], counts.of_hits, counts.of_misses
     for hits, of, misses, out_of in (
@@ -239,7 +228,7 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
 def best_one_run_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
 ) -> tuple[float, int, int]:
-    """Bound epsilon from below by guesses from scores, at the best of ``shares`` numbers of guesses.
+    """Return the best lower bound on epsilon by ``shares`` numbers of guesses, its number of them, and of right ones.
 
     The highest-scored canaries are guessed to have participated, as many of the lowest not. The error is split over the
     numbers (Bonferroni).
@@ -249,9 +238,6 @@ def best_one_run_epsilon(
         left_out: (m - k,) scores of the others.
         delta: probability in [0, 1).
         shares: numbers of guesses to try.
-
-    Returns:
-        Epsilon, number of guesses and number of right ones.
     """
     scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
     truth = np.arange(len(scores)) < len(np.asarray(taken))
@@ -260,12 +246,10 @@ def best_one_run_epsilon(
     hits = np.cumsum(truth[np.lexsort((truth, -scores))])
     rejections = np.cumsum(~truth[np.lexsort((~truth, scores))])
     numbers = sorted({max(1, round(len(scores) / 2 / 2**k)) for k in range(shares)})
-    best = (0.0, 0, 0)
+    best, share = (0.0, 0, 0), error / len(numbers)
     for each in numbers:
         right = int(hits[each - 1] + rejections[each - 1])
-        found = one_run_epsilon(
-            canaries=len(scores), guesses=2 * each, right=right, delta=delta, error=error / len(numbers)
-        )
+        found = one_run_epsilon(canaries=len(scores), guesses=2 * each, right=right, delta=delta, error=share)
         best = max(best, (found, 2 * each, right))
     return best
 
@@ -285,13 +269,10 @@ def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta:
     width = grid[1] - grid[0]
 
     def largest(epsilon: float) -> float:
-        sides = ((with_it, without), (without, with_it))
         found = (
             float(np.sum(np.where(p > epsilon + q, np.exp(p) * -np.expm1(np.minimum(epsilon + q - p, 0)), 0)))
-            for p, q in sides
+            for p, q in ((with_it, without), (without, with_it))
         )
         return max(found) * width - delta
 
-    if largest(0.0) <= 0:
-        return 0.0
-    return _zero(largest, xtol=1e-6, most=LARGEST_EPSILON * 1000)
+    return 0.0 if largest(0.0) <= 0 else _zero(largest, xtol=1e-6, most=LARGEST_EPSILON * 1000)

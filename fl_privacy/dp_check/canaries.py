@@ -109,9 +109,5 @@ def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) ->
         return None
     if min(float(there.std()), float(absent.std())) <= MOST_SPREAD:
         return None
-    return two_gaussians_epsilon(
-        mean=float(there.mean() - absent.mean()),
-        std=float(there.std(ddof=1)),
-        std_without=float(absent.std(ddof=1)),
-        delta=delta,
-    )
+    mean, stds = float(there.mean() - absent.mean()), (float(there.std(ddof=1)), float(absent.std(ddof=1)))
+    return two_gaussians_epsilon(mean=mean, std=stds[0], std_without=stds[1], delta=delta)

@@ -3,7 +3,7 @@
 import math
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -73,10 +73,13 @@ class DpCheckRequest:
     def claim(self, stated: Claim | None, by: str, *, unit: Unit = "client") -> Claim | None:
         if self.epsilon is None:
             return stated
-        unit = stated.unit if stated else unit
-        return Claim(
-            epsilon=self.epsilon, delta=self.delta, unit=unit, neighbors=self.neighbors, rounds=self.rounds, by=by
-        )
+        settings: dict[str, Any] = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "neighbors": self.neighbors,
+            "rounds": self.rounds,
+        }
+        return Claim(**settings, unit=stated.unit if stated else unit, by=by)
 
 
 def tested(
@@ -90,11 +93,8 @@ def tested(
     """
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
-    notes: tuple[str, ...] = ()
-    if stated and stated.facts.seen_by == "model":
-        notes = (
-            "The server sees each reply before any noise is added: this claim covers only those who see the model.",
-        )
+    unseen = "The server sees each reply before any noise is added: this claim covers only those who see the model."
+    notes = (unseen,) if stated and stated.facts.seen_by == "model" else ()
     held, multiplier = claim, stated.facts.noise_multiplier if stated else None
     if held is None and stated and multiplier and asked.delta > 0:
         rounds = stated.facts.rounds

@@ -84,12 +84,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statement of a mod, strategy or defense on itself.
-
-    Attributes:
-        clip_norm: l2 norm to which one unit's contribution is clipped.
-        unit: protected unit if there is no claim.
-    """
+    """Statement of a mod, strategy or defense on itself; a unit's contribution has an l2 norm of ``clip_norm``."""
 
     claim: Claim | None
     facts: Facts
@@ -147,25 +142,18 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
             caveats.append(
                 "No sampling is counted where a unit is replaced: the epsilon of a Poisson sample may be far smaller."
             )
-    rdp: float | None = None
-    pld: float | None = None
+    both: tuple[float | None, float | None] = (None, None)
     if multiplier == 0:
-        rdp = pld = math.inf
+        both = math.inf, math.inf
     elif multiplier is not None and (steps == 0 or math.isinf(multiplier)):
-        rdp = pld = 0.0
+        both = 0.0, 0.0
     elif multiplier is not None:
-        rdp, pld = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
-    return Recomputed(rdp=rdp, pld=pld, delta=delta, missing=tuple(missing), caveats=tuple(caveats))
+        both = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
+    return Recomputed(rdp=both[0], pld=both[1], delta=delta, missing=tuple(missing), caveats=tuple(caveats))
 
 
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:
-    """Compute epsilon of the Poisson-subsampled Gaussian mechanism after ``steps``, by RDP and by PLD.
-
-    Without sampling PLD has a closed form. Above ``MOST_BY_DISTRIBUTION`` it equals RDP. At delta 0 both are infinite.
-
-    Raises:
-        UserError: the package dp-accounting is missing.
-    """
+    """Compute epsilon of the Poisson-sampled Gaussian after ``steps``, by RDP and PLD (closed without sampling)."""
     if delta == 0:
         return math.inf, math.inf
     try:
@@ -188,16 +176,16 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
     """Suppress messages of the logger ``name`` below errors."""
+
+    def is_error(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
     logger = logging.getLogger(name)
-    logger.addFilter(_is_error)
+    logger.addFilter(is_error)
     try:
         yield
     finally:
-        logger.removeFilter(_is_error)
-
-
-def _is_error(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
+        logger.removeFilter(is_error)
 
 
 def expect_claim(epsilon: float | Claim, delta: float | None) -> Claim:

@@ -101,8 +101,7 @@ def looked_at(places: Mapping[str, T]) -> dict[str, T]:
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
-    kept = [*names[: MOST_TENSORS // 2], *names[-MOST_TENSORS // 2 :]]
-    return {name: places[name] for name in kept}
+    return {name: places[name] for name in (*names[: MOST_TENSORS // 2], *names[-MOST_TENSORS // 2 :])}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -262,12 +261,7 @@ def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tenso
 def statistics_for(
     found: Pilot, places: Mapping[str, slice], known: Tensor | None, also: Mapping[str, Tensor]
 ) -> Statistics:
-    """Choose the directions: the known difference and its single arrays, else the pilot's mean shift.
-
-    Args:
-        known: (d,) difference of the neighbors, if outputs and inputs have the same space.
-        also: more directions (d,), unit vectors.
-    """
+    """Choose directions (d,): the ``known`` difference and its arrays, else the mean shift, and ``also``."""
     kept = directions_of(found.shift if known is None else known, places)
     lines: dict[str, slice] = {}
     if known is not None:
@@ -303,7 +297,8 @@ def draw_statistics(
     mechanism: Mechanism, neighbors: Neighbors, statistics: Statistics, draws: int
 ) -> tuple[Tensor, Tensor]:
     """Compute statistics (draws, S) of fresh draws on each neighbor."""
-    kept: list[Tensor] = []
-    for given in counted("neighbor", (neighbors.first, neighbors.second)):
-        kept.append(torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)]))
-    return kept[0], kept[1]
+    first, second = (
+        torch.cat([statistics.of(rows) for rows in drawn_rows(mechanism, given, draws)])
+        for given in counted("neighbor", (neighbors.first, neighbors.second))
+    )
+    return first, second

@@ -96,10 +96,7 @@ class MechanismCheck:
             return f"{claimed}; {found}: the claim is false{because}."
         conclusion = "nothing contradicts the claim"
         if self.doubted:
-            conclusion = (
-                f"the bound lies above the claim with a confidence of {100 * self.confidence:.3g} %, and"
-                f" {100 * ACCUSATION:.4g} % are needed to call it false: repeat with {4 * self.draws:,} draws"
-            )
+            conclusion = f"{doubt_in_words(self.confidence)}: repeat with {4 * self.draws:,} draws"
         return (
             f"{claimed}; at least {shown_epsilon(self.lower_bound)} by {self.draws:,} draws on either neighbor"
             f" ({self.power}): {conclusion}."
@@ -110,6 +107,12 @@ class MechanismCheck:
         if self.noticed is not None and math.isfinite(self.noticed):
             return f"four of five such tests call the claim false from {shown_epsilon(self.noticed)} on"
         return f"so many can show at most {shown_epsilon(self.showable)} of noise of any shape"
+
+
+def doubt_in_words(confidence: float) -> str:
+    """Explain why a bound with ``confidence`` above a claim does not call it false."""
+    above = f"the bound lies above the claim with a confidence of {100 * confidence:.3g} %"
+    return f"{above}, and {100 * ACCUSATION:.4g} % are needed to call it false"
 
 
 def shown_epsilon(epsilon: float) -> str:
@@ -156,7 +159,9 @@ def check_mechanism(
     claim = expect_claim(claimed, delta)
     checks.whole("draws", draws, at_least=200, example=4000)
     checks.number("confidence", confidence, above=0, below=1, example=0.95)
-    outputs, pairs = _pairs(mechanism, claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
+    pairs = _pairs(claim, like=like, clip_norm=clip_norm, neighbors=neighbors, seed=seed)
+    outputs = mechanism(pairs[0].second)
+    flattened(outputs)  # checks that it is a release
     places = slices_of(outputs)
     # the pair that moves every array, beyond the clipping norm; else the first
     at_random = [pair for pair in pairs if pair.at_random and "alone" not in pair.what]
@@ -201,18 +206,6 @@ def _judged(
         once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
         noticed = _total(noticed_mu(once, len(drawn.first), error=(1 - ACCUSATION) / 2), claim)
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
-    reason = ""
-    if contradicted:
-        strictly = 1 - ACCUSATION
-        measured = Measured(
-            pilot=found,
-            claim=claim,
-            clip_norm=clip_norm,
-            drawn=drawn,
-            uncovered=bare,
-            now_and_then=drawn.aligned(strictly / 10) > claim.epsilon >= _total(drawn.mu(strictly), claim),
-        )
-        reason = reason_for(measured)
     return MechanismCheck(
         claim=claim,
         epsilon=epsilon,
@@ -224,7 +217,7 @@ def _judged(
         compared=found.neighbors.what,
         by=drawn.statistics.names[drawn.widest],
         contradicted=contradicted,
-        reason=reason,
+        reason=_reason(claim, found, drawn, bare, clip_norm) if contradicted else "",
         noise_std=0.0 if bare else drawn.noise_std,
         moved=max([each.moved for each in bare], default=0.0) or drawn.moved,
         bare=tuple(dict.fromkeys(name for each in bare for name in each.arrays)),
@@ -261,29 +254,21 @@ def _total(mu: float, claim: Claim) -> float:
     return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
 
 
+Pairs = Neighbors | Sequence[Neighbors]
+
+
 def _pairs(
-    mechanism: Mechanism,
-    claim: Claim,
-    *,
-    like: Tensors | None,
-    clip_norm: float | None,
-    neighbors: Neighbors | Sequence[Neighbors] | None,
-    seed: int,
-) -> tuple[Tensors, list[Neighbors]]:
+    claim: Claim, *, like: Tensors | None, clip_norm: float | None, neighbors: Pairs | None, seed: int
+) -> list[Neighbors]:
     if neighbors is not None:
-        pairs = [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
-    elif like is None:
+        return [neighbors] if isinstance(neighbors, Neighbors) else list(neighbors)
+    if like is None:
         raise UserError(
             "check_mechanism is expected to know what an update looks like; give like=dict(model.named_parameters()),"
             " or neighbors=."
         )
-    else:
-        norm = 1.0 if clip_norm is None else clip_norm
-        checks.number("clip_norm", norm, above=0, example=1.0)
-        pairs = list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
-    outputs = mechanism(pairs[0].second)
-    flattened(outputs)  # checks that it is a release
-    return outputs, pairs
+    norm = checks.number("clip_norm", 1.0 if clip_norm is None else clip_norm, above=0, example=1.0)
+    return list(update_neighbors(like, norm=norm, replaced=claim.neighbors == "replace", seed=seed))
 
 
 def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -> Iterable[Neighbors]:
@@ -330,16 +315,15 @@ def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     if not isinstance(mechanism, ByRound):
         return []
     try:
-        sides = [
+        first, second = (
             torch.stack([flattened(mechanism.at(given, ROUND_LIKE + number)) for number in range(4)])
             for given in (pair.first, pair.second)
-        ]
+        )
     except UserError:  # a mod may refuse to answer a round again
         return []
-    difference = sides[0] - sides[1]
-    rounded = 4 * ROUNDING * sides[1].abs().amax(0)
+    difference, rounded = first - second, 4 * ROUNDING * second.abs().amax(0)
     same = ((difference - difference[0]).abs() <= rounded).all(0) & (difference[0].abs() > 10 * rounded)
-    noisy = (sides[1] - sides[1][0]).abs().amax(0) > 100 * rounded
+    noisy = (second - second[0]).abs().amax(0) > 100 * rounded
     if not bool((same & noisy).any()):
         return []
     reason = "the noise of a round follows from its number, so that two replies in one round differ by the data alone"
@@ -354,11 +338,8 @@ SEEDS, FIRST = 1 << 14, 16
 def _streams(number: int) -> torch.Tensor:
     """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
     drawn = [torch.randn(number, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
-    drawn += [
-        made(seed).normal(size=number)
-        for made in (np.random.default_rng, np.random.RandomState)
-        for seed in range(SEEDS)
-    ]
+    for made in (np.random.default_rng, np.random.RandomState):
+        drawn += [made(seed).normal(size=number) for seed in range(SEEDS)]
     return torch.nn.functional.normalize(torch.from_numpy(np.stack(drawn).astype(np.float64)))
 
 
@@ -377,8 +358,7 @@ def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
     given = pair.second[name] if isinstance(pair.second, Mapping) and name in pair.second else torch.zeros(shape)
     noise = torch.stack([(torch.as_tensor(each[name]).double() - given.double()).reshape(-1) for each in releases])
     first = noise[:, : FIRST if noise.shape[1] >= 2 * FIRST else None]
-    likeness = torch.nn.functional.normalize(first) @ _streams(first.shape[1]).T
-    best = likeness.max(1)
+    best = (torch.nn.functional.normalize(first) @ _streams(first.shape[1]).T).max(1)
     if len(best.indices[best.values > 1 - 1e-6].unique()) < 4:
         return []
     return [Uncovered(reason="each call seeds its noise with a small number, which anybody can try", arrays=(name,))]
@@ -391,55 +371,34 @@ BEYOND = 1.1
 """Factor by which a measured norm must exceed the claimed one to be named as a reason."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
-    """Measurements on the most distinguished pair of neighbors.
-
-    Attributes:
-        clip_norm: stated clipping norm (l2) of one unit's contribution, if any.
-        now_and_then: ``True`` if too many releases point along the update, though most have enough noise.
-    """
-
-    pilot: Pilot
-    claim: Claim
-    clip_norm: float | None
-    drawn: Drawn
-    uncovered: Sequence[Uncovered]
-    now_and_then: bool
-
-    @property
-    def bound(self) -> float | None:
-        return None if self.clip_norm is None else self.clip_norm * (2 if self.claim.neighbors == "replace" else 1)
-
-
-def reason_for(found: Measured) -> str:
+def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered], clip_norm: float | None) -> str:
     """Return the fact that disagrees with the claim, to follow "because"; empty if none stands out."""
-    bare = found.uncovered[0] if found.uncovered else None
-    if bare is not None and (bare.moved or found.drawn.unchanged < MOST_UNCHANGED):
-        return bare.reason
-    if found.drawn.unchanged >= MOST_UNCHANGED:
+    if bare and (bare[0].moved or drawn.unchanged < MOST_UNCHANGED):
+        return bare[0].reason
+    if drawn.unchanged >= MOST_UNCHANGED:
         return "some values leave as they are, neither clipped nor noised"
-    norms, given = found.pilot.norms[0], found.pilot.neighbors.norm
-    mean, noisy = float(norms.mean()), bool((found.pilot.deviations > 0).any())
+    norms, given = found.norms[0], found.neighbors.norm
+    mean, noisy = float(norms.mean()), bool((found.deviations > 0).any())
     if noisy and float(norms.std()) <= 1e-4 * mean and (given is None or mean < given / BEYOND):
         return (
             f"what leaves always has the norm {mean:.3g}: the noise is added before the clipping, which takes most of"
             " it away again"
         )
-    if reason := _not_clipped(found):
+    bound = None if clip_norm is None else clip_norm * (2 if claim.neighbors == "replace" else 1)
+    if reason := _not_clipped(given, bound, drawn):
         return reason
-    if found.now_and_then:
+    strictly = 1 - ACCUSATION
+    if drawn.aligned(strictly / 10) > claim.epsilon >= _total(drawn.mu(strictly), claim):
         return "in some calls the update leaves as it is, or with far less noise than in the others"
-    return _too_little_noise(found)
+    return _too_little_noise(claim, bound, drawn)
 
 
-def _not_clipped(found: Measured) -> str:
-    given, bound, moved = found.pilot.neighbors.norm, found.bound, found.drawn.moved
+def _not_clipped(given: float | None, bound: float | None, drawn: Drawn) -> str:
+    moved = drawn.moved
     whole = given is not None and moved >= given / BEYOND
-    if bound is None and not whole:
-        return ""
-    surely = max(0.0, moved - found.drawn.noise_std / 10)  # less the possible noise in the mean of 1,000 draws
-    if bound is not None and surely <= bound * BEYOND:
+    surely = max(0.0, moved - drawn.noise_std / 10)  # less the possible noise in the mean of 1,000 draws
+    clipped = not whole if bound is None else surely <= bound * BEYOND
+    if clipped:
         return ""
     if given is not None and whole and (bound is None or given > bound * BEYOND):
         return f"nothing is clipped: an update of norm {given:.3g} moves what is sent by {moved:.3g}"
@@ -449,11 +408,10 @@ def _not_clipped(found: Measured) -> str:
     )
 
 
-def _too_little_noise(found: Measured) -> str:
-    claim, noise, moved = found.claim, found.drawn.noise_std, found.drawn.moved
+def _too_little_noise(claim: Claim, bound: float | None, drawn: Drawn) -> str:
+    noise, moved = drawn.noise_std, drawn.moved if bound is None else min(drawn.moved, bound)
     if claim.delta == 0 or noise == 0:
         return ""
-    moved = moved if found.bound is None else min(moved, found.bound)
     mu = gaussian_mu(claim.epsilon, claim.delta)
     once = moved / mu if mu else math.inf
     needed = once * math.sqrt(claim.rounds)

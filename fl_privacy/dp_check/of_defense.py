@@ -25,8 +25,7 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
         rounds=asked.rounds,
         missing=(found.missing,) if found.missing else (),
     )
-    of_examples = any(isinstance(part.effect, ClippedExamples) for part in defense.parts)
-    unit: Unit = "example" if of_examples else "client"
+    unit: Unit = "example" if any(isinstance(part.effect, ClippedExamples) for part in defense.parts) else "client"
     stated = Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
     if defense.upload and not defense.gradient:
         rng = derive_generator(asked.seed, "dp_check", "noise")
@@ -67,8 +66,7 @@ def _one_step(defense: Defense, seed: int) -> tuple[Mechanism, Neighbors]:
 
     def mechanism(batch: Batch) -> Tensors:
         step = LocalStep(model=model, sent=sent, batch=batch, plan=plan, state=ClientState(), rng=noise)
-        found = defense.gradient[0](sent.parameters, step)
-        return {name: value * len(batch) for name, value in found.items()}
+        return {name: value * len(batch) for name, value in defense.gradient[0](sent.parameters, step).items()}
 
     what = "a batch with a canary against one with an empty example in its place"
     return mechanism, Neighbors(first=Batch(canary, labels), second=Batch(blank, labels), what=what)

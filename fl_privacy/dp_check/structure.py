@@ -28,12 +28,7 @@ FOLLOWS = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Content that is released without fresh noise.
-
-    Attributes:
-        reason: words that follow "because".
-        moved: l2 distance by which the unit moves it along its direction; 0 without direction.
-    """
+    """Content without fresh noise, moved by the unit by ``moved`` (l2; 0 if unknown); ``reason`` follows "because"."""
 
     reason: str
     arrays: tuple[str, ...]
@@ -42,12 +37,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Draws held for inspection.
-
-    Attributes:
-        first, second: (n, d) on each neighbor.
-        taken: (d,) indices of these values in a release.
-    """
+    """Draws (n, d) on each neighbor, held for inspection; ``taken`` (d,) are their indices in a release."""
 
     first: Tensor
     second: Tensor
@@ -79,25 +69,24 @@ class HeldDraws:
 def held_rows(mechanism: Mechanism, pair: Neighbors, draws: int, shapes: Mapping[str, torch.Size]) -> HeldDraws:
     """Draw a quarter of ``draws`` on either neighbor, or as many as memory allows."""
     size = sum(shape.numel() for shape in shapes.values())
-    columns: list[Tensor] = []
     kept: dict[str, torch.Size] = {}
     places: dict[str, slice] = {}
-    start = 0
+    columns, start, before = list[Tensor](), 0, 0
     for name, shape in shapes.items():
         whole = shape.numel()
         number = whole if size <= MOST_COLUMNS else min(whole, 1 + whole * MOST_COLUMNS // size)
         kept[name] = shape if number == whole else torch.Size([number])
-        before = sum(len(each) for each in columns)
         places[name] = slice(before, before + number)
         columns.append(torch.arange(start, start + number))
-        start += whole
+        start, before = start + whole, before + number
     taken = torch.cat(columns)
     number = min(draws // 4, max(2, MOST_ELEMENTS // len(taken)))
-    sides = [
-        torch.cat([rows[:, taken] for rows in drawn_rows(mechanism, given, number)])
-        for given in (pair.first, pair.second)
-    ]
-    return HeldDraws(first=sides[0], second=sides[1], shapes=kept, places=places, taken=taken)
+    first, second = (_held(mechanism, given, number, taken) for given in (pair.first, pair.second))
+    return HeldDraws(first=first, second=second, shapes=kept, places=places, taken=taken)
+
+
+def _held(mechanism: Mechanism, given: Any, number: int, taken: Tensor) -> Tensor:
+    return torch.cat([rows[:, taken] for rows in drawn_rows(mechanism, given, number)])
 
 
 def uncovered(
@@ -116,9 +105,7 @@ def uncovered(
         return _opposite(held)
     nudged = _nudged(pair.first, derive_generator(seed, "dp_check", "nudge"))
     number = len(held.first)
-    after = None
-    if nudged is not None:
-        after = torch.cat([rows[:, held.taken] for rows in drawn_rows(mechanism, nudged, number)])
+    after = None if nudged is None else _held(mechanism, nudged, number, held.taken)
     found: list[Uncovered] = []
     if candidates:
         fresh = held_rows(mechanism, pair, 4 * number, shapes)
@@ -160,11 +147,9 @@ def _constant(held: HeldDraws) -> list[Found]:
     if bool(constant.all()):
         silent = float(held.second.norm()) <= 1e-9 * float(held.first.norm())
         opposite = float((held.first[0] + held.second[0]).norm()) <= 1e-4 * float(held.first[0].norm())
-        reason = (
-            "no noise is added: the same data give the same reply"
-            if silent or opposite
-            else "the same noise is added each time, so that two replies differ by the data alone"
-        )
+        reason = "the same noise is added each time, so that two replies differ by the data alone"
+        if silent or opposite:
+            reason = "no noise is added: the same data give the same reply"
     else:
         names = held.names(bare)
         reason = f"{_listed(names)} {'leaves' if len(names) == 1 else 'leave'} without noise"
@@ -218,9 +203,8 @@ def _sums(held: HeldDraws) -> list[Found]:
             moved = torch.where(free, alone.index_add(0, labels[member], shift[member]), 0.0)
             direction = torch.zeros_like(shift)
             direction[member] = moved[labels[member]]
-            found.append(
-                (f"the noise of {what} sums to zero, so that the sum of the values leaves as it is", direction)
-            )
+            reason = f"the noise of {what} sums to zero, so that the sum of the values leaves as it is"
+            found.append((reason, direction))
     return found
 
 

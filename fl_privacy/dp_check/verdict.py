@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_privacy.dp_check.canaries import CanaryTest
 from fl_privacy.dp_check.claims import Claim, Recomputed, Unit
-from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, shown_epsilon
+from fl_privacy.dp_check.mechanism import ACCUSATION, MechanismCheck, doubt_in_words, shown_epsilon
 
 TOLERANCE = 1.01
 """Factor by which a recomputed epsilon must exceed the claim to disagree."""
@@ -39,12 +39,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimVerdict:
-    """A claim with all evidence.
-
-    Attributes:
-        subject: source of the claim, for pages, such as ``LocalDpMod``.
-        notes: sentences on what the claim does not cover.
-    """
+    """A claim with all evidence; ``subject`` names its source, ``notes`` say what it does not cover."""
 
     subject: str
     claim: Claim | None
@@ -76,9 +71,8 @@ class ClaimVerdict:
     def status(self) -> Status:
         if self.claim is None:
             return Status.UNCLAIMED
-        contradicted = (self.check is not None and self.check.contradicted) or self.by_figures
-        contradicted = contradicted or (self.canaries is not None and self.canaries.contradicts(self.claim))
-        if contradicted:
+        by_draws = self.check is not None and self.check.contradicted
+        if by_draws or self.by_figures or (self.canaries is not None and self.canaries.contradicts(self.claim)):
             return Status.CONTRADICTED
         if self._doubts:
             return Status.DOUBTED
@@ -99,12 +93,8 @@ class ClaimVerdict:
         if self.check is not None and self.check.reason:
             return self.check.reason
         if self.by_figures and self.recomputed is not None and self.recomputed.epsilon is not None:
-            spent = self.recomputed.epsilon
-            return (
-                "there is no noise"
-                if math.isinf(spent)
-                else f"the noise that is stated spends {shown_epsilon(spent)} by two accountants"
-            )
+            spent = f"the noise that is stated spends {shown_epsilon(self.recomputed.epsilon)} by two accountants"
+            return "there is no noise" if math.isinf(self.recomputed.epsilon) else spent
         return ""
 
     @property
@@ -141,16 +131,12 @@ class ClaimVerdict:
             return "the claim is false" + (f", because {self.reason}" if self.reason else "")
         if self._doubts is not None and self.status is Status.DOUBTED:
             sure, more = self._doubts
-            return (
-                f"the bound lies above the claim with a confidence of {100 * sure:.3g} %, and {100 * ACCUSATION:.4g} %"
-                f" are needed to call it false; {more}"
-            )
+            return f"{doubt_in_words(sure)}; {more}"
+        small = "nothing contradicts the claim, and so small a test could not have"
         return {
             Status.UNSUPPORTED: "the claim does not follow from what is stated",
             Status.OPEN: "nothing contradicts the claim",
-            Status.UNTESTED: "the claim was not tested"
-            if self.lower_bound is None
-            else "nothing contradicts the claim, and so small a test could not have",
+            Status.UNTESTED: "the claim was not tested" if self.lower_bound is None else small,
         }.get(self.status, "there is no claim to contradict")
 
     @property

@@ -102,8 +102,7 @@ def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Thr
 
 
 def _measured_on(table: MeasuredTable) -> str:
-    when = table.when or "on an unknown day, by an unknown version"
-    return f"{' '.join(table.settings)} ({when})"
+    return f"{' '.join(table.settings)} ({table.when or 'on an unknown day, by an unknown version'})"
 
 
 def _open(table: MeasuredTable, batch_size: int | None) -> str:
@@ -139,13 +138,9 @@ def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: T
 
 
 def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
-    known = dict.fromkeys(threat for defense in table.defenses[1:] for threat in defense.by_threat)
-    remedy = (
-        "`fl-privacy benchmark` measures it" if threat == "malicious" else "threat_model=adaptive in a grid measures it"
-    )
-    return UserError(
-        f"threat is expected to be one that was measured, {' or '.join(known)}, but got {threat}; {remedy}."
-    )
+    known = " or ".join(dict.fromkeys(threat for defense in table.defenses[1:] for threat in defense.by_threat))
+    by = "`fl-privacy benchmark`" if threat == "malicious" else "threat_model=adaptive in a grid"
+    return UserError(f"threat is expected to be one that was measured, {known}, but got {threat}; {by} measures it.")
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
@@ -188,12 +183,11 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     for other, who in _STRONGER[threat].items():
         if (more := defense.by_threat.get(other)) is not None:
             lines.append(f"The recommendation does not cover {who}: there, {read_of(more)}.")
-    lines.append(
-        "It gives no guarantee of differential privacy."
-        if defense.epsilon is None
-        else f"Its guarantee is an epsilon of {defense.epsilon:.3g} at {delta} in the end"
-        f"{', which promises little' * little}."
-    )
+    if defense.epsilon is None:
+        lines.append("It gives no guarantee of differential privacy.")
+    else:
+        end = f"at {delta} in the end{', which promises little' * little}"
+        lines.append(f"Its guarantee is an epsilon of {defense.epsilon:.3g} {end}.")
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"

@@ -6,21 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from fl_privacy.measure import METRICS, Statistic
+from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.report.benchmark import Board, MeasuredBenchmark
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.page import render
 from fl_privacy.report.recommendation import read_of
 from fl_privacy.report.words import below, metric, seconds, title, title_within
+from fl_privacy.runs.config.study import Track
 from fl_privacy.runs.folder import Candidate, LeakageResult
-from fl_privacy.runs.folder.leakage import COMPARED, leaks_most
-from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat
+from fl_privacy.runs.folder.defense_choice import ROUNDING
+from fl_privacy.runs.folder.leakage import COMPARED, WORST, Extent, leaks_most, main_of
+from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat, threats_of
 from fl_privacy.runs.folder.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
@@ -45,15 +47,7 @@ KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageRow:
-    """A defense on one of the boards, at its strength there.
-
-    Attributes:
-        loss: board's loss in percentage points.
-        order: position, unranked rows last.
-        found: result of the worst attacker; ``None`` if unranked.
-        missing: number of unmeasured cells by kind of upload.
-        by_uploads: result of the worst attacker by kind of upload.
-    """
+    """A defense on one board, at its strength there; ``found`` is by the worst attacker, ``None`` if unranked."""
 
     threat: Threat
     loss: float
@@ -81,19 +75,16 @@ class PageRow:
 
     @property
     def seconds(self) -> float | None:
-        return _known(self.standing.seconds)
+        return _finite(self.standing.seconds)
 
     @property
     def upload_bytes(self) -> float | None:
-        return _known(self.standing.upload_bytes)
+        return _finite(self.standing.upload_bytes)
 
     @property
     def sorted(self) -> Mapping[str, float | str]:
-        values = {
-            "upper": self.found.upper if self.found else None,
-            "seconds": self.seconds,
-            "upload_bytes": self.upload_bytes,
-        }
+        upper = self.found.upper if self.found else None
+        values = {"upper": upper, "seconds": self.seconds, "upload_bytes": self.upload_bytes}
         return {name: "" if v is None else min(v, 1e9) for name, v in values.items()}
 
 
@@ -211,12 +202,8 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
         return sentences
     hide = sum(found.unread() for found in found_by)
     kind, tried = KINDS.get(measured.metric, "image"), f"{len(found_by)} defenses that were measured to the end"
-    sentences.append(
-        f"Behind {hide} of {tried}, no attacked {kind} was reconstructed."
-        if hide
-        else f"At least one attacked {kind} was reconstructed behind each of the {tried}."
-    )
-    return sentences
+    none = f"Behind {hide} of {tried}, no attacked {kind} was reconstructed."
+    return [*sentences, none if hide else f"At least one attacked {kind} was reconstructed behind each of the {tried}."]
 
 
 def _tiles(measured: MeasuredBenchmark) -> list[tuple[str, str, str]]:
@@ -235,11 +222,8 @@ def _fixed(measured: MeasuredBenchmark) -> list[tuple[str, str]]:
     rows = [("Settings", " ".join(track.settings)), ("Attack", " ".join(track.attack))]
     rows += [(f"Training: {name}", " ".join(own)) for name, own in track.trainings.items()]
     for name, kind in track.uploads.items():
-        states = f"{kind.training}, model {', '.join(kind.states)}"
-        servers = "".join(
-            f"; server {server} ({' '.join(own)}), model {', '.join(kind.server_states)}"
-            for server, own in kind.servers.items()
-        )
+        states, late = f"{kind.training}, model {', '.join(kind.states)}", ", ".join(kind.server_states)
+        servers = "".join(f"; server {server} ({' '.join(own)}), model {late}" for server, own in kind.servers.items())
         rows.append((f"Upload: {name}", f"{' '.join(kind.attack)}; {states}{servers}"))
     rows.append(("Early", f"the model after {track.early} rounds"))
     rows.append(("SHA-256 of settings", track.sha256))
@@ -279,15 +263,8 @@ def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
     for standing in shown:
         figures = [f"{t} {metric(f.psnr, name)}" for t in threats if (f := standing.candidate(t))]
         told.append(f"{standing.entry.name}: {', '.join(figures)}")
-    return draw_svg(
-        draw,
-        f"What attackers reconstruct behind each defense. {'; '.join(told)}",
-        height=max(1.6, 0.7 + 0.27 * len(shown)),
-    )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    alt = f"What attackers reconstruct behind each defense. {'; '.join(told)}"
+    return draw_svg(draw, alt, height=max(1.6, 0.7 + 0.27 * len(shown)))
 
 
 FORMAT = 3
@@ -352,21 +329,10 @@ def _setting(standing: StudyRow, threats: Sequence[Threat]) -> dict[str, Any]:
 
 
 def _worst(found: Candidate) -> dict[str, Any]:
-    return {
-        "metric": found.judged_by,
-        "mean": found.psnr,
-        "mean_at_most": found.upper,
-        "largest": found.largest,
-        "read": found.read,
-        "exact": found.exact,
-        "identified": found.identified,
-        "read_at_most": found.at_most,
-        "images": found.images,
-        "unjudged": found.unjudged,
-        "victims": found.groups,
-        "failures": found.failures,
-        "by": found.by,
-    }
+    first = {"metric": found.judged_by, "mean": found.psnr, "mean_at_most": found.upper, "largest": found.largest}
+    counted = {"read": found.read, "exact": found.exact, "identified": found.identified, "read_at_most": found.at_most}
+    of = {"images": found.images, "unjudged": found.unjudged, "victims": found.groups, "failures": found.failures}
+    return {**first, **counted, **of, "by": found.by}
 
 
 def _reading(cell: str, reading: LeakageResult) -> dict[str, Any]:
@@ -377,22 +343,12 @@ def _reading(cell: str, reading: LeakageResult) -> dict[str, Any]:
         "failures": reading.counts.failures,
         "counts": reading.counts.as_plain(),
         "metrics": {
-            name: _statistic(s) for name in COMPARED[reading.main] if (s := reading.statistic(name)) is not None
+            name: {"mean": s.mean, "ci95": list(s.ci95) if s.ci95 else None}
+            | {key: getattr(s, key) for key in ("median", "min", "max", "n", "groups")}
+            for name in COMPARED[reading.main]
+            if (s := reading.statistic(name)) is not None
         },
         "attacks": dict(reading.members),
-    }
-
-
-def _statistic(statistic: Statistic) -> dict[str, Any]:
-    interval = statistic.ci95
-    return {
-        "mean": statistic.mean,
-        "ci95": list(interval) if interval else None,
-        "median": statistic.median,
-        "min": statistic.min,
-        "max": statistic.max,
-        "n": statistic.n,
-        "groups": statistic.groups,
     }
 
 
@@ -402,3 +358,91 @@ def _place(standing: StudyRow) -> Mapping[str, str]:
 
 def _finite(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Board:
+    """Defenses, each at its strength that leaks least to the worst attacker.
+
+    Attributes:
+        accuracy_loss: most percentage points that a strength may cost.
+        ranked: least leakage first, including the undefended one.
+        beyond: families without a measured strength within that loss, each at the cheapest.
+    """
+
+    threat: Threat
+    accuracy_loss: float
+    ranked: Sequence[StudyRow]
+    beyond: Sequence[StudyRow]
+
+    @property
+    def defended(self) -> list[StudyRow]:
+        return [standing for standing in self.ranked if not standing.entry.undefended]
+
+    @property
+    def best(self) -> StudyRow | None:
+        return next(iter(self.defended), None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MeasuredBenchmark:
+    """A benchmark, as far as it is done.
+
+    Attributes:
+        standings: all strengths, the undefended one first.
+        code: SHA-256 of the sources that measured them, ideally one.
+        data: SHA-256 of each data set, by name.
+    """
+
+    track: Track
+    standings: Sequence[StudyRow]
+    code: Sequence[str]
+    data: Mapping[str, str]
+    seconds: float
+    jobs: int
+    jobs_done: int
+    hardware: str
+
+    @property
+    def threats(self) -> tuple[Threat, ...]:
+        return threats_of(self.track.cells)
+
+    @property
+    def worst_threat(self) -> Threat:
+        return self.threats[-1]
+
+    @property
+    def metric(self) -> str:
+        found = (r for s in self.standings for readings in s.readings.values() for r in readings)
+        return main_of(list(found)) or IMAGE_METRIC
+
+    @property
+    def boards(self) -> list[Board]:
+        return [_board(self.standings, *asked) for asked in product(self.threats, self.track.accuracy_loss)]
+
+    @property
+    def victims(self) -> str:
+        numbers = {
+            s.groups for found in self.standings[0].readings.values() for r in found if (s := r.statistic(r.main))
+        }
+        least, most = min(numbers, default=0), max(numbers, default=0)
+        return str(least) if least == most else f"{least} to {most}"
+
+
+def extent_of(row: StudyRow, threat: Threat) -> Extent:
+    """Return the leakage by attackers up to ``threat``; the worst if not known."""
+    candidate = row.candidate(threat)
+    return WORST if candidate is None or row.missing(threat) else candidate.extent
+
+
+def _board(standings: Sequence[StudyRow], threat: Threat, loss: float) -> Board:
+    ranked, beyond = [], []
+    for family in dict.fromkeys(standing.entry.family for standing in standings):
+        strengths = [standing for standing in standings if standing.entry.family == family]
+        within = [s for s in strengths if s.loss is not None and s.loss <= loss + ROUNDING and s.candidate(threat)]
+        if within:
+            ranked.append(min(within, key=lambda s: extent_of(s, threat)))
+        else:
+            beyond.append(min(strengths, key=lambda s: math.inf if s.loss is None else s.loss))
+    ranked.sort(key=lambda s: extent_of(s, threat))
+    return Board(threat=threat, accuracy_loss=loss, ranked=ranked, beyond=beyond)

@@ -15,15 +15,11 @@ from markupsafe import Markup, escape
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK, MUTED, GRID = "#000001", "#000002", "#000003"
-LEAK = "#000004"
+INK, MUTED, GRID, LEAK = "#000001", "#000002", "#000003", "#000004"
 SERIES = tuple(f"#0000{number}" for number in range(10, 20))
-_VARIABLES = {
-    INK: "var(--ink)",
-    MUTED: "var(--muted)",
-    GRID: "var(--line)",
-    LEAK: "var(--leak)",
-} | {color: f"var(--series-{number})" for number, color in enumerate(SERIES)}
+_VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)", LEAK: "var(--leak)"} | {
+    color: f"var(--series-{number})" for number, color in enumerate(SERIES)
+}
 """Placeholder colors for matplotlib -> the page's colors, which differ in dark mode."""
 
 _STYLE: dict[Any, Any] = {
@@ -57,10 +53,9 @@ _LABEL_SIZE = (0.03, 0.055)
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 
-LEAST_POINTS = 10.0
-"""Least span of a percent axis in points, so that a tenth of a point looks small."""
-LEAST_SHARE = 0.25
-"""Least span of other axes, as a share of the largest value."""
+LEAST_POINTS, LEAST_SHARE = 10.0, 0.25
+"""Least span of a percent axis in points, and of other axes as a share of the largest value: small differences look
+small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,17 +143,10 @@ def scatter_chart(
     def draw(axes: Axes) -> None:
         for number, point in enumerate(points):
             height, exact = min(point.y, top), math.isinf(point.y)
-            axes.errorbar(
-                [point.x],
-                [height],
-                xerr=reach(point.x, point.x_range),
-                yerr=reach(height, point.y_range),
-                fmt="^" if exact else "o",
-                markersize=6,
-                color=SERIES[number % len(SERIES)],
-                elinewidth=1.2,
-                capsize=2.5,
-            )
+            style: dict[str, Any] = {"markersize": 6, "elinewidth": 1.2, "capsize": 2.5}
+            style |= {"xerr": reach(point.x, point.x_range), "yerr": reach(height, point.y_range)}
+            color, mark = SERIES[number % len(SERIES)], "^" if exact else "o"
+            axes.errorbar([point.x], [height], fmt=mark, color=color, **style)
         axes.margins(0.15)
         if bound is not None:
             draw_bound(axes, bound, bound_label)
@@ -226,10 +214,7 @@ def _free_side(axes: Axes, bound: float) -> int:
 
 
 def widen(axes: Axes) -> None:
-    """Widen axes to at least ten points across and a quarter of the top, so that small differences look small.
-
-    The horizontal axis is in percent; draw everything before.
-    """
+    """Widen axes to at least ten points across, in percent, and a quarter of the top; draw everything before."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     if (missing := LEAST_POINTS - (right - left)) > 0:
         beyond = max(0.0, right + missing / 2 - max(100.0, right))
@@ -260,6 +245,5 @@ def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> 
         svg = svg.replace(reference, f"{reference}c{number}-")
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
-    opening = Markup('<svg role="img" aria-label="{}"').format(escape(alt))
-    # matplotlib escapes its texts, and the opening is escaped above
-    return Markup(svg.replace("<svg", opening, 1))
+    # matplotlib escapes its texts
+    return Markup(svg.replace("<svg", Markup('<svg role="img" aria-label="{}"').format(escape(alt)), 1))

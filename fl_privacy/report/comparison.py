@@ -29,13 +29,7 @@ from fl_privacy.runs.folder.verdict import BOUNDED, LEAK
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunRow:
-    """One run in the comparison's table.
-
-    Attributes:
-        differences: ``key=value`` of the settings that runs do not share.
-        pmm: percent of the undefended accuracy.
-        readings: leakage by each attacker in each round.
-    """
+    """One run in the comparison's table; ``pmm`` is in percent of the undefended accuracy."""
 
     letter: str
     run: Run
@@ -68,22 +62,13 @@ class RunRow:
     @property
     def exposed(self) -> Recognized | None:
         exposed = most_exposed(self.readings)
-        return (
-            None if self.most is None or exposed is None or exposed.recognizable <= self.most.counts.read else exposed
-        )
-
-    @property
-    def attacked(self) -> bool:
-        return bool(self.readings)
+        return exposed if exposed and self.most and exposed.recognizable > self.most.counts.read else None
 
     @property
     def unaware(self) -> bool:
         """Return ``True`` if it was defended, and no attacker knew the defense."""
-        return (
-            self.attacked
-            and not self.run.identity.undefended
-            and all(r.attacker is Attacker.PLAIN for r in self.readings)
-        )
+        defended = bool(self.readings) and not self.run.identity.undefended
+        return defended and all(r.attacker is Attacker.PLAIN for r in self.readings)
 
     def worst(self, name: str) -> LeakageResult | None:
         return worst_by(name, self.readings)
@@ -158,11 +143,7 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
     tested = [row for row in rows if row.summary.tested]
     if tested:
         curves = [
-            Curve(
-                x=[r.round for r in row.summary.tested],
-                y=[r.accuracy for r in row.summary.tested],
-                label=row.letter,
-            )
+            Curve(x=[r.round for r in row.summary.tested], y=[r.accuracy for r in row.summary.tested], label=row.letter)
             for row in tested
         ]
         alt = "Test accuracy over rounds: " + ", ".join(
@@ -170,20 +151,14 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
         )
         charts["Test accuracy"] = line_chart(curves, x="Round", y="Test accuracy", percent=True, alt=alt)
     use_pmm = bool(tested) and all(row.pmm is not None or row.run.identity.undefended for row in tested)
+    x_axis = "Accuracy kept, percent" if use_pmm else "Test accuracy, percent"
     for name in (name for names_of_kind in COMPARED.values() for name in names_of_kind):
-        points = _points(tested, name, use_pmm=use_pmm)
-        if not points:
-            continue
-        shown = METRICS[name]
-        charts[f"{shown.title} and accuracy"] = scatter_chart(
-            points,
-            x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
-            y=shown.axis,
-            bound=shown.bound,
-            bound_label=papers_bound(name),
-            alt=f"{shown.title} against accuracy: "
-            + ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points),
-        )
+        if points := _points(tested, name, use_pmm=use_pmm):
+            shown, label = METRICS[name], papers_bound(name)
+            alt = ", ".join(f"{p.label} at {p.x:.1f} %, {metric(p.y, name)}" for p in points)
+            alt = f"{shown.title} against accuracy: {alt}"
+            chart = scatter_chart(points, x=x_axis, y=shown.axis, bound=shown.bound, bound_label=label, alt=alt)
+            charts[f"{shown.title} and accuracy"] = chart
     for about, axis in AXES.items():
         told = []
         for row in tested:
@@ -192,12 +167,9 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
                 interval = 100 * measure.low, 100 * measure.high
                 told.append(ChartPoint(x=x, y=100 * measure.value, label=row.letter, y_range=interval))
         if told:
-            charts[f"{axis} and accuracy"] = scatter_chart(
-                told,
-                x="Accuracy kept, percent" if use_pmm else "Test accuracy, percent",
-                y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
-                alt=f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told),
-            )
+            alt = f"{axis} against accuracy: " + ", ".join(f"{p.label} at {p.x:.1f} %, {p.y:.1f} %" for p in told)
+            y = f"{axis.rpartition(', ')[2]}, percent (high leaks)"
+            charts[f"{axis} and accuracy"] = scatter_chart(told, x=x_axis, y=y, alt=alt)
     return charts
 
 
@@ -213,33 +185,23 @@ def _points(rows: Sequence[RunRow], name: str, *, use_pmm: bool) -> list[ChartPo
         most = float("inf") if use_pmm else 100.0
         x = aggregate([_utility(row, use_pmm=use_pmm) for row, _ in group], within=(0.0, most))
         y = aggregate([statistic.mean for _, statistic in group], within=within)
-        own = group[0][1].ci95
         if x is not None and y is not None:
-            points.append(
-                ChartPoint(
-                    x=x.mean,
-                    y=y.mean,
-                    label=", ".join(row.letter for row, _ in group),
-                    x_range=x.ci95,
-                    y_range=y.ci95 if len(group) > 1 else own,
-                )
-            )
+            label, interval = ", ".join(row.letter for row, _ in group), y.ci95 if len(group) > 1 else group[0][1].ci95
+            points.append(ChartPoint(x=x.mean, y=y.mean, label=label, x_range=x.ci95, y_range=interval))
     return points
 
 
 def _utility(row: RunRow, *, use_pmm: bool) -> float:
-    if use_pmm:
-        return 100.0 if row.pmm is None else row.pmm
-    return 100 * (row.summary.final_accuracy or 0.0)
+    kept = 100.0 if row.pmm is None else row.pmm
+    return kept if use_pmm else 100 * (row.summary.final_accuracy or 0.0)
 
 
 def _headline(rows: Sequence[RunRow]) -> str:
-    tones = Counter(row.verdict.tone for row in rows if row.attacked or row.verdict.told)
+    tones = Counter(row.verdict.tone for row in rows if row.readings or row.verdict.told)
     if not tones:
         return f"{len(rows)} runs, none of them attacked"
     number = tones.total()
-    left = number - tones[LEAK] - tones[BOUNDED]
-    if left == number:
+    if (left := number - tones[LEAK] - tones[BOUNDED]) == number:
         return f"The attacks tried reconstructed nothing in {number} attacked runs"
     said = [f"Clients' data were reconstructed in {tones[LEAK]} of {number} attacked runs"]
     said += [f"a guarantee bounds reconstruction in {tones[BOUNDED]}"] * bool(tones[BOUNDED])
@@ -257,23 +219,13 @@ def _lede(rows: Sequence[RunRow], psnr_below: float | None) -> str:
         worst, most = least.worst(main), least.most
         by = worst.among(least.readings) if worst else ""
         failed = max(reading.counts.failures for reading in least.readings)
-        read = f"{read_in_words(most.counts)} reconstructed" if most else "reconstructions unknown"
-        told = ", ".join(
-            filter(
-                None,
-                [
-                    read,
-                    f"mean {METRICS[main].name_within} {metric(mean, main)}",
-                    by,
-                    f"the attack failed on {failed}" if failed else "",
-                ],
-            )
-        )
-        sentences.append(f"{least.letter} leaks least ({told}).")
+        told = [f"{read_in_words(most.counts)} reconstructed" if most else "reconstructions unknown"]
+        told += [f"mean {METRICS[main].name_within} {metric(mean, main)}", *([by] if by else [])]
+        told += [f"the attack failed on {failed}"] if failed else []
+        sentences.append(f"{least.letter} leaks least ({', '.join(told)}).")
     if trained:
         best = max(trained, key=lambda row: row.summary.final_accuracy or 0.0)
-        shown = percent(best.summary.final_accuracy)
-        sentences.append(f"The most accurate is {best.letter} ({shown}).")
+        sentences.append(f"The most accurate is {best.letter} ({percent(best.summary.final_accuracy)}).")
     return " ".join([*sentences, answer(_candidates(rows), psnr_below)]).strip()
 
 
@@ -286,14 +238,15 @@ def _candidates(rows: Sequence[RunRow]) -> list[Candidate]:
     found = []
     for group in groups.values():
         several = len(group) > 1
-        all_readings = [replace(r, attack=row.letter if several else "") for row in group for r in row.readings]
         first = next((row for row in group if row.summary.final_accuracy is not None), group[0])
-        name = f"{', '.join(row.letter for row in group)}, {first.name}"
-        accuracy, plain = first.summary.final_accuracy, first.run.identity.undefended
-        told = [finding for row in group for finding in row.summary.inferred]
-        found.append(
-            candidate_of(
-                all_readings, name=name, accuracy=accuracy, pmm=first.pmm, findings=told, asked=asked, undefended=plain
-            )
+        candidate = candidate_of(
+            [replace(r, attack=row.letter if several else "") for row in group for r in row.readings],
+            name=f"{', '.join(row.letter for row in group)}, {first.name}",
+            accuracy=first.summary.final_accuracy,
+            pmm=first.pmm,
+            findings=[finding for row in group for finding in row.summary.inferred],
+            asked=asked,
+            undefended=first.run.identity.undefended,
         )
-    return [candidate for candidate in found if candidate is not None]
+        found += [candidate] if candidate else []
+    return found

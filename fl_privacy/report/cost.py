@@ -18,15 +18,18 @@ class HasCost(Protocol):
     def upload(self) -> Mapping[str, Statistic]: ...
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
     """A row of the table, or a column in comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str
     title: str
-    meaning: str
     show: Callable[[float | None], str]
+
+    @property
+    def meaning(self) -> str:
+        return MEANINGS[self.name]
 
     def statistic(self, cost: HasCost) -> Statistic | None:
         return (cost.update_distortion if self.section == "update_distortion" else cost.upload).get(self.name)
@@ -37,9 +40,7 @@ class Figure:
 
     def interval(self, cost: HasCost) -> str:
         statistic = self.statistic(cost)
-        if not statistic or not statistic.ci95:
-            return MISSING
-        return "[{}, {}]".format(*map(self.show, statistic.ci95))
+        return "[{}, {}]".format(*map(self.show, statistic.ci95)) if statistic and statistic.ci95 else MISSING
 
     def few(self, cost: HasCost) -> str:
         statistic = self.statistic(cost)
@@ -50,104 +51,42 @@ class Figure:
         return statistic.n if statistic else 0
 
 
+MEANINGS = {
+    "signal_to_distortion": "Norm of the clean update over that of what the defense changed. Below 1 the change drowns"
+    " the update; SPN's analysis expects reconstruction to fail there.",
+    "cosine": "Cosine of the angle between the defended and the clean update: 1 for the same direction, 0 for an"
+    " unrelated one.",
+    "zeros": "Share of the elements that are zero or withheld.",
+    "contraction": "For updates of one example and a fully connected first layer, whose input solves B x = W: the"
+    " change by the defense over the bias gradient, in the row with the largest bias gradient that was uploaded. Below"
+    " 1 the input can be determined (SPN, Theorem 2.2).",
+    "error_bound": "Bound on the relative error of that input by the theorem; infinite if its condition does not hold.",
+    "condition": "Condition number of that system with all rows: the largest over the smallest bias gradient.",
+    "solvable": "Share of the updates for which that condition holds.",
+    "upload_bytes": "Bytes of one client's update in one round of training, as it is encoded.",
+    "defense_seconds": "Time of the defense for one client in one round, on top of the training's own pass, which"
+    " includes further terms of the loss.",
+    "node_cpu_seconds": "CPU time of a client's whole round on one core of this machine, with the memory of a small"
+    " device (`fl-privacy node-cost`).",
+    "node_peak_bytes": "Peak private memory of that process, PyTorch included.",
+    "node_joules": "Energy of the whole processor during that round, in joules, as the kernel counts it.",
+    "node_fits": "Whether the round could be done with that memory.",
+}
+
 FIGURES = (
-    Figure(
-        section="update_distortion",
-        name="signal_to_distortion",
-        title="‖B‖/‖E‖",
-        meaning="Norm of the clean update over that of what the defense changed. Below 1 the change drowns the update;"
-        " SPN's analysis expects reconstruction to fail there.",
-        show=ratio,
-    ),
-    Figure(
-        section="update_distortion",
-        name="cosine",
-        title="Cosine",
-        meaning="Cosine of the angle between the defended and the clean update: 1 for the same direction, 0 for an"
-        " unrelated one.",
-        show=lambda value: MISSING if value is None else f"{value:.3f}",
-    ),
-    Figure(
-        section="update_distortion",
-        name="zeros",
-        title="Zeros",
-        meaning="Share of the elements that are zero or withheld.",
-        show=percent,
-    ),
-    Figure(
-        section="update_distortion",
-        name="contraction",
-        title="‖B⁻¹E‖",
-        meaning="For updates of one example and a fully connected first layer, whose input solves B x = W: the change"
-        " by the defense over the bias gradient, in the row with the largest bias gradient that was uploaded. Below 1"
-        " the input can be determined (SPN, Theorem 2.2).",
-        show=ratio,
-    ),
-    Figure(
-        section="update_distortion",
-        name="error_bound",
-        title="Error bound",
-        meaning="Bound on the relative error of that input by the theorem; infinite if its condition does not hold.",
-        show=ratio,
-    ),
-    Figure(
-        section="update_distortion",
-        name="condition",
-        title="κ(B)",
-        meaning="Condition number of that system with all rows: the largest over the smallest bias gradient.",
-        show=ratio,
-    ),
-    Figure(
-        section="update_distortion",
-        name="solvable",
-        title="Solvable",
-        meaning="Share of the updates for which that condition holds.",
-        show=percent,
-    ),
-    Figure(
-        section="upload",
-        name="upload_bytes",
-        title="Upload",
-        meaning="Bytes of one client's update in one round of training, as it is encoded.",
-        show=size,
-    ),
-    Figure(
-        section="upload",
-        name="defense_seconds",
-        title="Defense",
-        meaning="Time of the defense for one client in one round, on top of the training's own pass, which includes"
-        " further terms of the loss.",
-        show=seconds,
-    ),
-    Figure(
-        section="upload",
-        name="node_cpu_seconds",
-        title="On a node",
-        meaning="CPU time of a client's whole round on one core of this machine, with the memory of a small device"
-        " (`fl-privacy node-cost`).",
-        show=seconds,
-    ),
-    Figure(
-        section="upload",
-        name="node_peak_bytes",
-        title="Memory there",
-        meaning="Peak private memory of that process, PyTorch included.",
-        show=size,
-    ),
-    Figure(
-        section="upload",
-        name="node_joules",
-        title="Energy there",
-        meaning="Energy of the whole processor during that round, in joules, as the kernel counts it.",
-        show=lambda value: MISSING if value is None else f"{value:.3g} J",
-    ),
-    Figure(
-        section="upload",
-        name="node_fits",
-        title="Fits",
-        meaning="Whether the round could be done with that memory.",
-        show=lambda value: MISSING if value is None else "yes" if value else "no",
-    ),
+    Figure("update_distortion", "signal_to_distortion", "‖B‖/‖E‖", ratio),
+    Figure("update_distortion", "cosine", "Cosine", lambda value: MISSING if value is None else f"{value:.3f}"),
+    Figure("update_distortion", "zeros", "Zeros", percent),
+    Figure("update_distortion", "contraction", "‖B⁻¹E‖", ratio),
+    Figure("update_distortion", "error_bound", "Error bound", ratio),
+    Figure("update_distortion", "condition", "κ(B)", ratio),
+    Figure("update_distortion", "solvable", "Solvable", percent),
+    Figure("upload", "upload_bytes", "Upload", size),
+    Figure("upload", "defense_seconds", "Defense", seconds),
+    Figure("upload", "node_cpu_seconds", "On a node", seconds),
+    Figure("upload", "node_peak_bytes", "Memory there", size),
+    Figure("upload", "node_joules", "Energy there", lambda value: MISSING if value is None else f"{value:.3g} J"),
+    Figure("upload", "node_fits", "Fits", lambda value: MISSING if value is None else "yes" if value else "no"),
 )
 
 

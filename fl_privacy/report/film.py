@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import Literal, TypeVar
 
 from markupsafe import Markup
 
@@ -24,47 +24,24 @@ class Reel:
 
     Attributes:
         member: sub-attack of the frames, or empty.
-        original: PNG as a data URI, or empty.
-        frames: ``FRAMES`` PNGs as data URIs.
-        small: ``True`` to show pixels as squares.
+        original: PNG as a data URI, or a text's tokens; empty if not known.
+        frames: ``FRAMES`` PNGs as data URIs, or tokens of each frame, right, misplaced or wrong.
     """
 
     where: str
     member: str
-    original: str
-    frames: Sequence[str]
-    small: bool
-    template: ClassVar[str] = "picture"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextReel:
-    """A victim's part of a film of texts.
-
-    Attributes:
-        member: sub-attack of the frames, or empty.
-        original: tokens; empty if not known.
-        frames: tokens of ``FRAMES`` frames, each right, misplaced or wrong.
-    """
-
-    where: str
-    member: str
-    original: Sequence[Piece]
-    frames: Sequence[Sequence[Piece]]
-    template: ClassVar[str] = "text"
+    original: str | Sequence[Piece]
+    frames: Sequence[str | Sequence[Piece]]
+    small: bool = False
+    template: Literal["picture", "text"] = "picture"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screening:
-    """Film of one attacker in one round.
-
-    Attributes:
-        reels: victims, played together.
-        moments: share of the work at each frame, in words.
-    """
+    """Film of one attacker in one round: victims played together; ``moments`` are shares of the work, in words."""
 
     title: str
-    reels: Sequence[Reel | TextReel]
+    reels: Sequence[Reel]
     moments: Sequence[str]
     chart: Markup
 
@@ -96,16 +73,13 @@ def _reel(
     image: Mapping[str, object],
     pairs: Mapping[tuple[str, int], Pair],
     sentences: Mapping[tuple[str, int], Sentence],
-) -> Reel | TextReel:
+) -> Reel:
     victim = film.id, film.image
     if isinstance(film, TextFilm):
         text = sentences[victim].original if victim in sentences else None
-        return TextReel(
-            where=place_of(image, "text"),
-            member=film.member,
-            original=uncolored(text or ()),
-            frames=[colored(_spread(film.frames, k), text) for k in range(FRAMES)],
-        )
+        frames = [colored(_spread(film.frames, k), text) for k in range(FRAMES)]
+        place, tokens = place_of(image, "text"), uncolored(text or ())
+        return Reel(where=place, member=film.member, original=tokens, frames=frames, template="text")
     original = pairs[victim].original if victim in pairs else None
     return Reel(
         where=place_of(image),
@@ -123,15 +97,14 @@ def _spread(frames: Sequence[T], moment: int) -> T:
 def _losses(
     films: Sequence[Film], losses: Sequence[Sequence[float | None]], names: Sequence[str]
 ) -> tuple[list[str], Markup]:
-    curves, marks, shares = [], [], []
+    curves, marks = [], []
     for film, history, name in zip(films, losses, names, strict=True):
         x = [100 * k / (len(history) - 1) for k in range(len(history))]
         y = [float("nan") if value is None else value for value in history]
-        places = [film.at[round(k * (len(film.at) - 1) / (FRAMES - 1))] for k in range(FRAMES)]
+        places = [_spread(film.at, k) for k in range(FRAMES)]
         curves.append(Curve(x=x, y=y, label=name))
         marks.append([(x[place], y[place]) for place in places])
-        shares.append([x[place] for place in places])
-    mean = [sum(of_moment) / len(of_moment) for of_moment in zip(*shares, strict=True)]
+    mean = [sum(x for x, _ in of_moment) / len(of_moment) for of_moment in zip(*marks, strict=True)]
     chart = line_chart(
         curves,
         x="Share of the iterations, percent",

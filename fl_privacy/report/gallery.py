@@ -44,11 +44,8 @@ def grid_picture(
 ) -> None:
     """Write a PNG of originals next to reconstructions, captioned, readable only by its owner.
 
-    Args:
-        originals: originals; ``None`` leaves the place empty.
-        reconstructions: guess for each; ``None`` leaves the place empty.
-        adaptive: guesses of the adaptive attacker, put last.
-        transformed: images that the model saw instead of the originals, put after these.
+    ``None`` leaves a place empty. Images that the model saw instead of the originals come after these, guesses of the
+    adaptive attacker last.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  (slow to import)
 
@@ -95,16 +92,7 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 @dataclass(frozen=True, kw_only=True)
 class ImageView:
-    """One attacked image.
-
-    Attributes:
-        label: class, certainty and sub-attack in words.
-        original: PNG as a data URI; empty if not available, as in the next three.
-        transformed: defense's substitute for the original.
-        guess: plain attacker's guess.
-        adaptive: adaptive attacker's guess.
-        adaptive_figures: metrics of the adaptive attacker, or its failure.
-    """
+    """One attacked image; pictures are PNGs as data URIs, empty if not available."""
 
     rank: str = ""
     where: str
@@ -113,11 +101,11 @@ class ImageView:
     failure: str | None
     original: str
     guess: str
-    transformed: str = ""
-    adaptive: str = ""
-    adaptive_figures: str = ""
+    transformed: str
+    adaptive: str
+    adaptive_figures: str
     small: bool
-    known: bool = True
+    known: bool
 
     @property
     def alt(self) -> str:
@@ -138,18 +126,13 @@ def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[Image
 
 def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the best, median and worst of ``ranked`` with their ranks, if there are that many."""
-    ranks = ("Best", "Median", "Worst") if len(ranked) > 2 else ("Best", "Worst")[: len(ranked)]
     places = {"Best": 0, "Median": len(ranked) // 2, "Worst": len(ranked) - 1}
+    ranks = ("Best", "Median", "Worst") if len(ranked) > 2 else ("Best", "Worst")[: len(ranked)]
     return [(rank, ranked[places[rank]]) for rank in ranks]
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return place, figures, label and failure of an example in words, as fields of its view.
-
-    Args:
-        metrics: names of the figures; those not measured are left out.
-        more: further figures in words.
-    """
+    """Return place, known ``metrics`` and ``more`` figures, label and failure of an example, as fields of its view."""
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
     said = [whose_label(record), certainty_of(record), record["member"]]
     return {
@@ -177,8 +160,7 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
-            taken = len(chosen) == count or any(of(one) == of(other) for other in chosen.values())
-            if not taken:
+            if len(chosen) < count and not any(of(one) == of(other) for other in chosen.values()):
                 chosen[place_of(one, kind)] = one
     return [one for one in ranked if any(one is other for other in chosen.values())]
 
@@ -214,19 +196,12 @@ def _view(
 ) -> ImageView:
     pair = pairs.get((image["id"], image["image"]))
     adaptive = adaptive_images.get((image["id"], image["image"]))
-    failed = image.get("failure")
-    original = pair.original if pair else None
-    shown = original if pair is None or original is not None else pair.guess
+    pictures = {name: getattr(pair, name, None) for name in ("original", "guess", "transformed", "adaptive")}
+    shown = pictures["guess"] if pictures["original"] is None else pictures["original"]
     return ImageView(
+        **{**described(image, "image", ()), "figures": caption(image)},
+        **{name: "" if picture is None else data_uri(picture) for name, picture in pictures.items()},
         rank=rank,
-        where=f"Round {image['round']}, {place_of(image)}",
-        figures=caption(image),
-        label="" if failed else ", ".join(filter(None, [whose_label(image), certainty_of(image), image["member"]])),
-        failure=failed,
-        original="" if original is None else data_uri(original),
-        transformed=data_uri(pair.transformed) if pair and pair.transformed is not None else "",
-        guess=data_uri(pair.guess) if pair and pair.guess is not None else "",
-        adaptive=data_uri(pair.adaptive) if pair and pair.adaptive is not None else "",
         adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",
         small=shown is not None and max(shown.shape[1:]) <= 96,
         known="label" not in image,

@@ -19,8 +19,6 @@ UNDEFENDED_UNREAD = (
     " stronger one (more iterations, attack=auto) may reconstruct more."
 )
 
-_PLURAL = {True: "was", False: "were"}
-
 
 @dataclass(frozen=True)
 class Headline:
@@ -70,19 +68,16 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
-    known = f"the server can infer {' and '.join(TOLD.get(about, about) for about in verdict.told)}" * bool(
-        verdict.told
-    )
-    nothing = f"; no {kind} was attacked"
+    told, nothing = " and ".join(TOLD.get(about, about) for about in verdict.told), f"; no {kind} was attacked"
+    known = f"the server can infer {told}" if told else ""
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
     if verdict.ground is Ground.UNTOLD:
         # questions that the server could not answer, and the attacks
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
         questions = " or ".join(TOLD.get(about, about) for about in asked)
-        by = _by_methods(verdict.asked, asked)
-        questions = f"The server could not infer {questions} better than by chance"
-        return [_Clause(questions), _Clause(f", {by}", leads=False), _Clause(nothing, leads=False)]
+        rest = _Clause(f", {_by_methods(verdict.asked, asked)}{nothing}", leads=False)
+        return [_Clause(f"The server could not infer {questions} better than by chance"), rest]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again for a verdict")]
     if not verdict.readings:
@@ -120,11 +115,15 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
     chance = " (no more than chance allows)" if verdict.ground is Ground.BY_CHANCE else ""
     first = _Clause(f"{_result(verdict, kind)}{chance}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
-    exposed = _Clause(_exposed(verdict, kind))
-    read_words = ""
+    came_out = read_words = ""
+    if (put := verdict.exposed) is not None and put.recognizable > verdict.counts.read:
+        which = f"{put.recognizable} of the {put.n} {kind}s that the defense put in their"
+        came_out = f", but {'the one that the defense put in its' if put.n == 1 else which} place came out"
+    exposed = _Clause(came_out)
     if (words := counts.words).read:
         texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
-        read_words = f"; {words.read} of {words.there} words of {texts} {_PLURAL[words.read == 1]} reconstructed"
+        were = "was" if words.read == 1 else "were"
+        read_words = f"; {words.read} of {words.there} words of {texts} {were} reconstructed"
     if not counts.read:
         return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may leak")]
     return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(read_words)]
@@ -193,18 +192,9 @@ def _other_rounds(verdict: Verdict) -> str:
     most, rounds = verdict.most, verdict.by_round
     if most is None or len(rounds) < 2:
         return ""
-    others = [round for round in dict.fromkeys((max(rounds), min(rounds))) if round != most.round]
+    others = [round for round in (max(rounds), min(rounds)) if round != most.round]
     beside = "".join(f"; in round {round}, {read_in_words(rounds[round].counts)}" for round in others)
     return f", in round {most.round}{beside}"
-
-
-def _exposed(verdict: Verdict, kind: str) -> str:
-    exposed = verdict.exposed
-    if exposed is None or exposed.recognizable <= verdict.counts.read:
-        return ""
-    if exposed.n == 1:
-        return ", but the one that the defense put in its place came out"
-    return f", but {exposed.recognizable} of the {exposed.n} {kind}s that the defense put in their place came out"
 
 
 def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
@@ -216,10 +206,9 @@ def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
     counts = max(attacked, key=lambda c: c.judged)
     if counts.judged:
         unknown = f"the originals of {counts.unknown} of {counts.images} attacked {kind}s are not known"
-        known = (
-            f"{_who(verdict)} reconstructed {_few_words(counts)} with a known original (up to {_upper(counts)} may be)"
-        )
-        return [_Clause(f"No verdict: {unknown}"), _Clause(f"; {known}", leads=False)]
+        known = f"{_who(verdict)} reconstructed {_few_words(counts)} with a known original"
+        said = f"; {known} (up to {_upper(counts)} may be)"
+        return [_Clause(f"No verdict: {unknown}"), _Clause(said, leads=False)]
     made = sum(c.images - c.failures for c in attacked)
     guessed = _capital(f"{_who(verdict)} guessed {made} {kind}{'s' * (made != 1)}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
@@ -229,12 +218,12 @@ def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
 def _basis(verdict: Verdict, kind: str) -> list[str]:
     if not verdict.readings:
         return []
-    sentences = []
     if verdict.ground is Ground.OLDER:
         return [
             "The figures were compared with no control, so it is unknown whether the reconstructions exceed a guess"
             " without the update."
         ]
+    sentences = []
     if verdict.ground is Ground.NO_TRUTH:
         sentences.append(
             "The originals are unknown here, so no figure says how close the guesses are: their owner can judge by the"
@@ -267,19 +256,17 @@ CLEAR = 30.0
 
 
 def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
-    blurred = counts.identified and not (psnr and psnr.min >= CLEAR)
-    ways = [
-        f"{counts.exact} exactly" if counts.exact else "",
-        f"{counts.identified} identified among {counts.candidates:,} other {kind}s" if counts.identified else "",
-        f"{counts.recognizable} recognizable above what a guess without the update shows"
-        if counts.recognizable
-        else "",
-    ]
-    low, high = counts.interval
-    apart = f" Identified: the guess is nearer to the original than to all other {kind}s"
-    apart += ", or is so if both are blurred; a viewer may see less." if blurred else "."
+    ways = {
+        f"{counts.exact} exactly": counts.exact,
+        f"{counts.identified} identified among {counts.candidates:,} other {kind}s": counts.identified,
+        f"{counts.recognizable} recognizable above what a guess without the update shows": counts.recognizable,
+    }
+    (low, high), apart = counts.interval, ""
+    if counts.identified:
+        blurred = "" if psnr and psnr.min >= CLEAR else ", or is so if both are blurred; a viewer may see less"
+        apart = f" Identified: the guess is nearer to the original than to all other {kind}s{blurred}."
     return (
-        f"Reconstructed: {', '.join(filter(None, ways))}.{apart * bool(counts.identified)} Of such {kind}s,"
+        f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} Of such {kind}s,"
         f" {100 * low:.0f} to {100 * high:.0f} % can be reconstructed in this way (95 % confidence)."
     )
 
@@ -292,24 +279,16 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     budget = re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
     budget = f" ({budget})" if budget else ""
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
-    knows = (
-        ""
-        if facts.undefended or not facts.defenses
-        else ", with and without knowledge of the defense"
-        if adaptive
-        else (", without knowledge of the defense")
-    )
+    knows = f", {'with and ' * adaptive}without knowledge of the defense"
+    knows = "" if facts.undefended or not facts.defenses else knows
     uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
-    prior = (
-        f"with {facts.prior} as its prior"
-        if facts.prior
-        else f"without a{'n' * kind.startswith(tuple('aeiou'))} {kind} prior"
-    )
+    article = "an" if kind.startswith(tuple("aeiou")) else "a"
+    prior = f"with {facts.prior} as its prior" if facts.prior else f"without {article} {kind} prior"
     return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}, {prior}."
 
 
 def _others(verdict: Verdict) -> list[str]:
-    shown = list(verdict.by_round.values())
+    shown = verdict.by_round.values()
     others = [r for r in verdict.readings if r.counts.judged and not any(r is one for one in shown)]
     sentences = []
     for attacker in dict.fromkeys(reading.attacker for reading in others):
@@ -325,13 +304,12 @@ def _others(verdict: Verdict) -> list[str]:
 def _open_ends(verdict: Verdict, kind: str) -> list[str]:
     if verdict.ground not in (Ground.UNREAD, Ground.BY_CHANCE, Ground.BOUNDED):
         return []
-    sentences = []
-    if verdict.ground is not Ground.BOUNDED and 0 < verdict.counts.groups < FEW:
-        number = verdict.counts.groups
+    sentences, bounded, number = [], verdict.ground is Ground.BOUNDED, verdict.counts.groups
+    if not bounded and 0 < number < FEW:
         sentences.append(f"This rests on {number} upload{'' if number == 1 else 's'} alone.")
-    if verdict.facts.undefended and verdict.ground is not Ground.BOUNDED:
+    if verdict.facts.undefended and not bounded:
         sentences.append(UNDEFENDED_UNREAD)
-    if verdict.bound is not None and verdict.ground is not Ground.BOUNDED:
+    if verdict.bound is not None and not bounded:
         sentences.append(
             f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets an attacker name the right"
             f" {kind} among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."

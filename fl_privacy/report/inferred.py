@@ -24,7 +24,7 @@ SHOWN_FROM = 1e-3
 """Smallest FPR on a ROC curve's axis, unless there are more negatives."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MeasureTitle:
     """Title of a column, its meaning, and the formatter of its values."""
 
@@ -39,27 +39,20 @@ def _decimal(value: float | None) -> str:
 
 MEASURES: dict[str, MeasureTitle] = {
     "tpr_at_0.1_percent": MeasureTitle(
-        title="TPR at 0.1 % FPR",
-        meaning="members found where one of a thousand others is taken for one; 0.1 % by chance",
+        "TPR at 0.1 % FPR", "members found where one of a thousand others is taken for one; 0.1 % by chance"
     ),
     "tpr_at_1_percent": MeasureTitle(
-        title="TPR at 1 % FPR", meaning="members found where one of a hundred others is taken for one; 1 % by chance"
+        "TPR at 1 % FPR", "members found where one of a hundred others is taken for one; 1 % by chance"
     ),
-    "auc": MeasureTitle(title="AUC", meaning="area under the ROC curve; 0.5 by chance", show=_decimal),
+    "auc": MeasureTitle("AUC", "area under the ROC curve; 0.5 by chance", _decimal),
     "balanced_accuracy": MeasureTitle(
-        title="Balanced accuracy", meaning="mean of TPR and TNR at a threshold chosen on other examples; 50 % by chance"
+        "Balanced accuracy", "mean of TPR and TNR at a threshold chosen on other examples; 50 % by chance"
     ),
-    "asr": MeasureTitle(
-        title="ASR", meaning="attack success rate: share of right answers, compared with the most frequent answer"
-    ),
+    "asr": MeasureTitle("ASR", "attack success rate: share of right answers, compared with the most frequent answer"),
     "error": MeasureTitle(
-        title="Mean error",
-        meaning="error of a client's share of a class, compared with guessing the mean over clients",
-        show=_decimal,
+        "Mean error", "error of a client's share of a class, compared with guessing the mean over clients", _decimal
     ),
-    "correlation": MeasureTitle(
-        title="Correlation", meaning="correlation of guessed and true shares; 0 by chance", show=_decimal
-    ),
+    "correlation": MeasureTitle("Correlation", "correlation of guessed and true shares; 0 by chance", _decimal),
 }
 
 HEADINGS = {
@@ -101,12 +94,7 @@ class MethodRow:
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """Methods for one inference question, the strongest first.
-
-    Attributes:
-        told: result in a sentence or two.
-        proves: ``True`` if there is an empirical epsilon.
-    """
+    """Methods for one question, strongest first; ``proves`` is ``True`` if there is an empirical epsilon."""
 
     heading: str
     question: str
@@ -129,8 +117,7 @@ def sentence(findings: Sequence[Finding], about: str) -> str:
     own, among = [f for f in findings if f.about == about], number_of_measures(findings)
     best = strongest(own, about)
     if best is None:
-        reasons = dict.fromkeys(f.failure for f in own if f.failure)
-        if reasons:
+        if reasons := dict.fromkeys(f.failure for f in own if f.failure):
             return f"The attack failed: {'; '.join(map(str, reasons))}."
         best = max(((f, f.measures["auc"]) for f in own if "auc" in f.measures), key=lambda p: p[1].value, default=None)
         if best is None:
@@ -189,13 +176,13 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
 def _cell(name: str, measure: Measure | None, among: int) -> MeasureCell | None:
     if measure is None:
         return None
-    shown = MEASURES[name]
+    show = MEASURES[name].show
     return MeasureCell(
-        title=shown.title,
-        value=shown.show(measure.value),
-        interval=f"[{shown.show(measure.low)}, {shown.show(measure.high)}]",
-        chance=shown.show(measure.chance),
-        bound="" if measure.bound is None else shown.show(measure.bound),
+        title=MEASURES[name].title,
+        value=show(measure.value),
+        interval=f"[{show(measure.low)}, {show(measure.high)}]",
+        chance=show(measure.chance),
+        bound="" if measure.bound is None else show(measure.bound),
         tone=CHANCE_TONES[is_above_chance(name, measure, among=among)],
     )
 

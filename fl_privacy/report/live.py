@@ -43,24 +43,16 @@ _WATCHED = (METRICS, SUMMARY, IDENTITY)
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRun:
-    """Progress of a run.
-
-    Attributes:
-        share: share of the current work done, in [0, 1]; ``None`` if not known.
-        left: seconds left; ``None`` if not known.
-        silent: seconds since the last record.
-        guesses: current guesses of the attack, PNGs as data URIs.
-        texts: tokens of current guesses at texts.
-    """
+    """Progress of a run; ``share`` in [0, 1] and ``left`` (s) are ``None`` if not known, ``silent`` is in seconds."""
 
     name: str
     link: str
-    finished: bool
     doing: str
-    share: float | None
-    left: float | None
-    silent: float
-    verdict: Headline
+    finished: bool = False
+    share: float | None = None
+    left: float | None = None
+    silent: float = 0.0
+    verdict: Headline = field(default_factory=lambda: Headline("Not known", "", OPEN))
     guesses: Sequence[str] = ()
     texts: Sequence[Sequence[Piece]] = ()
 
@@ -68,16 +60,7 @@ class LiveRun:
     def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
         link = f"./{quote(path.name)}/report.html"
         if isinstance(told, UserError):
-            return cls(
-                name=path.name,
-                link=link,
-                finished=False,
-                doing=str(told),
-                share=None,
-                left=None,
-                silent=0.0,
-                verdict=Headline("Not known", "", OPEN),
-            )
+            return cls(name=path.name, link=link, doing=str(told))
         doing, share, left = _doing(path, told)
         hidden = told.finished or told.shared
         news = max(changed_at(path / name) for name in (*_WATCHED, PROGRESS))
@@ -96,26 +79,20 @@ class LiveRun:
 
     @property
     def in_words(self) -> str:
-        words = [self.doing]
-        if self.share is not None and not self.finished:
-            words.append(percent(self.share))
-        if self.left is not None and not self.finished:
+        if self.finished:
+            return self.doing
+        words = [self.doing, *([] if self.share is None else [percent(self.share)])]
+        if self.left is not None:
             whole = max(1, round(self.left))
             words.append(f"about {f'{whole} s' if whole < 60 else seconds(whole)} left")
-        if self.silent > SILENT and not self.finished:
+        if self.silent > SILENT:
             words.append(f"no news for {seconds(self.silent)}: it may have been killed")
         return ", ".join(words)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """Status of a run at its last parsing, without the records.
-
-    Attributes:
-        pictured: ``True`` if images may be shown.
-        total: number of rounds to train; ``None`` without training.
-        last: seconds of each of the last rounds.
-    """
+    """Status of a run at its last parsing, without the records; ``last`` are seconds of the last rounds."""
 
     finished: bool
     verdict: Headline
@@ -158,22 +135,20 @@ def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
 
 def signature(path: Path) -> tuple[object, ...]:
     """Return a value that changes when the run in ``path`` records something."""
-    return tuple((changed_at(path / name), _size(path / name)) for name in _WATCHED)
+    return tuple(_changed(path / name) for name in _WATCHED)
 
 
 def changed_at(path: Path) -> float:
     """Return the file's modification time in seconds; 0 without a file."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return _changed(path)[0]
 
 
-def _size(path: Path) -> int:
+def _changed(path: Path) -> tuple[float, int]:
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
-        return 0
+        return 0.0, 0
+    return status.st_mtime, status.st_size
 
 
 AT_ONCE = 10
@@ -182,11 +157,7 @@ AT_ONCE = 10
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of a run's ``folder`` or one of many, rendered on request and cached while nothing changes.
-
-    Raises:
-        UserError: there is no such folder.
-    """
+    """Pages of a run's ``folder`` or one of many, made on request and kept; ``UserError`` if there is none."""
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)
@@ -210,11 +181,7 @@ class WatchedFolder:
     def _pages(self) -> Mapping[str, Callable[[], str]]:
         if (self.folder / IDENTITY).is_file():
             return self._pages_of(self.folder, "")
-        pages: dict[str, Callable[[], str]] = {
-            "": self._overview,
-            "status": self._status_of_all,
-            "comparison.html": self._comparison,
-        }
+        pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
         for path in self._folders():
             pages |= self._pages_of(path, f"{path.name}/")
         return pages
@@ -227,19 +194,14 @@ class WatchedFolder:
             standing = LiveRun.of(path, told)
             return self._status([standing], over=standing.finished)
 
-        return {
-            f"{front}report.html" if front else "": lambda: self._made(
-                str(path), signature(path), lambda: page_of_run(read_run(path), live=True)
-            ),
-            f"{front}status": status,
-        }
+        def page() -> str:
+            return self._made(str(path), signature(path), lambda: page_of_run(read_run(path), live=True))
+
+        return {f"{front}report.html" if front else "": page, f"{front}status": status}
 
     def _folders(self) -> list[Path]:
-        found = [
-            path
-            for path in self.folder.iterdir()
-            if not path.is_symlink() and not is_aside(path) and os.access(path, os.X_OK) and (path / IDENTITY).is_file()
-        ]
+        own = (path for path in self.folder.iterdir() if not path.is_symlink() and not is_aside(path))
+        found = (path for path in own if os.access(path, os.X_OK) and (path / IDENTITY).is_file())
         return sorted(found, key=lambda path: (changed_at(path / IDENTITY), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
@@ -256,12 +218,11 @@ class WatchedFolder:
         paths = [path for path in self._folders() if isinstance(told := self._read(path), Told) and told.finished]
         if not paths:
             return self._overview()
-        page = self.folder / "comparison.html"
-        return self._made(
-            "comparison",
-            tuple(map(signature, paths)),
-            lambda: render_comparison([read_run(path) for path in paths], page, psnr_below=15.0),
-        )
+
+        def page() -> str:
+            return render_comparison(list(map(read_run, paths)), self.folder / "comparison.html", psnr_below=15.0)
+
+        return self._made("comparison", tuple(map(signature, paths)), page)
 
     def _overview(self) -> str:
         standings = self._standings()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,8 @@ def log_run(run: Run | Path | str, to: Any) -> int:
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))
-    writer, end = _opened(to) if isinstance(to, str) else (to, lambda: None)
-    try:
-        _write(writer, scalars, headline_of(verdict_of(found)).text)
-    finally:
-        end()
+    with ExitStack() as at_end:
+        _write(_opened(to, at_end) if isinstance(to, str) else to, scalars, headline_of(verdict_of(found)).text)
     return len(scalars)
 
 
@@ -95,20 +93,22 @@ def _write(writer: Any, scalars: list[Scalar], verdict: str) -> None:
         )
 
 
-def _opened(name: str) -> tuple[Any, Callable[[], object]]:
+def _opened(name: str, at_end: ExitStack) -> Any:
     kind, _, place = name.partition(":")
     if kind == "tensorboard" and place:
-        writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(place)
-        return writer, writer.close
+        return at_end.enter_context(closing(_package("torch.utils.tensorboard", "tensorboard").SummaryWriter(place)))
     if name == "mlflow":
         mlflow = _package("mlflow", "mlflow")
-        return mlflow, (lambda: None) if mlflow.active_run() else mlflow.end_run
+        if not mlflow.active_run():
+            at_end.callback(mlflow.end_run)
+        return mlflow
     if name == "wandb":
         wandb = _package("wandb", "wandb")
         if wandb.run is not None:
-            return wandb.run, lambda: None
+            return wandb.run
         run = wandb.init(project=PREFIX)
-        return run, run.finish
+        at_end.callback(run.finish)
+        return run
     raise UserError(f"A logger is expected to be one of {', '.join(NAMED)}, but got {name!r}.")
 
 

@@ -11,7 +11,7 @@ from fl_privacy.report.page import render
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.words import MISSING, percent, ratio
-from fl_privacy.runs.config.keys import keys_of
+from fl_privacy.runs.config.keys import is_within, keys_of
 from fl_privacy.runs.config.settings import Role
 from fl_privacy.runs.folder import Attacker, Run
 from fl_privacy.runs.folder.claims import ClaimRecord
@@ -28,10 +28,9 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     settings make other mechanisms, and settings outside the defense, except the seed, other attacks.
     """
     defended = [run for run in runs if not run.identity.undefended]
-    names = _mechanisms(defended)
     found = []
     for run in defended:
-        mechanism, strength = names[run.path.as_posix()]
+        mechanism, strength = _in_words(run, defended)
         for attacker in Attacker:
             sample = sample_of(
                 [reading for reading in run.summary.attacked if reading.attacker == attacker],
@@ -46,20 +45,10 @@ def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
     return with_worst(found)
 
 
-def _mechanisms(runs: Sequence[Run]) -> dict[str, tuple[str, str]]:
-    of_defense: dict[str, list[Run]] = {}
-    for run in runs:
-        of_defense.setdefault(chosen(run, "defense"), []).append(run)
-    return {
-        run.path.as_posix(): _in_words(defense, run, [_settings(other) for other in alike])
-        for defense, alike in of_defense.items()
-        for run in alike
-    }
-
-
-def _in_words(defense: str, run: Run, all_settings: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    own, declared = _settings(run), [*run.strengths]
-    values = {key: {settings.get(key) for settings in all_settings} for key in own}
+def _in_words(run: Run, runs: Sequence[Run]) -> tuple[str, str]:
+    defense, own, declared = chosen(run, "defense"), _settings(run), [*run.strengths]
+    alike = [_settings(other) for other in runs if chosen(other, "defense") == defense]
+    values = {key: {settings.get(key) for settings in alike} for key in own}
     varying = sorted(
         (key for key, taken in values.items() if len(taken) > 1),
         key=lambda key: (-len(values[key]), declared.index(key) if key in declared else len(declared)),
@@ -83,19 +72,12 @@ def _attack(run: Run, runs: Sequence[Run]) -> str:
     settings, others = _circumstances(run), [_circumstances(other) for other in alike]
     for key in dict.fromkeys(key for found in others for key in found):
         if len({found.get(key) for found in others}) > 1:
-            words.append(f"{_WORDS.get(key, key)} {settings.get(key)}")
+            words.append(f"{'batch' if key == 'batch_size' else key} {settings.get(key)}")
     return " · ".join(words)
 
 
-_WORDS = {"batch_size": "batch"}
-
-
 def _circumstances(run: Run) -> dict[str, str]:
-    return {
-        k: v
-        for k, v in telling_settings(run).items()
-        if not any(k == key or k.startswith(f"{key}.") for key in NO_CIRCUMSTANCES)
-    }
+    return {k: v for k, v in telling_settings(run).items() if not is_within(k, NO_CIRCUMSTANCES)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +100,12 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
     recomputed = MISSING
     if record.rdp is not None and record.pld is not None:
         recomputed = f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
+    power = "Such a test can show at most" if most else "A false claim would have been noticed from"
     rows = [
         ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
         ("Recomputed from what is stated", recomputed),
         ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
-        (
-            "Such a test can show at most" if most else "A false claim would have been noticed from",
-            MISSING if record.noticed is None else ratio(record.noticed),
-        ),
+        (power, ratio(record.noticed)),
     ]
     if record.estimate is not None:
         rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
@@ -133,7 +113,7 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
 
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
-    """Render the page on ``records``, false claims first."""
+    """Render the page on ``records``."""
     return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0].headline)
 
 

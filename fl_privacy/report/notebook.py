@@ -46,9 +46,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
         rows[1] = _below(rows[0], rows[1], [len(batch) for batch in batches])
     # scale ``rows`` to [0, 1] together if they clearly are not
     low, high = (float(of(torch.stack([of(row) for row in rows]))) for of in (torch.min, torch.max))
-    if low >= -_BEYOND and high <= 1 + _BEYOND:
-        rows = list(rows)
-    else:
+    if not (low >= -_BEYOND and high <= 1 + _BEYOND):
         rows = [(row - low) / max(high - low, _BEYOND) for row in rows]
     lines = [torch.cat(list(torch.nn.functional.pad(row.clamp(0, 1), (1, 1, 1, 1), value=1.0)), 2) for row in rows]
     width = max(line.shape[2] for line in lines)
@@ -69,9 +67,8 @@ def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]
     made = []
-    for own, found in zip(
-        [originals] if len(sizes) == 1 else originals.split(sizes), guesses.split(sizes), strict=True
-    ):
+    parts = [originals] if len(sizes) == 1 else originals.split(sizes)
+    for own, found in zip(parts, guesses.split(sizes), strict=True):
         order = assign(found, own).tolist()
         made += [found[at] if at >= 0 else torch.ones_like(found[0]) for at in order]
         made += [found[at] for at in range(len(found)) if at not in order]

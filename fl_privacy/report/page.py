@@ -33,7 +33,7 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         live: ``True`` for a served page with a frame for the progress.
         script: file name of the only script allowed, one of this package's own, which is inlined.
     """
-    policy, program = f"{CONTENT_SECURITY_POLICY}; frame-src 'self'" if live else CONTENT_SECURITY_POLICY, Markup("")
+    policy, program = CONTENT_SECURITY_POLICY + "; frame-src 'self'" * live, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()

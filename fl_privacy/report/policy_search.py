@@ -87,11 +87,8 @@ def _scatter(found: Findings) -> Markup:
         axes.set(xlabel="Leakage score, lower is better", ylabel="Accuracy score, higher is better")
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9, handletextpad=0.2)
 
-    return draw_svg(
-        draw,
-        f"Accuracy score over leakage score of {len(found.scored)} policies: {len(found.accepted)} are accepted,"
-        f" {len(found.chosen)} of them chosen",
-    )
+    kept = f"{len(found.accepted)} are accepted, {len(found.chosen)} of them chosen"
+    return draw_svg(draw, f"Accuracy score over leakage score of {len(found.scored)} policies: {kept}")
 
 
 def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
@@ -125,8 +122,5 @@ def _ranking(found: Findings) -> Markup:
         axes.grid(visible=False, axis="x")
         axes.set(xlabel="Operation; the line: no transformation", ylabel="Leakage score, lower is better")
 
-    best = ", ".join(str(s.policy) for s in lowest)
-    words = (
-        f"Leakage score of each operation, compared with {found.untransformed.privacy:.3f} without; the lowest: {best}"
-    )
-    return draw_svg(draw, words)
+    best = f"{found.untransformed.privacy:.3f} without; the lowest: {', '.join(str(s.policy) for s in lowest)}"
+    return draw_svg(draw, f"Leakage score of each operation, compared with {best}")

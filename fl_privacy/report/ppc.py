@@ -51,7 +51,7 @@ class Sample:
         return PpcPoint(accuracy=self.accuracy, distance=self.distances[distance], signal_to_distortion=self.ratio)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Cap:
     """Calibrated averaged performance of a mechanism, higher is better, over ``points`` strengths."""
 
@@ -67,10 +67,9 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
     found = []
     for row in rows:
         attacks = {cell.title: run for cell, run in row.attacks.items()}
-        for versus in row.leakage:
-            own = [r for r in row.all_readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)]
+        for versus in () if row.entry.undefended else row.leakage:
             sample = sample_of(
-                own,
+                [r for r in row.all_readings if (r.attack, r.attacker) == (versus.attack, versus.attacker)],
                 mechanism=row.entry.family,
                 strength=row.entry.strength,
                 versus=versus,
@@ -78,7 +77,7 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
                 update_distortion=attacks[versus.attack].summary.update_distortion,
                 training=row.entry.training.as_posix(),
             )
-            found += [sample] if sample and not row.entry.undefended else []
+            found += [sample] if sample else []
     return with_worst(found)
 
 
@@ -94,15 +93,16 @@ def sample_of(
 ) -> Sample | None:
     """Build the sample of one attacker over all rounds; ``None`` without accuracy or distortion."""
     ratio = update_distortion.get("signal_to_distortion")
-    measured = []
+    measured: list[dict[str, float]] = []
     for leakage in leakages:
-        rmse, labels = leakage.metrics.get("rmse"), leakage.metrics.get("label_correct")
-        known = {
-            "reconstruction": None if rmse is None or math.isinf(rmse.mean) else rmse.mean,
-            "label": None if labels is None else 1 - labels.mean,
-            "tracing": None if leakage.tracing is None else leakage.tracing.mean,
-        }
-        measured.append({name: mean for name, mean in known.items() if mean is not None})
+        found = {}
+        if (rmse := leakage.metrics.get("rmse")) and not math.isinf(rmse.mean):
+            found["reconstruction"] = rmse.mean
+        if labels := leakage.metrics.get("label_correct"):
+            found["label"] = 1 - labels.mean
+        if leakage.tracing:
+            found["tracing"] = leakage.tracing.mean
+        measured.append(found)
     distances = _least(measured)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -132,9 +132,8 @@ def with_worst(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _least(distances: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {
-        kind: min(d[kind] for d in distances if kind in d) for kind in DISTANCES if any(kind in d for d in distances)
-    }
+    known = {kind: [d[kind] for d in distances if kind in d] for kind in DISTANCES}
+    return {kind: min(values) for kind, values in known.items() if values}
 
 
 def caps(samples: Sequence[Sample]) -> list[Cap]:
@@ -144,22 +143,14 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
         for sample in samples:
             if (point := sample.point(distance)) is not None:
                 curves.setdefault((sample.mechanism, distance, sample.versus), []).append(point)
-    return [
-        Cap(mechanism=mechanism, distance=distance, versus=versus, value=cap(points), points=len(points))
-        for (mechanism, distance, versus), points in curves.items()
-    ]
+    return [Cap(*curve, value=cap(points), points=len(points)) for curve, points in curves.items()]
 
 
 def cap_as_plain(found: Cap) -> dict[str, Any]:
     """Return CAP as plain values for JSON."""
-    return {
-        "mechanism": found.mechanism,
-        "distance": found.distance,
-        "attack": found.versus.attack,
-        "attacker": found.versus.attacker,
-        "cap": found.value,
-        "points": found.points,
-    }
+    of = {"mechanism": found.mechanism, "distance": found.distance}
+    versus = {"attack": found.versus.attack, "attacker": found.versus.attacker}
+    return {**of, **versus, "cap": found.value, "points": found.points}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,11 +170,10 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
         return None
     found = caps(samples)
     attacks = list(dict.fromkeys(sample.versus.attack for sample in samples))
-    values = {(entry.mechanism, entry.distance, entry.versus): entry for entry in found}
     return PpcView(
         mechanisms=list(dict.fromkeys(entry.mechanism for entry in found)),
         columns=list(dict.fromkeys((entry.distance, entry.versus) for entry in found)),
-        values=values,
+        values={(entry.mechanism, entry.distance, entry.versus): entry for entry in found},
         bars={attack: _bars(found, attack) for attack in attacks},
         curves={attack: _curves(samples, attack) for attack in attacks},
     )
@@ -208,25 +198,13 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
     mechanisms = list(dict.fromkeys(sample.mechanism for sample in of_attack))
     for distance, title in DISTANCES.items():
         for mechanism in mechanisms:
-            points = {
-                attacker: [
-                    point
-                    for sample in of_attack
-                    if (sample.mechanism, sample.versus.attacker) == (mechanism, attacker)
-                    and (point := sample.point(distance)) is not None
-                ]
-                for attacker in Attacker
-            }
-            if points[Attacker.PLAIN]:
-                words = "; ".join(
-                    f"accuracy {p.accuracy:.2f}, distance {p.distance:.2f}" for p in points[Attacker.PLAIN]
-                )
-                charts[f"{mechanism} · {title.partition(':')[0]}"] = ppc_chart(
-                    points[Attacker.PLAIN],
-                    points[Attacker.ADAPTIVE],
-                    distance=title,
-                    alt=f"{mechanism} under {attack}: {words}",
-                )
+            own = [(s.versus.attacker, s.point(distance)) for s in of_attack if s.mechanism == mechanism]
+            plain, adaptive = ([p for by, p in own if by == one and p] for one in (Attacker.PLAIN, Attacker.ADAPTIVE))
+            if plain:
+                words = "; ".join(f"accuracy {p.accuracy:.2f}, distance {p.distance:.2f}" for p in plain)
+                alt = f"{mechanism} under {attack}: {words}"
+                chart = ppc_chart(plain, adaptive, distance=title, alt=alt)
+                charts[f"{mechanism} · {title.partition(':')[0]}"] = chart
     return charts
 
 
@@ -234,12 +212,7 @@ _BLUE, _ORANGE = SERIES[0], SERIES[1]
 
 
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
-    """Draw accuracy (orange), distance (blue) and their product over log10(||B|| / ||E|| + 1), as in SPN's Figure 5.
-
-    Args:
-        plain: points of the plain attacker, in any order; those without distortion are not drawn.
-        adaptive: points of the adaptive attacker, dashed.
-    """
+    """Draw accuracy, distance and their product over log10(||B|| / ||E|| + 1) (SPN, Figure 5); adaptive dashed."""
 
     def draw(axes: Axes) -> None:
         right = axes.twinx()
@@ -266,11 +239,7 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
 
 
 def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *, alt: str) -> Markup:
-    """Draw bars of CAP, as in SPN's Figure 25.
-
-    Args:
-        values: mechanism -> distance -> CAP under the strongest attacker, and, if it is another, the plain one's line.
-    """
+    """Draw bars of CAP (SPN, Figure 25): mechanism -> distance -> of the strongest attacker, and of a plain one."""
     kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
 
     def draw(axes: Axes) -> None:

@@ -6,14 +6,8 @@ from collections.abc import Sequence
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report.words import below, metric, percent, points, title_within
-from fl_privacy.runs.folder.defense_choice import (
-    ATTRIBUTE_AT_MOST,
-    MEMBERSHIP_AT_MOST,
-    Candidate,
-    best_unread,
-    comparable,
-    unread_undefended,
-)
+from fl_privacy.runs.folder import defense_choice
+from fl_privacy.runs.folder.defense_choice import Candidate
 from fl_privacy.types.modality import modality_judged_by
 
 
@@ -55,19 +49,16 @@ def withheld(candidate: Candidate) -> str:
             f"No defense is recommended for {kind}s for now: attacks made for a single defense have reconstructed"
             f" {kind}s behind defenses behind which attack=auto reconstructed none."
         )
+    why = ""
     if candidate.over_control is None:
-        return (
-            f"{candidate.name} is not recommended: what the best guess without the update reaches was not measured with"
-            " it, so that the attack may have failed."
-        )
-    if candidate.over_control <= 0:
+        unknown = "what the best guess without the update reaches was not measured with it"
+        why = f"{unknown}, so that the attack may have failed"
+    elif candidate.over_control <= 0:
         short = metric(-candidate.over_control, candidate.judged_by)
         ends = f"{short} below" if candidate.over_control else "no better than"
-        return (
-            f"{candidate.name} is not recommended: the attack behind it is {ends} the best guess without the update,"
-            " which is the sign of an attack that failed."
-        )
-    return ""
+        why = f"the attack behind it is {ends} the best guess without the update"
+        why += ", which is the sign of an attack that failed"
+    return f"{candidate.name} is not recommended: {why}." if why else ""
 
 
 def doubts(candidate: Candidate) -> str:
@@ -82,15 +73,16 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     """Recommend a defense in a few sentences; empty if nothing was both trained and attacked."""
     if not candidates:
         return ""
-    if not comparable(candidates):
+    if not defense_choice.comparable(candidates):
         return "Some uploads leaked images and others texts, which no figure compares."
-    if quiet := unread_undefended(candidates):
+    if quiet := defense_choice.unread_undefended(candidates):
         return nothing_told(quiet)
-    best = best_unread(candidates, psnr_below)
+    best = defense_choice.best_unread(candidates, psnr_below)
     asked = {about for candidate in candidates for about in candidate.inferred}
+    members, points_above = percent(defense_choice.MEMBERSHIP_AT_MOST), 100 * defense_choice.ATTRIBUTE_AT_MOST
     limits = {
-        About.MEMBERSHIP: f", with at most {percent(MEMBERSHIP_AT_MOST)} of the members found at 1 % FPR",
-        About.ATTRIBUTE: f", and an attribute inferred at most {100 * ATTRIBUTE_AT_MOST:.0f} points above guessing",
+        About.MEMBERSHIP: f", with at most {members} of the members found at 1 % FPR",
+        About.ATTRIBUTE: f", and an attribute inferred at most {points_above:.0f} points above guessing",
     }
     goal = goal_in_words(candidates, psnr_below) + "".join(words for about, words in limits.items() if about in asked)
     if best is None:
@@ -98,20 +90,13 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
         said = f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
         quiet_ones = [c for c in candidates if c.images and not (c.undefended or c.read or c.unknown or c.exposed)]
         open_ones = [c.name for c in quiet_ones if None in c.inferred.values()]
-        if not open_ones:
-            return said
-        return (
-            f"{said} Behind {', '.join(open_ones)} no {kind_in_words(candidates[0])} was reconstructed; the rest is"
-            " unknown."
-        )
+        kind, unknown = kind_in_words(candidates[0]), ", ".join(open_ones)
+        return f"{said} Behind {unknown} no {kind} was reconstructed; the rest is unknown." if open_ones else said
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
     price = f"{best.name} (accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)})"
-    said = (
-        f"Of {len(candidates)}, only {price} has {goal}."
-        if number == 1
-        else f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
-    )
+    said = f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
+    said = f"Of {len(candidates)}, only {price} has {goal}." if number == 1 else said
     return " ".join(filter(None, [said, withheld(best), doubts(best)]))
 
 

@@ -39,11 +39,7 @@ class RowLine:
 
 @dataclass(frozen=True, kw_only=True)
 class RowView:
-    """One attacked row.
-
-    Attributes:
-        rank: rank of the three best, or empty.
-    """
+    """One attacked row; ``rank`` is that of the three best, or empty."""
 
     rank: str = ""
     where: str
@@ -70,8 +66,7 @@ def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowVie
 def best_rows_in_words(run: Run) -> str:
     """Describe the control, and the choice of :func:`best_rows`."""
     ranked, said = rank_by(run, TABLE_METRIC), []
-    found = [record["control_cells"] for record in run.of_kind("image") if record.get("control_cells") is not None]
-    if found:
+    if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
         of_rows = "of the cells of a row right (95 % of guesses, mean of the rows)."
         said.append(f"Without any update a guess has up to {share} {of_rows}")
@@ -90,21 +85,12 @@ def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], r
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
-    return RowView(
-        **described(record, "row", CAPTION, without),
-        rank=rank,
-        lines=[
-            RowLine(
-                column=column,
-                original=original[k] if original is not None else "?",
-                guess=_cell(pair.guess, k, record),
-                adaptive=_cell(pair.adaptive, k, record),
-            )
-            for k, column in enumerate(pair.columns)
-        ],
-        known=original is not None,
-        adaptive=pair.adaptive is not None,
-    )
+    lines = []
+    for k, column in enumerate(pair.columns):
+        cells = _cell(pair.guess, k, record), _cell(pair.adaptive, k, record)
+        lines.append(RowLine(column, original[k] if original is not None else "?", *cells))
+    told = described(record, "row", CAPTION, without)
+    return RowView(**told, rank=rank, lines=lines, known=original is not None, adaptive=pair.adaptive is not None)
 
 
 def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> RowCell | None:

@@ -1,7 +1,7 @@
 """Render the page of one run, led by the attacked uploads; for an audit it names the third-party Flower app."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -23,13 +23,7 @@ from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
-from fl_privacy.runs.folder.leakage import (
-    AttackedUploads,
-    facts_of,
-    in_round,
-    modality_attacked,
-    worst_by,
-)
+from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
 from fl_privacy.runs.folder.pictures import RowPair
 from fl_privacy.runs.folder.verdict import tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
@@ -46,20 +40,13 @@ def is_audit(run: Run) -> bool:
 def audit_lede(run: Run) -> str:
     """Describe the audited app and its attacked uploads."""
     config = run.identity.config
-    federation = config.get("federation")
-    audited = config.get("command") == "audit" and isinstance(federation, Mapping)
-    rounds = federation.get("rounds") if audited and isinstance(federation, Mapping) else None
-    model = chosen(run, "model")
+    rounds = select(config, "federation.rounds") if config.get("command") == "audit" else None
     by = f" by {strategy}" if (strategy := chosen(run, "federation")) else ""
-    trained = f"{model} of a Flower app" + (f", trained{by}" if rounds else "")
-    trained += f" over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
-    guarded = (
-        f"defended by {' and '.join(run.defenses)}, as clients say"
-        if run.defenses
-        else "undefended as far as clients say"
-    )
-    attacked = run.of_kind("image")
-    against = f", attacked by {chosen(run, 'attack')}" if attacked else ""
+    trained = f"{chosen(run, 'model')} of a Flower app"
+    trained += f", trained{by} over {rounds} round{'s' if rounds != 1 else ''}" if rounds else ""
+    defended = f"defended by {' and '.join(run.defenses)}, as clients say"
+    guarded = defended if run.defenses else "undefended as far as clients say"
+    against = f", attacked by {chosen(run, 'attack')}" if run.of_kind("image") else ""
     against += ", with and without knowledge of the defense" if run.summary.adaptive else ""
     return f"{trained}, {guarded}{against}. {_attacked(run)}".strip()
 
@@ -72,18 +59,16 @@ def _attacked(run: Run) -> str:
         return "No upload was attacked, so nothing is known about what uploads leak."
     probes = [size for id, size in sizes.items() if "victim-" in id]
     updates = [size for id, size in sizes.items() if "victim-" not in id]
-    said = []
+    targets = []
     if facts_of(run).source is AttackedUploads.SERVER:
-        said.append(
-            f"The attack targets {len(probes)} uploads of one image each that the server computed itself, undefended."
-        )
+        targets.append(f"{len(probes)} uploads of one image each that the server computed itself, undefended")
     elif probes:
         images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
-        said.append(f"The attack targets {len(probes)} uploads computed from {images}.")
+        targets.append(f"{len(probes)} uploads computed from {images}")
     if updates:
         images = "one image" if set(updates) == {1} else f"{_span(updates)} images"
-        said.append(f"The attack targets {len(updates)} training updates, each of {images}.")
-    return " ".join(said)
+        targets.append(f"{len(updates)} training updates, each of {images}")
+    return " ".join(f"The attack targets {target}." for target in targets)
 
 
 def _span(numbers: list[int]) -> str:
@@ -180,10 +165,8 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
     kind = modality_attacked(run.summary.attacked).one
-    if plan.get("steps"):
-        return (
-            f"{plan['steps']} local step{'s' if plan['steps'] != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
-        )
+    if steps := plan.get("steps"):
+        return f"{steps} local step{'s' if steps != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
     epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
     images = f"the {_span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
     return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
@@ -200,13 +183,7 @@ ROUNDS_SHOWN = 12
 
 @dataclass(frozen=True, kw_only=True)
 class ShownVictims:
-    """Victims' data in a run's folder; empty if only figures were shared.
-
-    Attributes:
-        pairs: original and reconstruction, by id and image.
-        sentences: the same for texts.
-        rows: table rows, by id and number.
-    """
+    """Victims' data in a run's folder, by id and number of the example; empty if only figures were shared."""
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)
@@ -218,10 +195,8 @@ class ShownVictims:
     def of(cls, run: Run) -> "ShownVictims":
         if run.shared == "figures":
             return cls()
-        pairs, unpaired = run.read_pairs()
-        sentences, unread = run.read_sentences()
-        rows, torn = run.read_rows()
-        films, damaged = run.read_films()
+        (pairs, unpaired), (sentences, unread) = run.read_pairs(), run.read_sentences()
+        (rows, torn), (films, damaged) = run.read_rows(), run.read_films()
         problems = (*unpaired, *unread, *torn, *damaged)
         return cls(pairs=pairs, sentences=sentences, rows=rows, films=films, problems=problems)
 
@@ -292,24 +267,19 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
 
 def _main_tiles(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
     rounds = sorted({reading.round for reading in found})
-    tiles = []
-    for round in dict.fromkeys([rounds[-1], rounds[0]]) if rounds else ():
-        of_round = in_round(found, round)
-        main = modality_attacked(found).metric
-        worst = worst_by(main, of_round)
-        if worst is None:
-            continue
-        others = [reading for reading in of_round if reading is not worst]
-        tiles.append(
-            {
-                "metric": main,
-                "title": f"Mean {METRICS[main].name_within}" + (f", round {round}" if len(rounds) > 1 else ""),
-                "statistic": worst.statistic(main),
-                "who": worst.among(of_round),
-                "others": [(other.attacker, other.statistic(main)) for other in others],
-            }
-        )
-    return tiles
+    main = modality_attacked(found).metric if found else ""
+    return [
+        {
+            "metric": main,
+            "title": f"Mean {METRICS[main].name_within}" + (f", round {round}" if len(rounds) > 1 else ""),
+            "statistic": worst.statistic(main),
+            "who": worst.among(of_round),
+            "others": [(other.attacker, other.statistic(main)) for other in of_round if other is not worst],
+        }
+        for round in dict.fromkeys([*rounds[-1:], *rounds[:1]])
+        for of_round in (in_round(found, round),)
+        if (worst := worst_by(main, of_round)) is not None
+    ]
 
 
 def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[str, Any]]:
@@ -320,26 +290,17 @@ def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[st
 
 
 def _leakage_rows(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
-    names = list(dict.fromkeys(name for reading in found for name in reading.metrics))
-    order = sorted(names, key=lambda name: list(METRICS).index(name) if name in METRICS else len(METRICS))
+    measured = dict.fromkeys(name for reading in found for name in reading.metrics)
+    names = [name for name in METRICS if name in measured] + [name for name in measured if name not in METRICS]
     rows = []
-    for name in order:
-        worst = worst_by(name, found)
+    for name in names:
+        worst, shown = worst_by(name, found), METRICS.get(name)
+        about = {"description": shown.description if shown else "", "of_papers": bool(shown and shown.of_papers)}
         for reading in sorted(found, key=lambda reading: reading is not worst):
-            statistic, bound = reading.statistic(name), reading.counted_by(name)
-            if statistic is None:
-                continue
-            rows.append(
-                {
-                    "name": name,
-                    "attacker": reading.attacker,
-                    "description": METRICS[name].description if name in METRICS else "",
-                    "of_papers": name in METRICS and METRICS[name].of_papers,
-                    "statistic": statistic,
-                    "bound": bound,
-                    "bound_in_words": bound_in_words(bound) if bound else "",
-                }
-            )
+            if (statistic := reading.statistic(name)) is not None:
+                bound = reading.counted_by(name)
+                row = {"name": name, "attacker": reading.attacker, "statistic": statistic, "bound": bound}
+                rows.append({**row, **about, "bound_in_words": bound_in_words(bound) if bound else ""})
     return rows
 
 
@@ -381,37 +342,27 @@ def _charts(run: Run) -> dict[str, Markup]:
     charts = {}
     if tested := run.summary.tested:
         x, y = [r.round for r in tested], [r.accuracy for r in tested]
-        charts["Test accuracy"] = line_chart(
-            [Curve(x=x, y=y)],
-            x="Round",
-            y="Test accuracy",
-            percent=True,
-            alt=f"Test accuracy over rounds, from {100 * y[0]:.1f} % to {100 * y[-1]:.1f} %",
-        )
+        alt = f"Test accuracy over rounds, from {100 * y[0]:.1f} % to {100 * y[-1]:.1f} %"
+        charts["Test accuracy"] = line_chart([Curve(x=x, y=y)], x="Round", y="Test accuracy", percent=True, alt=alt)
     rounds = run.of_kind("round")
-    losses = {"train": "train_loss", "test": "test_loss"}
     curves = [
         Curve(x=[r["round"] for r in kept], y=[r[field] for r in kept], label=label)
-        for label, field in losses.items()
+        for label, field in (("train", "train_loss"), ("test", "test_loss"), ("epsilon", "epsilon"))
         if (kept := [r for r in rounds if r.get(field) is not None])
     ]
-    if curves:
-        charts["Loss"] = line_chart(curves, x="Round", y="Cross entropy", alt="Training and test loss over rounds")
-    spent = [(r["round"], r["epsilon"]) for r in rounds if r.get("epsilon") is not None]
-    if spent and run.summary.privacy:
-        charts["Privacy spent"] = line_chart(
-            [Curve(x=[round for round, _ in spent], y=[epsilon for _, epsilon in spent])],
-            x="Round",
-            y=f"Epsilon at delta = {run.summary.privacy.delta:.3g}",
-            alt=f"Epsilon over rounds, up to {spent[-1][1]:.3g}",
-        )
+    if losses := [curve for curve in curves if curve.label != "epsilon"]:
+        charts["Loss"] = line_chart(losses, x="Round", y="Cross entropy", alt="Training and test loss over rounds")
+    if run.summary.privacy and (spent := [replace(curve, label="") for curve in curves if curve.label == "epsilon"]):
+        y_axis, alt = f"Epsilon at delta = {run.summary.privacy.delta:.3g}", f"up to {spent[0].y[-1]:.3g}"
+        charts["Privacy spent"] = line_chart(spent, x="Round", y=y_axis, alt=f"Epsilon over rounds, {alt}")
     histories = [h["loss"] for h in run.of_kind("history") if len(h["loss"]) > 1]
     if histories:
+        shown = histories[:CURVES_SHOWN]
         charts["The attacker's loss"] = line_chart(
-            [Curve(x=[100 * k / max(1, len(h) - 1) for k in range(len(h))], y=h) for h in histories[:CURVES_SHOWN]],
+            [Curve(x=[100 * k / max(1, len(h) - 1) for k in range(len(h))], y=h) for h in shown],
             x="Share of the iterations, percent",
             y="Attack loss",
-            log=all(value is not None and value > 0 for h in histories[:CURVES_SHOWN] for value in h),
+            log=all(value is not None and value > 0 for h in shown for value in h),
             faint=True,
             alt=f"The attacker's own loss over its iterations, a line for each of {len(histories)} victims",
         )

@@ -27,9 +27,7 @@ def chosen(run: Run, group: str) -> str:
     """Return the run's option of ``group``; for a user's own code, its name."""
     choices, section = run.identity.config.get("choices"), run.identity.config.get(group)
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
-    if option:
-        return option
-    return str(section.get("name", "")) if isinstance(section, Mapping) else str(section or "")
+    return option or (str(section.get("name", "")) if isinstance(section, Mapping) else str(section or ""))
 
 
 def overview(run: Run) -> list[tuple[str, str]]:
@@ -51,10 +49,8 @@ def overview(run: Run) -> list[tuple[str, str]]:
 def batch_norm_in_words(summaries: Iterable[Summary]) -> str:
     """Describe the mode of batch norm in the attacked uploads; empty for models without."""
     modes = sorted({mode for summary in summaries for mode in summary.batch_norm})
-    if not modes:
-        return ""
     ran = " or ".join(_BATCH_NORM[mode] for mode in modes)
-    return f"In the attacked uploads, batch norm ran in {ran}."
+    return f"In the attacked uploads, batch norm ran in {ran}." if modes else ""
 
 
 def differences(runs: Sequence[Run]) -> list[list[str]]:
@@ -86,15 +82,10 @@ def names(runs: Sequence[Run]) -> tuple[list[str], str]:
     """Return for each run the options that distinguish it, and those that all share."""
     options = {group: [chosen(run, group) for run in runs] for group in GROUPS}
     varying = [group for group, taken in options.items() if len(set(taken)) > 1]
-    shared = [
-        taken[0]
-        for group, taken in options.items()
-        if group not in varying and taken[0] and taken[0] != AS_USUAL.get(group)
-    ]
-    own = [
-        " · ".join(f"{group}={options[group][k]}" for group in varying if options[group][k]) for k in range(len(runs))
-    ]
-    return [name or run.identity.label for name, run in zip(own, runs, strict=True)], " · ".join(shared)
+    same = {group: taken[0] for group, taken in options.items() if group not in varying}
+    shared = " · ".join(option for group, option in same.items() if option and option != AS_USUAL.get(group))
+    own = [" · ".join(f"{g}={options[g][k]}" for g in varying if options[g][k]) for k in range(len(runs))]
+    return [name or run.identity.label for name, run in zip(own, runs, strict=True)], shared
 
 
 def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

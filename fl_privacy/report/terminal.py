@@ -42,19 +42,19 @@ def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
     """Recommend the next step to the owner of the clients."""
     if verdict.ground is Ground.READ:
         grid = _GRIDS.get(verdict.modality, "quick")
+        measure = f"`fl-privacy trade-off {grid}`"
         if verdict.facts.undefended:
-            return f"Defend the clients: `fl-privacy trade-off {grid}` shows which defense prevents this at what cost."
-        return (
-            f"This defense does not prevent it: make it stronger, or choose another by `fl-privacy trade-off {grid}`."
-        )
+            return f"Defend the clients: {measure} shows which defense prevents this at what cost."
+        return f"This defense does not prevent it: make it stronger, or choose another by {measure}."
     return _TO_DO.get(verdict.ground, "The page names the evidence.")
 
 
 def answers_of(run_dirs: Sequence[Path]) -> str:
-    """Describe the results of several runs, and name the one that leaks most."""
+    """Describe the results of one or several runs, and name the one that leaks most."""
+    if len(run_dirs) == 1:
+        return run_in_words(run_dirs[0])
     runs = [read_run(path) for path in run_dirs]
-    verdicts = [verdict_of(run) for run in runs]
-    read = [(verdict, run) for verdict, run in zip(verdicts, runs, strict=True) if verdict.ground is Ground.READ]
+    read = [(verdict, run) for run in runs if (verdict := verdict_of(run)).ground is Ground.READ]
     if not read:
         return f"None of {len(runs)} runs reconstructed an example. {_NO_PROOF}"
     most, run = max(read, key=lambda pair: pair[0].counts.read / max(1, pair[0].counts.judged))

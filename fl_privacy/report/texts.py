@@ -17,22 +17,16 @@ Kind = Literal["plain", "right", "misplaced", "wrong"]
 
 @dataclass(frozen=True)
 class Piece:
-    """A token for display, its kind, and ``True`` if it continues the word before it."""
+    """A token for display, ``True`` if it continues the word before it, and its kind."""
 
     text: str
-    kind: Kind
     glued: bool
+    kind: Kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceView:
-    """One attacked text.
-
-    Attributes:
-        original: tokens; empty if not known.
-        guess: plain attacker's tokens.
-        adaptive: adaptive attacker's tokens; ``None`` without one.
-    """
+    """One attacked text as tokens; ``original`` is empty if not known, ``adaptive`` is ``None`` without one."""
 
     rank: str = ""
     where: str
@@ -69,18 +63,13 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
         kind: Kind = "right" if is_right else "misplaced" if left[token] > 0 else "wrong"
         if kind == "misplaced":
             left[token] -= 1
-        pieces.append(Piece(*_readable(token, kind)))
+        pieces.append(Piece(*as_shown(token), kind))
     return pieces
 
 
 def uncolored(tokens: Sequence[str]) -> list[Piece]:
     """Return ``tokens`` for display, without marks."""
-    return [Piece(*_readable(token, "plain")) for token in tokens]
-
-
-def _readable(token: str, kind: Kind) -> tuple[str, Kind, bool]:
-    shown, glued = as_shown(token)
-    return shown, kind, glued
+    return [Piece(*as_shown(token), "plain") for token in tokens]
 
 
 def _view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:

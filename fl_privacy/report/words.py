@@ -16,85 +16,72 @@ MARK = "<!-- words -->"
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 TERMS = {
-    "Adaptive attacker": (r"adaptive|knows the defense", "one that knows the public description of the defense"),
-    "AUC": (r"\bAUC\b", "how well an attack ranks members before others: 0.5 is guessing, 1 is always right"),
-    "Belief change (BPKI)": (
-        r"BPKI",
-        "how far seeing the update moves an attacker's belief about the values of pixels; 0 is not at all",
-    ),
-    "CAP": (
-        r"\bCAP\b",
-        "accuracy times distance, averaged over the strengths of a defense; high is good (SPN's paper)",
-    ),
-    "Client, server, round": (
-        r"\bclients?\b",
-        "clients hold data and train on it; the server averages what they upload; a round is one such exchange",
-    ),
-    "Confidence, 95 % CI": (
-        r"95 %",
-        "the range in which the true value lies in 95 of 100 repetitions; wide where little was measured",
-    ),
-    "Defense": (r"\bdefen[sd]", "a change of clients' updates so that less can be reconstructed from them"),
-    "Epsilon, delta": (
-        r"[Ee]psilon",
-        "of differential privacy: the smaller epsilon, the less an upload depends on any one example, whoever attacks;"
-        " delta is the chance that this fails",
-    ),
-    "Gradient, update, upload": (
-        r"gradient|update|upload",
-        "how a client's examples would change the model: what leaves a client in place of its data",
-    ),
-    "Honest but curious": (
-        r"honest[ -]but[ -]curious",
-        "a server that follows the protocol, and attacks what it receives",
-    ),
-    "Identified": (
-        r"\b[Ii]dentified",
-        "the original is nearer to the guess than about a thousand others, also after changes that hide nothing,"
-        " such as a negative or a mirror image",
-    ),
-    "Label": (r"[Ll]abel", "the class that an example belongs to"),
-    "LPIPS": (r"LPIPS", "distance of two images as people see it, 0 for equal ones"),
-    "Malicious server": (r"malicious", "one that sends clients models that were made to leak"),
-    "Membership": (r"took part|[Mm]embership", "whether an example is among those that a client trains on"),
-    "MSE, rMSE": (
-        r"\br?MSE\b",
-        "squared error of the pixels, and the error relative to the image; 0 for equal images",
-    ),
-    "Proven": (r"[Pp]roven", "the attacker itself can show that no other example fits the upload"),
-    "PSNR": (
-        r"PSNR",
-        "similarity of two images in decibels: about 8 for unlike ones, over 30 hardly distinguishable; a flat gray"
-        " picture can reach 16, so it alone says little",
-    ),
-    "Recognizable": (
-        r"\b[Rr]ecognizable",
-        "above a bound that a paper set for this, and above what a guess without the update reaches",
-    ),
-    "Reconstructed": (
-        r"\b[Rr]econstructed\b",
-        "exactly, or so closely that the example is identified among many others, or above a published bound and above"
-        " what a guess without the update shows",
-    ),
-    "Secure aggregation": (
-        r"SecAgg|secure aggregation|CKKS",
-        "the server learns the sum of all uploads and no single one",
-    ),
-    "SSIM": (r"SSIM", "similarity of two images by their structure, 1 for equal ones"),
-    "Student's t": (r"Student's t", "the usual way to get a 95 % range for a mean of few values"),
-    "Token F1": (
-        r"Token F1|token F1",
-        "share of a text's words, or parts of words, that were reconstructed, in any order",
-    ),
-    "TPR at 1 % FPR": (r"TPR", "share of members found when one of a hundred others is taken for one"),
+    "Adaptive attacker": "one that knows the public description of the defense",
+    "AUC": "how well an attack ranks members before others: 0.5 is guessing, 1 is always right",
+    "Belief change (BPKI)": "how far seeing the update moves an attacker's belief about the values of pixels; 0 is not"
+    " at all",
+    "CAP": "accuracy times distance, averaged over the strengths of a defense; high is good (SPN's paper)",
+    "Client, server, round": "clients hold data and train on it; the server averages what they upload; a round is one"
+    " such exchange",
+    "Confidence, 95 % CI": "the range in which the true value lies in 95 of 100 repetitions; wide where little was"
+    " measured",
+    "Defense": "a change of clients' updates so that less can be reconstructed from them",
+    "Epsilon, delta": "of differential privacy: the smaller epsilon, the less an upload depends on any one example,"
+    " whoever attacks; delta is the chance that this fails",
+    "Gradient, update, upload": "how a client's examples would change the model: what leaves a client in place of its"
+    " data",
+    "Honest but curious": "a server that follows the protocol, and attacks what it receives",
+    "Identified": "the original is nearer to the guess than about a thousand others, also after changes that hide"
+    " nothing, such as a negative or a mirror image",
+    "Label": "the class that an example belongs to",
+    "LPIPS": "distance of two images as people see it, 0 for equal ones",
+    "Malicious server": "one that sends clients models that were made to leak",
+    "Membership": "whether an example is among those that a client trains on",
+    "MSE, rMSE": "squared error of the pixels, and the error relative to the image; 0 for equal images",
+    "Proven": "the attacker itself can show that no other example fits the upload",
+    "PSNR": "similarity of two images in decibels: about 8 for unlike ones, over 30 hardly distinguishable; a flat"
+    " gray picture can reach 16, so it alone says little",
+    "Recognizable": "above a bound that a paper set for this, and above what a guess without the update reaches",
+    "Reconstructed": "exactly, or so closely that the example is identified among many others, or above a published"
+    " bound and above what a guess without the update shows",
+    "Secure aggregation": "the server learns the sum of all uploads and no single one",
+    "SSIM": "similarity of two images by their structure, 1 for equal ones",
+    "Student's t": "the usual way to get a 95 % range for a mean of few values",
+    "Token F1": "share of a text's words, or parts of words, that were reconstructed, in any order",
+    "TPR at 1 % FPR": "share of members found when one of a hundred others is taken for one",
 }
-"""Title -> pattern that matches it in a text, and its meaning."""
+"""Title -> meaning."""
+
+_PATTERNS = {
+    "Adaptive attacker": r"adaptive|knows the defense",
+    "AUC": r"\bAUC\b",
+    "Belief change (BPKI)": r"BPKI",
+    "CAP": r"\bCAP\b",
+    "Client, server, round": r"\bclients?\b",
+    "Confidence, 95 % CI": r"95 %",
+    "Defense": r"\bdefen[sd]",
+    "Epsilon, delta": r"[Ee]psilon",
+    "Gradient, update, upload": r"gradient|update|upload",
+    "Honest but curious": r"honest[ -]but[ -]curious",
+    "Identified": r"\b[Ii]dentified",
+    "Label": r"[Ll]abel",
+    "Malicious server": r"malicious",
+    "Membership": r"took part|[Mm]embership",
+    "MSE, rMSE": r"\br?MSE\b",
+    "Proven": r"[Pp]roven",
+    "Recognizable": r"\b[Rr]ecognizable",
+    "Reconstructed": r"\b[Rr]econstructed\b",
+    "Secure aggregation": r"SecAgg|secure aggregation|CKKS",
+    "Token F1": r"Token F1|token F1",
+    "TPR at 1 % FPR": r"TPR",
+}
+"""Title -> pattern that matches it in a text, if it is another."""
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
     """List (title, meaning) of the terms in ``texts``."""
     said = "\n".join(texts)
-    return [(title, meaning) for title, (pattern, meaning) in TERMS.items() if re.search(pattern, said)]
+    return [(title, meaning) for title, meaning in TERMS.items() if re.search(_PATTERNS.get(title, title), said)]
 
 
 def with_words(page: str) -> str:
@@ -102,9 +89,7 @@ def with_words(page: str) -> str:
     if MARK not in page:
         return page
     words = glossary_of([_MARKUP.sub(" ", page)])
-    shown = Markup("").join(
-        Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(title, meaning) for title, meaning in words
-    )
+    shown = Markup("").join(Markup("<div><dt>{}</dt><dd>{}</dd></div>").format(*term) for term in words)
     opening = '<section><details><summary>Words on this page</summary><dl class="glossary inside">'
     return page.replace(MARK, f"{opening}{shown}</dl></details></section>" if words else "")
 
@@ -153,9 +138,7 @@ def ratio(value: float | None) -> str:
 
 def metric(value: float | None, name: str) -> str:
     """Format ``value`` of the metric ``name`` with its unit; PSNR is capped at 100 dB."""
-    if value is None:
-        return MISSING
-    return METRICS[name].in_words(value) if name in METRICS else decimals(value)
+    return MISSING if value is None else METRICS[name].in_words(value) if name in METRICS else decimals(value)
 
 
 def below(upper: float, mean: float, name: str) -> str:
@@ -169,9 +152,9 @@ def below(upper: float, mean: float, name: str) -> str:
 
 def interval(statistic: Statistic, name: str) -> str:
     """Format the 95 % confidence interval in brackets without unit, or the median if there is none."""
+    show: Callable[[float], str] = METRICS[name].digits if name in METRICS else decimals
     if statistic.ci95 is None:
-        return MISSING if statistic.groups < LEAST_SPLIT else f"median {_digits(name)(statistic.median)}"
-    show = _digits(name)
+        return MISSING if statistic.groups < LEAST_SPLIT else f"median {show(statistic.median)}"
     return "[{}, {}]".format(*map(show, statistic.ci95))
 
 
@@ -183,10 +166,6 @@ def title(name: str) -> str:
 def title_within(name: str) -> str:
     """Return the title of the metric ``name`` in sentences."""
     return METRICS[name].name_within if name in METRICS else name.replace("_", " ")
-
-
-def _digits(name: str) -> Callable[[float], str]:
-    return METRICS[name].digits if name in METRICS else decimals
 
 
 def papers_bound(name: str) -> str:

@@ -1,25 +1,41 @@
 """Write pages of run folders, and copies to share."""
 
+from __future__ import annotations
+
+import math
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.files.foreign import expect_file_name
+from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
+from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
+from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
+from fl_privacy.report.inferred import AXES
 from fl_privacy.report.mechanisms import samples_of_runs
+from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
-from fl_privacy.report.run_page import ShownVictims, render_run
-from fl_privacy.report.trade_off_page import render_trade_off, row_as_plain, trade_off_sentences
-from fl_privacy.runs.folder import Run, read_run
+from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
+from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
+from fl_privacy.report.settings import batch_norm_in_words
+from fl_privacy.report.words import metric, papers_bound, percent
+from fl_privacy.runs.folder import Attacker, Candidate, Run, read_run
+from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
+from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by
 from fl_privacy.runs.folder.records import dump_json
 from fl_privacy.runs.folder.share import copy_run
-from fl_privacy.runs.folder.study import StudyEntry, read_study
+from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Versus, read_study
 
 PICTURED = 16
 """Pairs in ``pictures/reconstructions.png``, evenly spread from best to worst."""
@@ -28,7 +44,7 @@ PICTURED = 16
 def write_report(
     run_dirs: Sequence[Path], out: Path | None = None, *, psnr_below: float | None = None, cap: bool = False
 ) -> Path:
-    """Write one self-contained HTML page on one or many runs; with images it is readable only by its owner.
+    """Write and return one HTML page on one or many runs; with images it is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
     next to the first one.
@@ -37,9 +53,6 @@ def write_report(
         out: other path of the page; its folder is created.
         psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
         cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
-
-    Returns:
-        Path of the page.
 
     Raises:
         UserError: a folder is not a run's, ``out`` is not writable, or no run has what ``cap`` needs.
@@ -72,14 +85,7 @@ def write_report(
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
-    """Write the page of a sweep, and its tables ``trade_off.json`` and ``trade_off_cap.json`` next to it.
-
-    Args:
-        psnr_below: see ``write_report``.
-
-    Raises:
-        UserError: ``page`` is not writable.
-    """
+    """Write a sweep's page, ``trade_off.json`` and ``trade_off_cap.json``; ``UserError`` if it can't be written."""
     rows = read_study(entries)
     try:
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -111,18 +117,15 @@ def page_of_run(run: Run, *, live: bool = False) -> str:
 def _write_picture(run: Run) -> None:
     pairs, _ = run.read_pairs() if run.shared != "figures" else ({}, [])
     ranked = [v for v in rank_by(run, IMAGE_METRIC) if (v["id"], v["image"]) in pairs]
-    chosen = (
-        ranked
-        if len(ranked) <= PICTURED
-        else [ranked[k * (len(ranked) - 1) // (PICTURED - 1)] for k in range(PICTURED)]
-    )
-    if not chosen:
+    if len(ranked) > PICTURED:
+        ranked = [ranked[k * (len(ranked) - 1) // (PICTURED - 1)] for k in range(PICTURED)]
+    if not ranked:
         return
-    shown = [pairs[v["id"], v["image"]] for v in chosen]
+    shown = [pairs[v["id"], v["image"]] for v in ranked]
     grid_picture(
         [pair.original for pair in shown],
         [pair.guess for pair in shown],
-        [caption(v) for v in chosen],
+        [caption(v) for v in ranked],
         run.path / "pictures" / "reconstructions.png",
         adaptive=[pair.adaptive for pair in shown] if run.summary.adaptive else None,
         transformed=[pair.transformed for pair in shown] if any(p.transformed is not None for p in shown) else None,
@@ -137,14 +140,11 @@ def share_report(
     psnr_below: float | None = None,
     cap: bool = False,
 ) -> Path:
-    """Copy runs into the new folder ``destination``, each with its page, and a comparison of several.
+    """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
     Args:
         destination: missing or empty folder; it appears when complete.
         with_originals: ``True`` to include images, readable only by the owner.
-
-    Returns:
-        Path of the main page.
 
     Raises:
         UserError: a folder is not a run's, or ``destination`` exists or is not writable.
@@ -175,3 +175,245 @@ def share_report(
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return destination / page.relative_to(part)
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """A defense at one strength: utility, leakage and its 95 % interval."""
+
+    x: float
+    y: float
+    y_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyCurve:
+    """Points of one family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
+
+    points: Sequence[CurvePoint]
+    series: int | None
+    adaptive: bool
+
+
+def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float | None) -> str:
+    """Render the HTML of ``rows``, with links relative to the file ``out``."""
+    asked, candidates = _asked_and_candidates(rows)
+    best = best_unread(candidates, psnr_below)
+    versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
+    chosen = next((row for row in rows if best and row.name == best.name), None)
+    return render(
+        "trade_off.html.j2",
+        rows=rows,
+        best=chosen,
+        few=bool(best and best.rests_on_few),
+        headline=_headline(candidates, best, psnr_below),
+        compared=COMPARED.get(main_of([r for row in rows for r in row.all_readings]), COMPARED[IMAGE_METRIC]),
+        answer=answer(candidates, psnr_below),
+        uploads=said_together((c.title, uploads_of(run)) for row in rows for c, run in row.attacks.items()),
+        batch_norm=batch_norm_in_words(run.summary for row in rows for run in row.attacks.values()),
+        versus=versus,
+        figures=figures_of(*rows),
+        series=_series(rows),
+        charts={attack: _charts(rows, attack, chosen) for attack in dict.fromkeys(v.attack for v in versus)},
+        inferred_charts=inferred_charts(rows, chosen),
+        inferred=[about for about in AXES if about in asked],
+        strongest=strongest,
+        axes=AXES,
+        has_adaptive=any(v.attacker is Attacker.ADAPTIVE for v in versus),
+        ppc=ppc_view_of(samples_of_rows(rows)),
+        missing=[row.name for row in rows if not row.complete],
+        links={row.entry.training: link_to(row.entry.training, out) for row in rows},
+        attack_links=[{c.title: link_to(path, out) for c, path in row.entry.attacks.items()} for row in rows],
+    )
+
+
+def trade_off_sentences(rows: Sequence[StudyRow], *, psnr_below: float | None) -> str:
+    """Recommend a defense by ``rows``, with the evidence."""
+    _, candidates = _asked_and_candidates(rows)
+    headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
+    return f"{headline}. {answer(candidates, psnr_below)}".strip()
+
+
+def _asked_and_candidates(rows: Sequence[StudyRow]) -> tuple[Any, list[Candidate]]:
+    asked = asked_of([finding for row in rows for finding in row.findings])
+    whole = [row for row in rows if row.complete]
+    return asked, [candidate for row in whole if (candidate := row.candidate(asked=asked))]
+
+
+def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_below: float | None) -> str:
+    if not candidates:
+        return "Nothing was both trained and attacked yet"
+    if best is not None:
+        few = ", which rests on few uploads" if best.rests_on_few else ""
+        said = f"Behind {best.name}, the most accurate of its kind, the attacks reconstructed nothing"
+        return f"{said}: {read_of(best)}{few}"
+    if (plain := unread_undefended(candidates)) is not None:
+        return f"The attacks reconstructed nothing undefended either: {read_of(plain)}"
+    defended = [candidate for candidate in candidates if not candidate.undefended]
+    if defended and all(candidate.read for candidate in defended):
+        tried = "the one defense that was" if len(defended) == 1 else f"each of the {len(defended)} defenses that were"
+        return f"Clients' {kind_in_words(candidates[0])}s were reconstructed behind {tried} tried"
+    return f"No defense has {goal_in_words(candidates, psnr_below)}"
+
+
+def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
+    families = dict.fromkeys(row.entry.family for row in rows if not row.entry.undefended)
+    return {family: number for number, family in enumerate(families)}
+
+
+def _charts(rows: Sequence[StudyRow], attack: str, best: StudyRow | None) -> dict[str, Markup]:
+    shown = [name for names in COMPARED.values() for name in names]
+    return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
+
+
+def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
+    """Draw a chart of each attack on membership or an attribute, with a line for guessing."""
+    (utility_of, x), series, charts = _utility(rows), _series(rows), {}
+    for about, axis in AXES.items():
+        points: dict[str, list[CurvePoint]] = {}
+        ring, chances, told = None, [], []
+        for row in rows:
+            found, utility = strongest(row.findings, about), utility_of(row)
+            if found is None or utility is None:
+                continue
+            method, measure = found
+            point = CurvePoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
+            points.setdefault(row.entry.family, []).append(point)
+            chances.append(100 * measure.chance)
+            told.append(f"{row.name} {percent(measure.value)} by {method.title}")
+            ring = (point.x, point.y) if row is best else ring
+        if points:
+            charts[axis] = trade_off_chart(
+                [FamilyCurve(points=p, series=series.get(family), adaptive=False) for family, p in points.items()],
+                x=x,
+                y=f"{axis.rpartition(', ')[2]}, percent (high leaks)",
+                alt=f"{axis} over utility: " + "; ".join(told),
+                bound=max(chances),
+                bound_label="by guessing",
+                ring=ring,
+            )
+    return charts
+
+
+def _chart(rows: Sequence[StudyRow], attack: str, name: str, best: StudyRow | None) -> Markup | None:
+    (utility_of, x), series, curves = _utility(rows), _series(rows), []
+    for attacker in Attacker:
+        points: dict[str, list[CurvePoint]] = {}
+        for row in rows:
+            if (point := _point(row, Versus(attack, attacker), name, utility_of)) is not None:
+                points.setdefault(row.entry.family, []).append(point)
+        adaptive = attacker is Attacker.ADAPTIVE
+        curves += [FamilyCurve(points=p, series=series.get(f), adaptive=adaptive) for f, p in points.items()]
+    if not curves:
+        return None
+    shown = METRICS[name]
+    ringed = best and max(
+        (p for v in best.leakage if v.attack == attack and (p := _point(best, v, name, utility_of))),
+        key=lambda p: p.y if shown.leaks == "high" else -p.y,
+        default=None,
+    )
+    return trade_off_chart(
+        curves,
+        x=x,
+        y=shown.axis,
+        alt=f"{shown.title} under {attack} over utility: " + _in_words(rows, attack, name),
+        bound=shown.bound,
+        bound_label=papers_bound(name),
+        ring=(ringed.x, ringed.y) if ringed else None,
+    )
+
+
+Utility = Callable[[StudyRow], float | None]
+
+
+def _point(row: StudyRow, versus: Versus, name: str, utility_of: Utility) -> CurvePoint | None:
+    statistic, utility = row.statistic(versus, name), utility_of(row)
+    if statistic is None or utility is None:
+        return None
+    return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
+
+
+def _utility(rows: Sequence[StudyRow]) -> tuple[Utility, str]:
+    if all(row.pmm is not None for row in rows if row.accuracy is not None):
+        return (lambda row: row.pmm), "Accuracy kept, percent of the undefended"
+    return (lambda row: None if row.accuracy is None else 100 * row.accuracy), "Test accuracy, percent"
+
+
+def _in_words(rows: Sequence[StudyRow], attack: str, name: str) -> str:
+    shown = []
+    for row in rows:
+        found = [reading for reading in row.all_readings if reading.attack == attack]
+        if (worst := worst_by(name, found)) and (statistic := worst.statistic(name)):
+            by = f" ({worst.among(found)})" if worst.among(found) else ""
+            shown.append(f"{row.name} {metric(statistic.mean, name)}{by}")
+    return "; ".join(shown)
+
+
+def trade_off_chart(
+    curves: Sequence[FamilyCurve],
+    *,
+    x: str,
+    y: str,
+    alt: str,
+    bound: float | None,
+    bound_label: str,
+    ring: tuple[float, float] | None,
+) -> Markup:
+    """Draw curves with error bars; infinite values are labelled above all others."""
+
+    top = top_of([p.y for curve in curves for p in curve.points], bound)
+
+    def draw(axes: Axes) -> None:
+        for curve in curves:
+            color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
+            # half-lengths (2, n) of the error bars, zero without one
+            ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in curve.points]
+            axes.errorbar(
+                [p.x for p in curve.points],
+                [min(p.y, top) for p in curve.points],
+                yerr=[[low[0] for low, _ in ends], [high[0] for _, high in ends]],
+                fmt="*" if curve.series is None else "--o" if curve.adaptive else "-o",
+                markersize=10 if curve.series is None else 4.5,
+                markerfacecolor="none" if curve.adaptive else color,
+                color=color,
+                linewidth=1.4,
+                elinewidth=0.8,
+                capsize=1.5,
+                zorder=4 if curve.series is None else 3,
+            )
+            for point in curve.points:
+                if math.isinf(point.y):
+                    axes.annotate(EXACT, (point.x, top), xytext=(6, 5), textcoords="offset points", fontsize=9)
+        if ring is not None:
+            circle: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgecolor": INK}
+            axes.plot(ring[0], min(ring[1], top), "o", markeredgewidth=1.3, **circle)
+        axes.margins(0.06)
+        if bound is not None:
+            draw_bound(axes, bound, bound_label)
+        widen(axes)
+        axes.set(xlabel=x, ylabel=y)
+
+    return draw_svg(draw, alt)
+
+
+def row_as_plain(row: StudyRow) -> dict[str, Any]:
+    """Return the row as plain values for ``trade_off.json``, independent of the clock."""
+    return {
+        "family": row.entry.family,
+        "strength": row.entry.strength,
+        "accuracy": row.accuracy,
+        "pmm": row.pmm,
+        "update_distortion": {name: asdict(statistic) for name, statistic in row.update_distortion.items()},
+        "bytes_per_upload": row.upload["upload_bytes"].mean if row.training else None,
+        "inferred": [finding.as_record() | {"seconds": None, "fpr": [], "tpr": []} for finding in row.findings],
+        "leakage": [
+            {"attack": v.attack, "attacker": v.attacker}
+            | {name: asdict(of)[name] for name in ("images", "failures", "metrics", "thresholds")}
+            | {"counts": of.counts.as_plain()}
+            for v, of in row.leakage.items()
+        ],
+    }

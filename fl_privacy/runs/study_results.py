@@ -7,8 +7,7 @@ from pathlib import Path
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.report.benchmark import MeasuredBenchmark
-from fl_privacy.report.benchmark_page import benchmark_as_plain, render_benchmark
+from fl_privacy.report.benchmark_page import MeasuredBenchmark, benchmark_as_plain, render_benchmark
 from fl_privacy.runs.build import build_dataset
 from fl_privacy.runs.config.compose import merge_overrides, override_keys
 from fl_privacy.runs.config.keys import is_within, keys_of

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fl_privacy.cli import workers
+from fl_privacy.cli import studies
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.measure import aggregate
 from fl_privacy.report.benchmark_page import SCHEMA
@@ -45,10 +45,10 @@ def in_this_process() -> Iterator[None]:
 
     def run_here(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
         for job in jobs:
-            on_done(job, workers._do(job))
+            on_done(job, studies._do(job))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "run_in_processes", run_here)
+        patch.setattr(studies, "run_in_processes", run_here)
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fl_privacy.cli import workers
+from fl_privacy.cli import studies
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.report.benchmark_page import SCHEMA
 from fl_privacy.runs import study_results
@@ -41,11 +41,11 @@ evaluators: {}
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     def run_here(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
         for job in jobs:
-            on_done(job, workers._do(job))
+            on_done(job, studies._do(job))
 
     place = tmp_path_factory.mktemp("rows")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "run_in_processes", run_here)
+        patch.setattr(studies, "run_in_processes", run_here)
         done = run("benchmark", write_track(place, ROWS), out=place / "runs")
     assert done.status == 0
     yield done.path

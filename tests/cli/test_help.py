@@ -39,6 +39,15 @@ def test_without_a_command_there_is_help_and_no_error(capfd: pytest.CaptureFixtu
     assert not printed.err
 
 
+def test_metrics_are_listed_by_either_number_of_the_word(capfd: pytest.CaptureFixture[str]) -> None:
+    listed = []
+    for kind in ("metric", "metrics"):
+        assert run_command_line(["list", kind]) == 0
+        listed.append(capfd.readouterr().out)
+    assert "psnr" in listed[0]
+    assert listed[0] == listed[1]
+
+
 def _plain(text: str) -> str:
     """Without frames and breaks of lines, which depend on the width of the terminal."""
     return re.sub(r"[\s│]+", "", text)

@@ -30,18 +30,13 @@ def make_authority(certificate: Path, key: Path) -> None:
     builder = _builder(name, name, made.public_key(), CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs=True), critical=True)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(made.public_key())
-    builder = builder.add_extension(identifier, critical=False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(made.public_key()), critical=False)
     write_private(key, _private(made))
     write_whole(certificate, _pem(builder.sign(made, hashes.SHA384())))
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
-    """Make a certificate for ``host``, a name or address, and for loopback, signed by ``authority``.
-
-    Args:
-        key: file to write, readable by its owner alone.
-    """
+    """Make a certificate for ``host`` and loopback, signed by ``authority``, and its owner's ``key``."""
     issuer, signer = read_certificate(authority[0]), read_private_key(authority[1])
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
@@ -67,25 +62,19 @@ def make_node_key(private: Path, public: Path) -> None:
 
 
 def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.datetime:
-    """Check a server's certificate, and return the end of its validity.
-
-    Raises:
-        UserError: it is not signed by ``authority``, not valid now, or for other names than ``host``.
-    """
+    """Return the end of a certificate's validity; ``UserError`` if signer, time or ``host`` is wrong."""
     held, signer = read_certificate(certificate), read_certificate(authority)
     try:
         held.verify_directly_issued_by(signer)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise UserError(
-            f"{certificate} is expected to be signed by {authority}, but is not; write both anew."
-        ) from error
+        other = f"{authority}, but is not; write both anew"
+        raise UserError(f"{certificate} is expected to be signed by {other}.") from error
     if not held.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= held.not_valid_after_utc:
         raise UserError(f"{certificate} is expected to be valid now, but ends {held.not_valid_after_utc:%Y-%m-%d}.")
     names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if _general_name(host) not in list(names):
-        raise UserError(
-            f"{certificate} is expected to be for {host}, but is for {', '.join(str(n.value) for n in names)}."
-        )
+        held_by = ", ".join(str(name.value) for name in names)
+        raise UserError(f"{certificate} is expected to be for {host}, but is for {held_by}.")
     return held.not_valid_after_utc
 
 
@@ -94,9 +83,8 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is expected to be a certificate, but can't be read: {error}; write it anew."
-        ) from error
+        why = f"{error}; write it anew"
+        raise UserError(f"{path} is expected to be a certificate, but can't be read: {why}.") from error
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -120,17 +108,9 @@ def _builder(
 
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not signs,
-        key_cert_sign=signs,
-        crl_sign=signs,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
 
 
 def _general_name(text: str) -> x509.GeneralName:

@@ -24,14 +24,9 @@ _WATCH_SECONDS = 0.02
 _POWER = Path("/sys/class/powercap")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LimitedOutcome:
-    """Outcome of a command that ran within limits.
-
-    Attributes:
-        peak: largest memory in bytes, without pages of files, which the system can drop.
-        too_large: ``True`` if it was ended for its memory.
-    """
+    """Outcome of a command within limits; ``peak`` is in bytes, without pages of files, which can be dropped."""
 
     status: int
     out: str
@@ -48,13 +43,8 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
     a peak.
     """
     with _cgroup(memory) as group, tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as complaint:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _ENTER, str(core), str(group or ""), *command],
-            stdout=out,
-            stderr=complaint,
-            env=dict(environment),
-        )
-        peak = 0
+        entered = [sys.executable, "-c", _ENTER, str(core), str(group or ""), *command]
+        process, peak = subprocess.Popen(entered, stdout=out, stderr=complaint, env=dict(environment)), 0
         try:
             while process.poll() is None:
                 peak = max(peak, _own_bytes(process.pid))
@@ -71,14 +61,8 @@ def run_limited(command: Sequence[str], *, memory: int, core: int, environment: 
             too_large = int(dict(line.split() for line in told.splitlines()).get("oom_kill", 0)) > 0
         out.seek(0)
         complaint.seek(0)
-        return LimitedOutcome(
-            status=process.returncode,
-            out=out.read(),
-            complaint=complaint.read(),
-            peak=peak,
-            too_large=too_large,
-            held_by="its parent" if group is None else "a memory cgroup",
-        )
+        by = "its parent" if group is None else "a memory cgroup"
+        return LimitedOutcome(process.returncode, out.read(), complaint.read(), peak, too_large=too_large, held_by=by)
 
 
 _ENTER = """

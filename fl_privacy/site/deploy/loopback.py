@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.site.deploy.certificates import expect_valid, make_authority, make_node_key
@@ -105,20 +107,9 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node by ``fl-privacy supernode``.
-
-        Args:
-            superlink: another address than this SuperLink's, such as a proxy's.
-            authority: another authority than this SuperLink's.
-        """
+        """Start a node by ``fl-privacy supernode``, if so for another SuperLink's address or authority."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
-        command += [
-            "--port",
-            str(free_port()),
-            "--node-config",
-            " ".join(f"{key}={json.dumps(value)}" for key, value in config.items()),
-            *extra,
-        ]
+        command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         if self.secured:
             command += ["--root-certificates", str(authority or self.secured.authority)]
         else:
@@ -135,33 +126,20 @@ class LoopbackFederation:
         self.wait_for(name, lambda: JOINED in self.said(name), "join the SuperLink", seconds)
 
     def run(self, name: str, app: Path, run_config: Mapping[str, object]) -> None:
-        given = " ".join(f"{key}={json.dumps(value)}" for key, value in run_config.items())
-        self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", given])
+        self.start(name, ["flwr", "run", str(app), "loopback", "--stream", "--run-config", _written(run_config)])
 
     def flwr(self, *arguments: str) -> str:
-        done = subprocess.run(
-            ["flwr", *arguments],
-            env=self.variables(),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=START_SECONDS,
-        )
+        run = partial(subprocess.run, capture_output=True, text=True, check=False, timeout=START_SECONDS)
+        done = run(["flwr", *arguments], env=self.variables())
         if done.returncode:
             raise UserError(f"flwr {shlex.join(arguments)} is expected to succeed, but said: {_last(done.stderr)}")
         return done.stdout
 
     def start(self, name: str, command: list[str]) -> None:
         with self.log(name).open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command,
-                env=self.variables(),
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            started = subprocess.Popen(command, env=self.variables(), cwd=self.folder, start_new_session=True, **pipes)
+        self._processes[name] = started
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
@@ -177,9 +155,8 @@ class LoopbackFederation:
         self._processes[name].kill()
         self._processes[name].wait()
 
-    def wait_for(self, name: str, ready: object, what: str, seconds: float = START_SECONDS) -> None:
+    def wait_for(self, name: str, ready: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
         """Wait until ``ready()`` is true; ``UserError`` if the process ends or ``seconds`` pass."""
-        assert callable(ready)
         deadline = time.monotonic() + seconds
         while not ready():
             if (status := self.ended(name)) is not None:
@@ -187,18 +164,16 @@ class LoopbackFederation:
                     return
                 raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"{name} is expected to {what} within {seconds:g} s, but did not; see {self.log(name)}."
-                )
+                late = f"within {seconds:g} s, but did not; see {self.log(name)}"
+                raise UserError(f"{name} is expected to {what} {late}.")
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
         try:
             return self._processes[name].wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise UserError(
-                f"{name} is expected to end within {seconds:g} s, but did not: {_last(self.said(name))}"
-            ) from error
+            late = f"within {seconds:g} s, but did not: {_last(self.said(name))}"
+            raise UserError(f"{name} is expected to end {late}") from error
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -231,6 +206,10 @@ def loopback_federation(federation: LoopbackFederation) -> Iterator[LoopbackFede
         federation.stop()
 
 
+def _written(config: Mapping[str, object]) -> str:
+    return " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+
+
 def _signal(process: "subprocess.Popen[bytes]", number: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, number)
@@ -253,27 +232,21 @@ UNREGISTERED, UNKNOWN_AUTHORITY = "unregistered node", "another authority"
 
 
 def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
-    """Try the deployment of ``write_deployment`` and report each step by ``say``; return 0 if all succeed, else 1.
-
-    Raises:
-        UserError: the folder holds no deployment, or one behind policies.
-    """
+    """Try a deployment, and report each step by ``say``; 0 if all succeed, else 1; ``UserError`` without one."""
     deployment = Deployment.read(folder)
-    behind = [node for node in map(deployment.node, range(deployment.nodes)) if (node / "site.yaml").exists()]
-    if behind:
+    nodes = [deployment.node(number) for number in range(deployment.nodes)]
+    if behind := [node for node in nodes if (node / "site.yaml").exists()]:
         raise UserError(
             f"--check is expected without policies, since it tries this package's own clients, but {behind[0]} has a"
             " site.yaml; move it away for the trial."
         )
 
     def expect_private() -> None:
-        nodes = [deployment.node(number) for number in range(deployment.nodes)]
         own = [node / name for node in nodes for name in ("node.key", "state.key")]
         for key in (deployment.superlink / "superlink.key", *own):
             if stat.S_IMODE(key.stat().st_mode) & 0o077:
-                raise UserError(
-                    f"{key} is expected to be its owner's alone, but others may read it; run chmod 600 on it."
-                )
+                others = "others may read it; run chmod 600 on it"
+                raise UserError(f"{key} is expected to be its owner's alone, but {others}.")
 
     def certificate() -> str:
         end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
@@ -322,36 +295,27 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
     def run() -> str:
         for number in numbers:
             node = deployment.node(number)
-            config = {
-                "partition-id": number,
-                "num-partitions": len(numbers),
-                "fl-privacy-state": str(federation.folder / f"state-{number}"),
-                "fl-privacy-key": str(node / "state.key"),
-            }
-            federation.start_node(f"node-{number}", config, key=node / "node.key")
+            state = {"fl-privacy-state": str(federation.folder / f"state-{number}")}
+            own = {"partition-id": number, "num-partitions": len(numbers), "fl-privacy-key": str(node / "state.key")}
+            federation.start_node(f"node-{number}", own | state, key=node / "node.key")
         for number in numbers:
             federation.wait_for_node(f"node-{number}")
         return small_run(federation, deployment.app, len(numbers))
 
-    def start_stranger() -> None:
-        federation.start_node(UNREGISTERED, {}, key=stranger, extra=ONCE)
+    def unregistered() -> str:
+        return _refused(federation, UNREGISTERED, key=stranger)
 
-    def start_misled() -> None:
-        key, other = deployment.node(0) / "node.key", federation.folder / "other.crt"
-        federation.start_node(UNKNOWN_AUTHORITY, {}, key=key, authority=other, extra=ONCE)
+    def misled() -> str:
+        other = federation.folder / "other.crt"
+        return _refused(federation, UNKNOWN_AUTHORITY, key=deployment.node(0) / "node.key", authority=other)
 
     if not trial.step(f"{len(numbers)} node keys are registered", register):
         return
-    trial.step(
-        "a node whose key is not registered is refused", lambda: _refused(federation, UNREGISTERED, start_stranger)
-    )
-    trial.step(
-        "a SuperLink of another authority is refused", lambda: _refused(federation, UNKNOWN_AUTHORITY, start_misled)
-    )
+    trial.step("a node whose key is not registered is refused", unregistered)
+    trial.step("a SuperLink of another authority is refused", misled)
     if trial.step(f"{ROUNDS} rounds with {len(numbers)} nodes", run):
-        trial.step(
-            "what nodes keep is encrypted and their own", lambda: _expect_sealed(federation.folder, len(numbers))
-        )
+        sealed = partial(_expect_sealed, federation.folder, len(numbers))
+        trial.step("what nodes keep is encrypted and their own", sealed)
 
 
 def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
@@ -362,16 +326,14 @@ def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
     )
     federation.run("run", app, {"overrides": overrides, "round-timeout": 120})
     federation.wait("run", RUN_SECONDS)
-    done = list((federation.folder / "runs").rglob("summary.json"))
-    if len(done) != 1:
-        raise UserError(
-            f"The run is expected to finish, but did not; the end of its log: {federation.said('run')[-300:]}"
-        )
+    if len(list((federation.folder / "runs").rglob("summary.json"))) != 1:
+        end = federation.said("run")[-300:]
+        raise UserError(f"The run is expected to finish, but did not; the end of its log: {end}")
     return "finished"
 
 
-def _refused(federation: LoopbackFederation, name: str, start: Callable[[], None]) -> str:
-    start()
+def _refused(federation: LoopbackFederation, name: str, *, key: Path, authority: Path | None = None) -> str:
+    federation.start_node(name, {}, key=key, authority=authority, extra=ONCE)
     status = federation.wait(name, REFUSAL_SECONDS)
     if status == 0:
         raise UserError(f"{name} is expected to be refused, but ended well; see its log.")

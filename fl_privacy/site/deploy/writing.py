@@ -29,11 +29,7 @@ _LONGEST_HOST = 253
 
 @dataclass(frozen=True)
 class Deployment:
-    """Settings of a folder of ``write_deployment``.
-
-    Attributes:
-        host: name or address of the SuperLink for its nodes.
-    """
+    """Settings of a folder of ``write_deployment``; ``host`` is the SuperLink's name or address for its nodes."""
 
     folder: Path
     host: str
@@ -122,11 +118,8 @@ def _write_keys(deployment: Deployment) -> None:
 
 
 def _write_texts(deployment: Deployment) -> None:
-    values = {
-        "host": f"[{deployment.host}]" if ":" in deployment.host else deployment.host,
-        "port": deployment.port,
-        "nodes": deployment.nodes,
-    }
+    host = f"[{deployment.host}]" if ":" in deployment.host else deployment.host
+    values = {"host": host, "port": deployment.port, "nodes": deployment.nodes}
     folder, last = deployment.folder, deployment.nodes - 1
     for name in ("README.md", "Dockerfile"):
         _write(folder / name, name, values | {"last": last})

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -110,7 +110,7 @@ class Apart:
         Raises:
             RefusedError: it has ended, or took too long.
         """
-        self.send([json.dumps({**asked, "wishes": self.wishes.as_plain()}).encode()], deadline)
+        self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (told,) = self.receive(LARGEST_WORD, deadline)
         return Isolation(**json.loads(told))
 
@@ -137,11 +137,7 @@ class Apart:
             remove(folder)
 
     def send(self, parts: Sequence[bytes], deadline: float) -> None:
-        """Send a message.
-
-        Raises:
-            RefusedError: the process has ended, or does not accept it by ``deadline`` of the monotonic clock.
-        """
+        """Send a message; ``RefusedError`` if the process does not accept it by ``deadline`` (monotonic)."""
         for part in framed(parts):
             content = memoryview(part)
             while content:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -110,11 +111,8 @@ def _more_bits(number: int, random: Bytes) -> int:
 @lru_cache(maxsize=1)
 def _cumulative() -> tuple[int, ...]:
     """Compute 2^256 P(K <= k) for k = 0, 1, ...; the last is 2^256."""
-    weights = [exp_of_minus(k * k, 2) for k in range(_LARGEST_K)]
-    total, sums = sum(weights), [0]
-    for weight in weights:
-        sums.append(sums[-1] + weight)
-    return tuple((one << _PRECISION) // total for one in sums[1:])
+    sums = list(accumulate(exp_of_minus(k * k, 2) for k in range(_LARGEST_K)))
+    return tuple((one << _PRECISION) // sums[-1] for one in sums)
 
 
 def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, random: Bytes) -> npt.NDArray[np.bool_]:
@@ -130,12 +128,7 @@ def _happens(uniform: npt.NDArray[np.uint64], bits: int, exponents: Integers, ra
 
 
 def exp_of_minus(numerator: int, denominator: int) -> int:
-    """Compute 2^256 exp(-numerator / denominator), rounded, at most 2^256, in integers only.
-
-    Args:
-        numerator: integer of at least 0.
-        denominator: integer above 0.
-    """
+    """Compute 2^256 exp(-numerator / denominator), rounded, in integers; numerator >= 0, denominator > 0."""
     halvings = max(0, (numerator // denominator).bit_length() + 8)
     bits = _PRECISION + 64 + 2 * halvings
     x = (numerator << bits) // (denominator << halvings)  # below 2^-7

@@ -108,11 +108,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Parse a line that ``line`` has written.
-
-        Raises:
-            ValueError, TypeError: it is no such line, to the byte.
-        """
+        """Parse a line that ``line`` has written, to the byte, or raise ``ValueError`` or ``TypeError``."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")

@@ -50,11 +50,7 @@ class Records:
 
 
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
-    """Return the content of a message for the app, all of which the policy must allow.
-
-    Raises:
-        RefusedError: it holds something that the policy does not name, or its kind is not answered.
-    """
+    """Return a message's content for the app; ``RefusedError`` for anything that the policy does not name."""
     if policy.reply(kind) is None:
         raise RefusedError("kind", f"a message of kind {kind!r:.400}")
     if content.size > policy.receives.most_bytes:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -72,17 +72,10 @@ class Wishes:
     most_processes: int = 128
     internet: bool = False
 
-    def as_plain(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
         plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
         return cls(**plain)
-
-    @property
-    def scratch(self) -> tuple[str, ...]:
-        return (OTHER_TEMPORARY, self.temporary, SHARED_MEMORY)
 
 
 @dataclass
@@ -290,14 +283,9 @@ def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
         _bind(place, root, source=str(above))
         return
     Path(root + place).mkdir(parents=True, exist_ok=True)
+    told = f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr"
     try:
-        kernel.mount(
-            "overlay",
-            root + place,
-            "overlay",
-            kernel.MS_NOSUID | kernel.MS_NODEV,
-            f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr",
-        )
+        kernel.mount("overlay", root + place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
     except OSError as error:
         held.missing.append(f"writing to {place} ({error})")
         _bind(place, root, read_only=True)
@@ -371,7 +359,7 @@ def _landlock(wishes: Wishes, held: Isolation, own_root: bool) -> None:
         held.missing.append("Landlock, which the kernel does not have")
         return
     reads = [*readable(wishes), *wishes.reads, *(("/proc",) if own_root else PROCESS)]
-    own = (*wishes.scratch, *wishes.layered) if own_root else (wishes.temporary,)
+    own = (OTHER_TEMPORARY, wishes.temporary, SHARED_MEMORY, *wishes.layered) if own_root else (wishes.temporary,)
     try:
         kernel.restrict_files(reads, [*DEVICES, *GRAPHICS, *wishes.writes, *own], abi)
     except OSError as error:

@@ -49,11 +49,7 @@ class Ledger:
         self._time = YEARS[0]
 
     def account(self) -> Account:
-        """Return the account of all releases so far.
-
-        Raises:
-            LedgerError: file or anchor is missing, torn, changed, older than the other, or not its owner's alone.
-        """
+        """Return the account of all releases; ``LedgerError`` if ledger or anchor can't be trusted."""
         with self._locked() as descriptor:
             return self._read(descriptor)
 
@@ -224,15 +220,13 @@ class Ledger:
             try:
                 entry = Entry.read(line)
             except (ValueError, TypeError, RecursionError) as error:
-                raise LedgerError(
-                    f"The ledger {self.path} has a line that is no entry, after {account.entries}."
-                ) from error
+                after = f"after {account.entries}"
+                raise LedgerError(f"The ledger {self.path} has a line that is no entry, {after}.") from error
             try:
                 account.add(entry, line)
             except ValueError as error:
-                raise LedgerError(
-                    f"The ledger {self.path} was changed: entry {entry.number} does not follow."
-                ) from error
+                wrong = f"entry {entry.number} does not follow"
+                raise LedgerError(f"The ledger {self.path} was changed: {wrong}.") from error
             seen = account.asked if account.entries == entries else seen
         if seen not in {None, digest}:
             raise LedgerError(f"The ledger {self.path} is not the one that {self.anchor} knows: its past was changed.")
@@ -254,9 +248,8 @@ class Ledger:
                 raise ValueError("no anchor")
         except FileNotFoundError:
             if size:
-                raise LedgerError(
-                    f"The anchor {self.anchor} of the ledger {self.path} is missing; put it back."
-                ) from None
+                lost = f"The anchor {self.anchor} of the ledger {self.path} is missing"
+                raise LedgerError(f"{lost}; put it back.") from None
             self._drop_anchor(Account())  # the ledger is new, or the process that began it was killed
             return 0, BEGINNING
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

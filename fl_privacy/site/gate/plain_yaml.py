@@ -35,11 +35,7 @@ PlainLoader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0
 
 
 def loaded(content: bytes, name: str) -> object:
-    """Parse the YAML ``content``; ``name`` is for errors.
-
-    Raises:
-        UserError: it is no YAML of texts, numbers, lists and mappings, or has a duplicate key.
-    """
+    """Parse YAML of texts, numbers, lists and mappings without duplicate keys; else ``UserError`` with ``name``."""
     try:
         return yaml.load(content, PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

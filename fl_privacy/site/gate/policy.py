@@ -37,11 +37,7 @@ class Values:
 
 @dataclass(frozen=True, kw_only=True)
 class Receives:
-    """Parts of messages that a policy lets the app receive.
-
-    Attributes:
-        run_config: keys of the run's configuration; ``None`` for all.
-    """
+    """Parts of messages that a policy lets the app receive; ``run_config`` is ``None`` for all keys."""
 
     arrays: tuple[str, ...] = ()
     config: Values = field(default_factory=lambda: Values(records=("config",)))
@@ -185,15 +181,10 @@ def plain_kind(message_type: str) -> str:
 
 
 def read_policy(path: str | Path) -> SitePolicy:
-    """Load the policy in a file, or one of ``READY`` by its name.
-
-    Raises:
-        UserError: it can't be read, others than its owner may write it, or it is not a policy.
-    """
+    """Load a policy from a file, or one of ``READY``; ``UserError`` if it is none or others may write it."""
     if str(path) in READY:
-        return parse_policy(
-            (files("fl_privacy.site.gate") / "policies" / f"{path}.yaml").read_bytes(), str(path), Path.cwd()
-        )
+        ready = files("fl_privacy.site.gate") / "policies" / f"{path}.yaml"
+        return parse_policy(ready.read_bytes(), str(path), Path.cwd())
     place = expanded(path)
     try:
         with os.fdopen(open_regular(place), "rb") as file:
@@ -211,11 +202,7 @@ def read_policy(path: str | Path) -> SitePolicy:
 
 
 def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
-    """Parse the policy in the YAML ``content``; relative places start from ``folder``, and ``name`` is for errors.
-
-    Raises:
-        UserError: it is no policy.
-    """
+    """Parse a policy; relative places start from ``folder``; ``UserError`` with ``name`` if it is none."""
     from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
 
     told = loaded(content, name)
@@ -356,9 +343,8 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _app(given: object, folder: Path) -> AppLimits:
-    told = _table(
-        "app", given, "reads", "writes", "environment", "memory_mib", "processes", "seconds", "isolation", "network"
-    )
+    limits = ("memory_mib", "processes", "seconds")
+    told = _table("app", given, "reads", "writes", "environment", *limits, "isolation", "network")
     checks.one_of("app.network", told.get("network", "none"), ("none",))
     checks.one_of("app.isolation", isolation := told.get("isolation", "required"), ("required", "where_possible"))
     memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
@@ -382,13 +368,8 @@ def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> 
     named = _names(f"{where}.records", told["records"]) if "records" in told else records
     allowed = told.get("allow", ())
     if isinstance(allowed, Mapping):
-        return Values(
-            records=named,
-            rules={
-                str(key): rule if one in (None, True) else Rule.read(f"{where}.{key}", one)
-                for key, one in allowed.items()
-            },
-        )
+        rules = {str(k): rule if one in (None, True) else Rule.read(f"{where}.{k}", one) for k, one in allowed.items()}
+        return Values(records=named, rules=rules)
     return Values(records=named, rules=dict.fromkeys(_names(f"{where}.allow", allowed), rule))
 
 

@@ -47,11 +47,7 @@ _EXACT_BITS = 64
 
 
 class RefusedError(UserError):
-    """A message may not pass.
-
-    Args:
-        reason: key of ``REASONS``, the only part that may leave the site.
-    """
+    """A message may not pass; ``reason`` (a key of ``REASONS``) is the only part that may leave the site."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -122,11 +118,7 @@ class Rule:
             raise UserError(f"{where}: {error}") from error
 
     def apply(self, where: str, value: object) -> "int | float | str | list[int | float | str]":
-        """Check ``value`` by the rule, and round it if needed; ``where`` is for the site's log.
-
-        Raises:
-            RefusedError: the value may not pass.
-        """
+        """Check ``value`` by the rule and round it, or raise ``RefusedError``; ``where`` is for the site's log."""
         if self.length is None:
             return self._one(where, value)
         if not isinstance(value, list | tuple) or len(value) != self.length:
@@ -200,14 +192,10 @@ class Rule:
         low, high = self.bounds
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"
-        if math.isinf(low) or math.isinf(high):
-            within = (
-                f" of at least {low:g}"
-                if math.isfinite(low)
-                else f" of at most {high:g}"
-                if math.isfinite(high)
-                else ""
-            )
+        if math.isinf(high):
+            within = "" if math.isinf(low) else f" of at least {low:g}"
+        elif math.isinf(low):
+            within = f" of at most {high:g}"
         if self.exact:
             return f"as {kind}{within}, exact to the last digit"
         rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"

@@ -14,30 +14,19 @@ UNITS = {
 
 def rules_in_words(policy: SitePolicy) -> list[str]:
     """Describe each rule of ``policy`` in a sentence."""
+    dropped = "leaves without it; arrays that are not those that came in are refused."
+    reason = "one line with the reason, without names and values of the app."
+    every = f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."
     return [
         *_received(policy),
         *(sentence for kind, reply in sorted(policy.sends.items()) for sentence in _sent(policy, kind, reply)),
         f"Messages of any other kind than {_listed(sorted(policy.sends)) or 'none'} are not answered.",
-        "A reply with anything else "
-        + (
-            "leaves without it; arrays that are not those that came in are refused."
-            if policy.drops
-            else "is refused as a whole."
-        ),
-        "About a refusal the coordinator is sent "
-        + (
-            "one line that is always the same."
-            if policy.bare
-            else "one line with the reason, without names and values of the app."
-        ),
+        f"A reply with anything else {dropped if policy.drops else 'is refused as a whole.'}",
+        f"About a refusal the coordinator is sent {'one line that is always the same.' if policy.bare else reason}",
         *_protected(policy),
         *_counted(policy),
         *_app(policy.app),
-        *(
-            [f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."]
-            if policy.every_seconds
-            else []
-        ),
+        *([every] if policy.every_seconds else []),
     ]
 
 
@@ -80,8 +69,7 @@ def _received(policy: SitePolicy) -> Iterator[str]:
     if receives.run_config is None:
         yield "The app is given the run's whole configuration."
     else:
-        given = _listed(receives.run_config) or "nothing"
-        yield f"The app is given these keys of the run's configuration: {given}."
+        yield f"The app is given these keys of the run's configuration: {_listed(receives.run_config) or 'nothing'}."
     yield "A message with anything else, or a number that is not finite, is refused."
     if receives.guard:
         yield "A model is refused whose weights look crafted, or are not those of the run's last accepted model."

@@ -34,11 +34,7 @@ _INIT = 1
 
 @dataclass(frozen=True)
 class Room:
-    """Limits on an app's processes together.
-
-    Attributes:
-        most_bytes: memory in bytes, including in-memory files.
-    """
+    """Limits on an app's processes together; memory in bytes, including in-memory files."""
 
     most_bytes: int
     most_processes: int
