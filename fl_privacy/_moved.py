@@ -45,17 +45,18 @@ _NAMES = """
     attacks.text.peeling=attacks.text.dager attacks.text.spans=attacks.text.token_candidates
     attacks.trees.boxes=attacks.trees.reconstruct attacks.trees.exchanges=attacks.trees.grid
     attacks.trees.ubjson=attacks.trees.model auditing.app.loaded=auditing.app.environment
-    checkpointing=models.unwrap_model cli.leakage=cli.dp_check config.foreign=runs.config.untrusted
-    config.reading=runs.config.parse config=runs.config cores=federation.cores data.attributes=data.datasets
-    defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
-    dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism dp_check.reasons=dp_check.mechanism
-    experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
-    experiment.inferences=runs.build experiment.ladder=auditing.scenarios
-    experiment.ladder_adapters=auditing.scenario_words experiment.ladder_members=auditing.scenario_members
-    experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
-    experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
-    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors_of_app experiment=runs
-    federation.audit=federation.interception_plan federation.evaluation=federation.server
+    checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.workers=cli.studies
+    config.foreign=runs.config.untrusted config.reading=runs.config.parse config=runs.config cores=federation.cores
+    data.attributes=data.datasets defenses.policy_search.definition=defenses.policy_search.selection
+    deploy=site.deploy dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism
+    dp_check.reasons=dp_check.mechanism experiment.candidates=runs.distractors
+    experiment.fitted_uploads=auditing.fitted_uploads experiment.inferences=runs.build
+    experiment.ladder=auditing.scenarios experiment.ladder_adapters=auditing.scenario_words
+    experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem
+    experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
+    experiment.run_folder=runs.destination experiment.server_reading=runs.server_attack
+    experiment.unattacked=runs.distractors_of_app experiment=runs federation.audit=federation.interception_plan
+    federation.evaluation=federation.server
     federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
@@ -82,18 +83,19 @@ _NAMES = """
     models.pretrained.generator_files=models.pretrained.generator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
     plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
-    processes=federation.processes regression=auditing.regression report.claims=report.mechanisms
-    report.numbers=report.words results.candidates=runs.folder.defense_choice results.counts=measure.counts
-    results.findings=measure.roc results.folder=runs.folder.writer results.made=runs.folder.records
-    results.readings=runs.folder.leakage results.row_files=runs.folder.pictures results.rule=measure.rule
-    results.survivors=measure.aggregate_leakage results=runs.folder runs.folder.environment=runs.folder.identity
-    runs.folder.from_json=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights
-    runs.summed_probes=runs.ground_truth schema=types.schema shared_gradients=types.user_gradients
-    shared_updates=types.user_gradients site.gate.accounting=site.gate.entries tally=federation.cores
-    tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
-    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
-    tapping=auditing.instrument tied_weights=models.unwrap_model transformations=data.transformations
-    trees=attacks.trees types.user_updates=types.user_gradients victim_ids=types.victim_ids
+    processes=federation.processes regression=auditing.regression report.benchmark=report.benchmark_page
+    report.claims=report.mechanisms report.numbers=report.words report.trade_off_page=report.write
+    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
+    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
+    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
+    results=runs.folder runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
+    runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights runs.summed_probes=runs.ground_truth
+    schema=types.schema shared_gradients=types.user_gradients shared_updates=types.user_gradients
+    site.gate.accounting=site.gate.entries tally=federation.cores tapping.copies=auditing.clear_text.copies
+    tapping.findings=auditing.clear_text.findings tapping.inventory=auditing.clear_text.inventory
+    tapping.spelled=auditing.clear_text.copies tapping=auditing.instrument tied_weights=models.unwrap_model
+    transformations=data.transformations trees=attacks.trees types.user_updates=types.user_gradients
+    victim_ids=types.victim_ids
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())
