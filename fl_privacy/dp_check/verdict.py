@@ -25,7 +25,7 @@ class Status(StrEnum):
         DOUBTED: a test's lower bound lies above it, without the confidence to call it false.
         UNSUPPORTED: it follows from the statements only under an unstated or wrong assumption.
         OPEN: it was tested, and nothing contradicts it.
-        UNTESTED: its own figures agree, and no test could have contradicted it.
+        UNTESTED: figures of the claim agree, and no test could have contradicted it.
         UNCLAIMED: nobody states an epsilon.
     """
 

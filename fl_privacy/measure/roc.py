@@ -282,7 +282,7 @@ class Finding:
     Attributes:
         about: question, one of ``fl_privacy.attacks.inference.About``.
         positives: number of queries with the answer yes; all queries if there are many answers.
-        measures: by name, see ``report.inferred``.
+        measures: figures by name, see ``report.inferred``.
         fpr: (P,) false positive rates of a ROC curve, ascending; may be empty.
         tpr: (P,) true positive rates.
         epsilon: epsilon spent by the last round; ``None`` without guarantee.

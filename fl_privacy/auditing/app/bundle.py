@@ -34,8 +34,8 @@ class App:
     """Content of ``pyproject.toml``: references such as ``package.app:app``, and nodes of the first simulation.
 
     Attributes:
-        python: its ``requires-python``.
-        scripts: what to run of a project without the app format, instead of ``server`` and ``client``.
+        python: value of ``requires-python``.
+        scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
     """
 
     folder: Path
@@ -122,8 +122,9 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
-        told = dict(chosen or {})
-        if place.is_dir() and (told.get("server") is not None or not _has_format(place)):
+        told, project = dict(chosen or {}), place / "pyproject.toml"
+        named = project.is_file() and "serverapp" in project.read_text(encoding="utf-8", errors="replace")
+        if place.is_dir() and (told.get("server") is not None or not named):
             scripts = find_scripts(place, **told)
             if scripts is not None:
                 return App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
@@ -136,13 +137,6 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
         raise
     weakref.finalize(app, shutil.rmtree, folder, ignore_errors=True)
     return app
-
-
-def _has_format(folder: Path) -> bool:
-    try:
-        return "serverapp" in (folder / "pyproject.toml").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
 
 
 def _read(folder: Path, path: str | Path) -> App:

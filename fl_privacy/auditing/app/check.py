@@ -61,7 +61,7 @@ class DataAsked:
 
     Attributes:
         what: the call, with its name or path.
-        there: whether it is a file of the app; ``None`` if that can't be known.
+        there: ``True`` if the app has it as a file, ``None`` if that can't be known.
     """
 
     what: str
@@ -74,11 +74,11 @@ class Check:
     """What an app needs, and what of it is missing here.
 
     Attributes:
-        runs: what is started.
+        runs: modules or scripts that are started.
         missing: packages that are imported when it starts but not installed, as ``pip install`` takes them.
         later: packages that are not installed, which it imports only in some functions or an audit goes without.
         versions: requirements that what is installed does not meet, in words.
-        python: its ``requires-python``, if this Python does not meet it.
+        python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         lent: names of Flower that have moved since, as ``module.name``.
         network: modules that contact other hosts.
@@ -131,7 +131,7 @@ class Check:
         if self.lent:
             lines.append(f"Flower {metadata.version('flwr')} has moved, and lends: {', '.join(self.lent)}.")
         named = [each for each in self.data if not each.there]
-        lines += [f"Data: {each.what} ({each.where}){_standing(each)}" for each in named]
+        lines += [f"Data: {each.what} ({each.where}){', which is not there' * (each.there is False)}" for each in named]
         if named:
             lines.append(
                 "Data that are not there: --mirror DIR has sets by their hub name, --node-config 'key=\"path\"' gives a"
@@ -169,17 +169,23 @@ def check_app(app: App) -> Check:
                 found[name] = asked.get(_normal(distribution), asked.get(_normal(name), distribution))
         return found
 
+    try:
+        unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
+    except InvalidSpecifier:
+        unmet = ""
     missing = absent(needed - set(TRACKERS))
+    calls = ((node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
     return Check(
         app=app.name,
         runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
         missing=missing,
         later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
-        python=_unmet_python(app.python),
+        python=unmet,
         modules=modules,
         lent=sorted(set(_lent(near))),
-        data=list({each.what: each for each in _data(near, app)}.values()),
+        data=list({each.what: each for each in data}.values()),
         network=sorted({name for name in needed | optional if name in NETWORK}),
         nodes=min(app.nodes or 0, MOST_NODES),
         rounds=rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0,
@@ -266,13 +272,6 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
             yield f"it asks for {text}, and {here} is installed."
 
 
-def _unmet_python(wanted: str) -> str:
-    try:
-        return "" if not wanted or SpecifierSet(wanted).contains(platform.python_version()) else wanted
-    except InvalidSpecifier:
-        return ""
-
-
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
     for node in chain.from_iterable(ast.walk(file.tree) for file in files):
         if isinstance(node, ast.ImportFrom) and node.module and node.module in HOMES and not _has(node.module):
@@ -287,13 +286,6 @@ def _has(module: str) -> bool:
     folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     inner = folder.joinpath(*module.split(".")[1:])
     return inner.with_suffix(".py").exists() or (inner / "__init__.py").exists()
-
-
-def _data(files: Sequence[SourceFile], app: App) -> Iterator[DataAsked]:
-    for file in files:
-        for node in ast.walk(file.tree):
-            if isinstance(node, ast.Call):
-                yield from _asked(node, file, app)
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
@@ -321,7 +313,3 @@ def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
                 yield DataAsked(what=f"{last}({text!r})", where=where, there=any(each.exists() for each in places))
         elif last in _TABLES:
             yield DataAsked(what=f"{last}({ast.unparse(first)[:60] if first is not None else ''})", where=where)
-
-
-def _standing(asked: DataAsked) -> str:
-    return ", which is not there" if asked.there is False else ""

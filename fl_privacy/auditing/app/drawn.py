@@ -34,7 +34,7 @@ class Shape:
     """What examples look like.
 
     Attributes:
-        side, channels: of pictures, in pixels.
+        side, channels: pixels of a picture's side, and its colors.
         classes: number of classes.
         features: number of columns of rows, without the label.
     """

@@ -48,7 +48,7 @@ class Scripts:
         clients: scripts that each start one client; empty for a simulation. Client k runs the k-th, in turn.
         server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}``
             the number of clients.
-        notes: what was chosen among several, in sentences.
+        notes: sentences on what was chosen among several.
     """
 
     server: Path

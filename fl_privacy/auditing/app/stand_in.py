@@ -73,10 +73,10 @@ class Drawing:
 
     Args:
         files: the app's code, which names columns and numbers of classes.
-        folder: where files that the app looks for may be written.
+        folder: place for files that the app looks for.
 
     Attributes:
-        asked: what was asked for -> what was drawn in its place.
+        asked: requested data -> drawn data in their place.
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
@@ -269,7 +269,9 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
         mirror: says whether a folder has the data set of that name and configuration; then it is loaded as it is.
     """
     with ExitStack() as stack:
-        for module, hooks in (("datasets", _of_hub(drawing, mirror)), ("numpy", _of_numpy(drawing))):
+        lines = _if_missing(drawing.lines)
+        arrays = {"load": _if_missing(drawing.archive), "loadtxt": lines, "genfromtxt": lines}
+        for module, hooks in (("datasets", _of_hub(drawing, mirror)), ("numpy", arrays)):
             if importlib.util.find_spec(module) is not None:
                 for name, around in hooks.items():
                     stack.enter_context(replaced(importlib.import_module(module), name, around))
@@ -318,14 +320,6 @@ def _of_hub(drawing: Drawing, mirror: Callable[[str, object], bool]) -> dict[str
         return load
 
     return {"load_dataset": around, "load_from_disk": _if_missing(lambda path: drawing.hub(str(path), None, None))}
-
-
-def _of_numpy(drawing: Drawing) -> dict[str, Any]:
-    return {
-        "load": _if_missing(drawing.archive),
-        "loadtxt": _if_missing(drawing.lines),
-        "genfromtxt": _if_missing(drawing.lines),
-    }
 
 
 def _if_missing(draw: Callable[[object], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -253,7 +253,14 @@ class _Runner:
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         with ExitStack() as stack:
-            stack.callback(self._forget, before)
+
+            @stack.callback
+            def forget() -> None:  # so that the next script gets modules of its own
+                for each in set(sys.modules) - before:
+                    place = getattr(sys.modules[each], "__file__", None)
+                    if place and Path(place).is_relative_to(self._folder):
+                        del sys.modules[each]
+
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", partial(_refusing, name)))
             stack.callback(setattr, sys, "argv", sys.argv)
@@ -276,13 +283,6 @@ class _Runner:
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
-
-    def _forget(self, before: set[str]) -> None:
-        """Leave the project's modules to what has them, so that the next script gets its own."""
-        for each in set(sys.modules) - before:
-            place = getattr(sys.modules[each], "__file__", None)
-            if place and Path(place).is_relative_to(self._folder):
-                del sys.modules[each]
 
 
 def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
