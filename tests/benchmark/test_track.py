@@ -66,7 +66,9 @@ def test_the_jobs_of_a_shipped_track_are_composed(name: str) -> None:
     assert set(map(str, planned.evaluators)) <= files, "Refiner looks with the networks that the track trains"
 
 
-@pytest.mark.parametrize("name", [name for name in names_in(TRACKS) if load_track(name).evaluators])
+@pytest.mark.parametrize(
+    "name", [n for n in names_in(TRACKS) if "\nevaluators:\n" in (TRACKS / f"{n}.yaml").read_text()]
+)
 def test_networks_that_a_defense_looks_with_have_not_seen_the_victims(name: str) -> None:
     track = load_track(name)
     for training, recipe in track.evaluators.items():

@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +49,29 @@ def saved(format: str, size: tuple[int, int] = (40, 30)) -> bytes:
     return file.getvalue()
 
 
-def pictures() -> Iterator[tuple[str, bytes]]:
+def unpacked() -> bytes:
+    return png(8, 8)[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 10**8)) + png(8, 8)[33:45]
+
+
+def cut(format: str, share: float) -> bytes:
+    content = saved(format)
+    return content[: int(len(content) * share)]
+
+
+def pictures() -> Iterator[tuple[str, Callable[[], bytes]]]:
     for width, height in ((10**5, 10**5), (2**31 - 1, 1), (1, 2**31 - 1), (9000, 9000), (60_000, 2), (2, 60_000)):
-        yield f"PNG of {width}x{height}", png(width, height)
-    yield (
-        "PNG of text that unpacks to much",
-        png(8, 8)[:33] + chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 10**8)) + png(8, 8)[33:45],
-    )
-    yield "nothing", b""
-    yield "text", b"no image at all"
+        yield f"PNG of {width}x{height}", partial(png, width, height)
+    yield "PNG of text that unpacks to much", unpacked
+    yield "nothing", lambda: b""
+    yield "text", lambda: b"no image at all"
     for format in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP"):
-        content = saved(format)
         for share in (0.1, 0.5):
-            yield f"{format} cut at {share}", content[: int(len(content) * share)]
+            yield f"{format} cut at {share}", partial(cut, format, share)
 
 
 @pytest.mark.parametrize("case", cases(pictures(), sampled=4))
 def test_an_image(case: Case) -> None:
-    cells = [{"bytes": case.content, "path": None}] * 2
+    cells = [{"bytes": case.content(), "path": None}] * 2
     message = refused(lambda: decode_images(cells, 2, image_size=8, channels=None, fit="resize", name="bombs"))
     assert "Image 0 of data set bombs" in message
 

@@ -77,11 +77,10 @@ def settings_of_options() -> Iterator[tuple[str, tuple[str, str, Any]]]:
         for option, path in options(group).items():
             config = DictConfig({group: OmegaConf.load(path)})
             complete(config)
-            section = config[group]
-            for key, value in section.items():
+            for key, value in OmegaConf.to_container(config[group]).items():
                 if key in ("_target_", "defaults", "name") or value is None:
                     continue
-                for wrong in wrong_for(OmegaConf.to_container(section)[key]):
+                for wrong in wrong_for(value):
                     if (key, type(wrong)) not in LENIENT:
                         yield f"{group}={option} {key}={wrong}", (f"{group}={option}", str(key), wrong)
 
