@@ -1,6 +1,7 @@
 """What a run had recorded when it was killed can be read."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.folder import read_run
-from tests.experiment.runs import wait_until
+from tests.experiment.runs import Run, wait_until
 
 SETTINGS = (
     "federation.clients=2",
@@ -59,8 +60,27 @@ def test_everything_recorded_is_readable(killed: Path) -> None:
         json.loads(path.read_text())
 
 
+@pytest.mark.long
 def test_the_report_of_a_killed_run(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["report", str(killed)]) == 0
+    assert_reported(killed, capsys)
+
+
+def test_what_a_killed_run_leaves_is_reported(
+    undefended: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder without what is written at the end, whose last record is cut."""
+    folder = tmp_path / "killed"
+    shutil.copytree(undefended.path, folder, ignore=shutil.ignore_patterns("summary.json", "*.html"))
+    records = (folder / "metrics.jsonl").read_text().splitlines()
+    at = max(k for k, line in enumerate(records) if '"kind": "round"' in line)
+    (folder / "metrics.jsonl").write_text("\n".join([*records[: at + 1], records[at][:40]]))
+    recorded = read_run(folder)
+    assert not recorded.finished and len(recorded.of_kind("round")) == 2
+    assert_reported(folder, capsys)
+
+
+def assert_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["report", str(folder)]) == 0
     page = Path(capsys.readouterr().out.splitlines()[-1])
-    assert page == killed / "report.html"
+    assert page == folder / "report.html"
     assert "<svg" in page.read_text()

@@ -84,7 +84,7 @@ def test_a_shorter_last_batch_has_a_mean_of_its_own() -> None:
     )
     for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
         torch.testing.assert_close(gradient, seen.gradients[name])
-    (found,) = ExactInversion()([problem.observed(0, seen.gradients, gradient_plan(seen))], seed=0)
+    (found,) = ExactInversion(rounds=20, starts=16)([problem.observed(0, seen.gradients, gradient_plan(seen))], seed=0)
     assert found.batch is not None
     errors = torch.cdist(problem.truth.flatten(1), found.batch.inputs.flatten(1)).amin(1)
     assert int((errors < 1e-3).sum()) >= 4, "those with neurons of their own"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal
 
 import pytest
@@ -69,6 +69,13 @@ DEFENSES = {
     "passport instead of batch norm": fdl_pp(private=["conv", "norm"]),
 }
 every_split = pytest.mark.parametrize("defense", DEFENSES.values(), ids=DEFENSES.keys())
+every_name = pytest.mark.parametrize("name", DEFENSES)
+
+
+@cache
+def seen_inside(name: str, backend: Any) -> Any:
+    """Run a defense beside a client that colludes and knows features."""
+    return run(DEFENSES[name], backend, colluder=2, knows_features=True)
 
 
 @pytest.mark.parametrize("plan", [harness.FEDAVG, harness.FEDSGD], ids=["fedavg", "fedsgd"])
@@ -81,9 +88,9 @@ def test_an_empty_private_part_is_federated_averaging_bit_for_bit(plan: LocalPla
     assert all(not state.tensors for state in kept.values())
 
 
-@every_split
-def test_the_private_part_is_neither_sent_nor_uploaded(defense: Defense) -> None:
-    state, recording, kept = run(defense)
+@every_name
+def test_the_private_part_is_neither_sent_nor_uploaded(name: str) -> None:
+    defense, (state, recording, kept) = DEFENSES[name], seen_inside(name, plain_rounds)
 
     names = {name for name, _ in harness.small_net().named_parameters()} - private_names(harness.small_net(), defense)
     assert set(state.parameters) == names
@@ -92,26 +99,26 @@ def test_the_private_part_is_neither_sent_nor_uploaded(defense: Defense) -> None
     assert all("private/conv.weight" in own.tensors for own in kept.values())
 
 
-@every_split
-def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(defense: Defense) -> None:
-    _, recording, kept = run(defense, rounds_in_process)
+@every_name
+def test_public_layers_are_the_same_on_all_clients_private_ones_are_not(name: str) -> None:
+    _, recording, kept = seen_inside(name, rounds_in_process)
 
     for round in range(1, ROUNDS + 1):
         first, *others = (o for o in recording.observations if o.id.round == round)
         assert {o.id.client for o in others} >= {1, 2}
         for other in others:
             harness.assert_same_state(first.sent, other.sent)
-    names = kept[0].tensors
-    for name in names:
-        assert name.startswith("private/")
-        if names[name].is_floating_point():
-            assert not torch.equal(kept[0].tensors[name], kept[1].tensors[name]), name
+    held = kept[0].tensors
+    for tensor in held:
+        assert tensor.startswith("private/")
+        if held[tensor].is_floating_point():
+            assert not torch.equal(held[tensor], kept[1].tensors[tensor]), tensor
 
 
-@every_split
-def test_flower_gives_the_bits_of_the_plain_loop(defense: Defense) -> None:
-    state, expected, kept = run(defense, colluder=2, knows_features=True)
-    other, actual, other_kept = run(defense, rounds_in_process, colluder=2, knows_features=True)
+@every_name
+def test_flower_gives_the_bits_of_the_plain_loop(name: str) -> None:
+    state, expected, kept = seen_inside(name, plain_rounds)
+    other, actual, other_kept = seen_inside(name, rounds_in_process)
 
     harness.assert_same_state(state, other)
     harness.assert_same_observations(expected.observations, actual.observations)

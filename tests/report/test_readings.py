@@ -64,14 +64,22 @@ def test_run_page_comparison_scatter_and_answer_agree(adaptive, silent):
     assert "B was attacked by the plain attacker alone" in text
 
 
-def test_every_page_begins_with_the_verdict(tmp_path):
-    for name, path in every_kind(tmp_path).items():
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory):
+    """Kind -> folder of its run, and the text of its page and of its brief."""
+    made = every_kind(tmp_path_factory.mktemp("kinds"))
+    return {
+        name: (path, [write_report([path]).read_text(), write_brief(path).read_text()]) for name, path in made.items()
+    }
+
+
+def test_every_page_begins_with_the_verdict(kinds):
+    for name, (path, pages) in kinds.items():
         said = said_of(path)
         assert len(said.first) < 110, "is read in five seconds"
         words = re.findall(r"\w+", f"{said.lead} {said.scope}".lower())
         assert sorted(words) == sorted(re.findall(r"\w+", said.text.lower())), "nothing is left out"
-        for page in (write_report([path]), write_brief(path)):
-            text = page.read_text().replace("&#39;", "'")
+        for text in (page.replace("&#39;", "'") for page in pages):
             assert re.search(r"<h1[^>]*>(.*?)</h1>", text, re.DOTALL)[1] == said.first, name
             scope = re.search(r'</h1>\s*<p class="lede scope">(.*?)</p>', text, re.DOTALL)
             assert (scope[1] if scope else "") == said.scope, name
@@ -292,10 +300,9 @@ def test_pages_decide_nothing():
     assert deciding(ast.parse("tone = 'leak' if METRICS[name].is_leak(x) else y")) == {"leak", "is_leak"}
 
 
-def test_private_is_no_word_of_a_page(tmp_path):
-    kinds = every_kind(tmp_path).values()
-    pages = [write(path) for path in kinds for write in (lambda p: write_report([p]), write_brief)]
-    pages.append(write_report(list(kinds)))
+def test_private_is_no_word_of_a_page(kinds):
+    pages = [page for _, pages in kinds.values() for page in pages]
+    pages.append(write_report([path for path, _ in kinds.values()]).read_text())
     for page in pages:
-        shown = re.sub(r"<[^>]*>", " ", re.sub(r"<(style|pre)>.*?</\1>", "", page.read_text(), flags=re.DOTALL))
+        shown = re.sub(r"<[^>]*>", " ", re.sub(r"<(style|pre)>.*?</\1>", "", page, flags=re.DOTALL))
         assert not re.search(r"\b[Pp]rivate\b(?! layers)", shown), page
