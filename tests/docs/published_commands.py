@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,14 +18,19 @@ printf '\\n' >> "$RECORD"
 """
 
 
+@cache
+def published() -> dict[str, Any]:
+    """File of a paper's tables -> what it holds."""
+    return {path.name: yaml.safe_load(path.read_text()) for path in sorted(PUBLISHED.glob("*.yaml"))}
+
+
 def expanded_calls(folder: Path) -> list[list[str]]:
     """List every call that the commands make, its program first, by running them with programs that only note it."""
     for name in ("fl-privacy", "python", "cp"):
         (folder / name).write_text(RECORDED)
         (folder / name).chmod(0o755)
     lines: dict[str, None] = {}
-    for path in sorted(PUBLISHED.glob("*.yaml")):
-        paper = yaml.safe_load(path.read_text())
+    for paper in published().values():
         if paper["name"] in PAPERS:
             lines |= dict.fromkeys(command for table in paper["tables"] for command in table["command"])
     environment = {"PATH": f"{folder}{os.pathsep}/usr/bin:/bin", "RECORD": str(folder / "record")}

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from fl_privacy.runs.config import compose_run
+from tests.docs.published_commands import published
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = ROOT / "experiments" / "rows"
@@ -84,8 +84,9 @@ def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleTy
 
 def test_prose_holds_no_figure() -> None:
     """What is said of ours is said with slots that rows fill; settings stand in code."""
-    told = [yaml.safe_load(path.read_text()) for path in PUBLISHED.glob("*.yaml")]
-    prose = [why for paper in told for table in paper["tables"] for why in table.get("why", {}).values()]
+    prose = [
+        why for paper in published().values() for table in paper["tables"] for why in table.get("why", {}).values()
+    ]
     prose.append((PUBLISHED / "findings.md").read_text())
     for text in prose:
         plain = re.sub(r"\{\{.*?\}\}|```.*?```|`[^`]*`|\]\([^)]*\)|\((?:19|20)\d\d\)", "", text, flags=re.DOTALL)
@@ -216,14 +217,14 @@ def test_the_table_of_attacks_says_what_its_rows_are(docs: Any, tmp_path: Path) 
 
 
 def test_commands_are_there_and_make_the_rows_that_are_shown() -> None:
-    for path in sorted(PUBLISHED.glob("*.yaml")):
-        for table in yaml.safe_load(path.read_text())["tables"]:
+    for name, paper in published().items():
+        for table in paper["tables"]:
             commands = " ".join(table["command"])
             for script in re.findall(r"python (\S+\.py)", commands):
                 assert (ROOT / script).is_file(), script
             for grid in re.findall(r"trade-off (\S+)", commands):
                 assert (ROOT / grid).is_file() or (ROOT / "fl_privacy" / "grids" / f"{grid}.yaml").is_file(), grid
-            assert f"experiments/rows/{table['rows']}" in commands, (path.name, table["name"])
+            assert f"experiments/rows/{table['rows']}" in commands, (name, table["name"])
 
 
 def overrides_of(command: str) -> list[str]:
@@ -236,7 +237,7 @@ def test_where_refiner_and_fdl_pp_are_measured_on_other_inputs_than_pixels_the_p
     """Both papers feed pixels in [0, 1]."""
     compared = 0
     for name in ("1_refiner.yaml", "3_fdl_pp.yaml"):
-        for table in yaml.safe_load((PUBLISHED / name).read_text())["tables"]:
+        for table in published()[name]["tables"]:
             for command in table["command"]:
                 if re.match(r"fl-privacy (run|attack) ", command):
                     model = compose_run(overrides_of(command)).model

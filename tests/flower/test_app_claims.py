@@ -134,9 +134,11 @@ def test_an_app_that_promises_nothing_says_so(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "status"), [("", Status.OPEN), ("poisson_sampling=False", Status.UNSUPPORTED)], ids=["poisson", "shuffled"]
 )
-def test_opacus_is_watched_and_its_sampling_looked_at(folder: Path, more: str, status: Status) -> None:
-    pytest.importorskip("opacus")
+def test_opacus_is_watched_and_put_back_and_its_sampling_looked_at(folder: Path, more: str, status: Status) -> None:
+    opacus = pytest.importorskip("opacus")
+    before = opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon
     found = claims(write(folder, train=OPACUS.format(more=more), rounds=2))
+    assert before == (opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon)
     accountant = next(each for each in found if "accountant" in each.subject)
     step = next(each for each in found if "one step" in each.subject)
     assert accountant.claim is not None and accountant.claim.unit == "example"
@@ -147,13 +149,7 @@ def test_opacus_is_watched_and_its_sampling_looked_at(folder: Path, more: str, s
     assert step.claim is not None and step.claim.unit == "example"
 
 
-def test_opacus_is_put_back(folder: Path) -> None:
-    opacus = pytest.importorskip("opacus")
-    before = opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon
-    claims(write(folder, train=OPACUS.format(more="")), draws=200)
-    assert before == (opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon)
-
-
+@pytest.mark.usefixtures("few_draws")
 def test_a_training_that_fails_leaves_what_is_stated(folder: Path) -> None:
     (found,) = claims(write(folder, mods="LocalDpMod(1.0, 1.0, 1.0, 1e-5)", train="raise OSError('no data here')"))
     assert found.claim is not None
