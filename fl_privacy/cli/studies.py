@@ -333,7 +333,8 @@ def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[
         return
     from fl_privacy.federation.processes import end_workers, worker_processes  # noqa: PLC0415
 
-    workers, waiting = min(processes, len(jobs)), dict[Future[str | None], Job]()
+    workers = min(processes, len(jobs))
+    waiting: dict[Future[str | None], Job] = {}
     try:
         with worker_processes(workers, threads=1, environment=shared_among(workers), prepare=_stop_at_sigterm) as pool:
             for job in jobs:

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Context, Message
-from flwr.server import Server
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.lent import moved_names_lent, trackers_left_out
@@ -31,6 +30,7 @@ from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks.packages import loaded_when_used
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.inside.legacy import LegacyServer
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
 """File suffix -> format name of ``datasets``."""
@@ -191,7 +191,7 @@ def rounds_held(rounds: int | None) -> Iterator[None]:
 
         return start
 
-    with replaced(Strategy, "start", started), replaced(Server, "fit", started):
+    with replaced(Strategy, "start", started), replaced(LegacyServer, "fit", started):
         yield
 
 

@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -185,7 +184,6 @@ def trackers_left_out() -> Iterator[list[str]]:
         def exec_module(self, module: ModuleType) -> None:
             return None
 
-    os.environ.setdefault("WANDB_MODE", "disabled")
     sys.meta_path.append(Finder)
     try:
         yield asked

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 from flwr.app import Context
-from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.server import ServerAppComponents, ServerConfig
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.scripts import Scripts, source_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
+from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
 
 USUAL_CLIENTS = 2
 """Number of clients of a server that names none, as in Flower's strategies."""
@@ -144,20 +143,20 @@ def _server_of(given: dict[str, Any]) -> ServerApp:
     return ServerApp(server_fn=lambda context: ServerAppComponents(config=config, **kept))
 
 
-def _client_fn(made: Callable[..., Any]) -> Callable[[Context], Client]:
+def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
     """Take what ``made`` returns for a context or, as in earlier versions, for a client's number as text."""
 
     parameters = [*inspect.signature(made).parameters.values()]
     named = {each.name for each in parameters}
 
-    def client_fn(context: Context) -> Client:
+    def client_fn(context: Context) -> LegacyClient:
         takes = "context" in named or any("Context" in str(each.annotation) for each in parameters)
         return _as_client(made(context) if takes else made(str(context.node_config["partition-id"])))
 
     return client_fn
 
 
-def _as_client(found: Any) -> Client:
+def _as_client(found: Any) -> LegacyClient:
     asks = getattr(found, "get_parameters", None)
     if isinstance(found, NumPyClient) and asks is not None and not inspect.signature(asks).parameters:
         vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
@@ -171,7 +170,7 @@ class _Clients:
         self._scripts, self._runner, self._given, self._nodes = scripts, runner, given, nodes
         self._made: dict[int, Any] = {}
 
-    def client(self, context: Context) -> Client:
+    def client(self, context: Context) -> LegacyClient:
         partition = int(context.node_config["partition-id"])
         if partition not in self._made:
             self._made[partition] = self._new(partition)

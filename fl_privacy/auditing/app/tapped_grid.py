@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.server import SimpleClientManager
 
 from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
@@ -31,6 +30,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
+from fl_privacy.flower.inside.legacy import SimpleClientManager
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
 from fl_privacy.report.audit_page import CountedLeak
