@@ -72,6 +72,7 @@ docs: $(STAMP)
 
 # The papers' tables beside ours, and findings, from the rows that experiments have left in experiments/rows.
 results: $(STAMP)
+	$(BIN)/python docs/paper_settings.py
 	$(BIN)/python docs/results.py
 
 # What the pages of attacks and defenses show; what is there already is kept.

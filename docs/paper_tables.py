@@ -3,16 +3,19 @@
 A file is a paper, or measurements of our own: ``name``, ``title``, ``about``, ``drawings`` (what shows no figure) and
 ``tables``. A table says where it stands, what was published in which setting, how ours differs, the commands that make
 its rows, which of these each line is (``where``: fields of a row or settings of the run behind it), which figures are
-shown (``columns``), what counts as agreement (``verdict``, see ``verdicts.Rule``) and, for an outcome, ``why``.
+shown (``columns``), the paper's settings beyond ``docs/papers_settings.yaml`` (``paper``), what counts as agreement
+(``verdict``, see ``verdicts.Rule``) and, for an outcome, ``why``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured
+from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured, value_of
+from paper_settings import Difference, differences, published_of
 from verdicts import Column as Judged, Line, Verdict, judge, rule_of
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -41,6 +44,11 @@ class Column:
     where: Mapping[str, Any] = field(default_factory=dict)
     over: Mapping[str, Any] | None = None
     """Chooses the row whose figure this one is a multiple of."""
+
+    def row(self, rows: Sequence[Row], where: Mapping[str, Any]) -> Row | None:
+        """Find the row that ``where`` chooses, if it has this column's figure."""
+        row = choose(rows, {**where, **self.where})
+        return row if row and value_of(row, self.of) is not None else None
 
     def read(self, rows: Sequence[Row], where: Mapping[str, Any]) -> Measured | None:
         """Compute this column's figure from the row that ``where`` chooses."""
@@ -80,16 +88,44 @@ class Table:
     why: Mapping[str, str] = field(default_factory=dict)
     settled: Literal["setting", "needs", "program", "contradiction", "open", ""] = ""
     """How a table that is not reproduced ends, see ``SETTLED``."""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+    """The paper's settings of these rows, by the rows' names; ``null``: not recorded there."""
     shown: Literal["lines", "rows", "attacks", "pairs"] = "lines"
     """``rows`` shows all rows instead of lines, ``attacks`` a column for each attack, ``pairs`` kinds by data sets."""
     only: Sequence[str] = ()
     """Of rows, these columns."""
+    of: str = ""
+    """Name of the paper."""
 
     def read(self, kept: Kept, line: str, column: str) -> Measured | None:
         """Compute our figure for a line and a column of the table."""
         told = self.lines[line]
         rows = kept[told.get("rows", self.rows)]
         return self.columns[column].read(rows, {**self.where, **told.get("where", {})})
+
+    def _settings(self, kept: Kept) -> Iterator[tuple[Row, dict[str, Any]]]:
+        """Yield each row behind a judged line, and the paper's settings of it except those that the line varies."""
+        for name, line in self.lines.items():
+            for column in self.judged_columns if self.verdict else ():
+                if self.published(name, column) is None and not self.verdict.keys() & {"above", "alike"}:
+                    continue
+                rows, varied = kept[line.get("rows", self.rows)], line.get("where", {})
+                row = self.columns[column].row(rows, {**self.where, **varied})
+                if row is not None:
+                    published = {**published_of(self.of, partial(value_of, row)), **self.paper}
+                    yield row, {name: value for name, value in published.items() if name not in varied}
+
+    def compared(self, kept: Kept) -> bool:
+        """Say whether the paper's settings are known of each judged row."""
+        return all(published for _, published in self._settings(kept))
+
+    def differences(self, kept: Kept) -> list[Difference]:
+        """List the settings of judged rows that are not the paper's, each once."""
+        found: dict[str, Difference] = {}
+        for row, published in self._settings(kept):
+            for one in differences(published, partial(value_of, row)):
+                found.setdefault(one.name if one.ours is None else one.told, one)
+        return list(found.values())
 
     def judged(self, kept: Kept) -> Verdict | None:
         """Judge whether our figures reproduce the table; ``None`` where nothing is published."""
@@ -141,7 +177,7 @@ def load_papers(folder: Path = PUBLISHED) -> list[Paper]:
 
 
 def _paper(told: Mapping[str, Any]) -> Paper:
-    return Paper(**{**told, "tables": [_table(table) for table in told["tables"]]})
+    return Paper(**{**told, "tables": [_table({**table, "of": told["name"]}) for table in told["tables"]]})
 
 
 def _table(told: Mapping[str, Any]) -> Table:

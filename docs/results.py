@@ -65,9 +65,11 @@ def _section(table: Table, kept: Kept) -> Iterator[str]:
         reason = verdict.reason[:1].upper() + verdict.reason[1:]
         said = (f"**{verdict.told.capitalize()}.**", reason, table.why.get(verdict.outcome, "").strip())
         yield " ".join(filter(None, said))
-    for what, told in (("Published", table.setting), ("Ours", table.ours)):
-        if told:
-            yield f"{what}: {told.strip()}"
+    if table.setting:
+        yield f"Published: {table.setting.strip()}"
+    differing = ", ".join(each.told for each in table.differences(kept))
+    if ours := " ".join(filter(None, (table.ours.strip(), f"Not the paper's: {differing}." if differing else ""))):
+        yield f"Ours: {ours}"
     yield "```sh\n" + "\n".join(table.command) + "\n```"
     match table.shown:
         case "rows":
@@ -166,8 +168,8 @@ def pages(folder: Path = ROWS) -> dict[Path, str]:
     return {
         PAGES["RESULTS.md"]: render(papers, kept),
         PAGES["findings.md"]: render_findings(papers, kept),
-        papers_page: with_counts(papers_page.read_text()),
-        DOCS / "papers" / "items.md": items_page(MADE),
+        papers_page: with_counts(papers_page.read_text(), kept),
+        DOCS / "papers" / "items.md": items_page(MADE, kept),
         **{DOCS / "papers" / f.name: slots.filled(f"{MADE}\n\n{f.read_text()}") for f in sorted(LETTERS.glob("*.md"))},
     }
 

@@ -10,7 +10,7 @@ reproduced of them alone is counted apart.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from typing import Any
@@ -72,12 +72,23 @@ class Rule:
     def in_words(self) -> str:
         """Say in words what the rule asks for."""
         if self.within is not None:
-            return f"within {self.within:g} of the published ones"
+            return f"within {self.within:.3g} of the published ones"
         if self.factor is not None:
-            return f"within a factor of {self.factor:g} of the published ones"
+            return f"within a factor of {self.factor:.3g} of the published ones"
         if self.least:
             return "the published ones or more"
         return f"on the published side of {self.side:g}"
+
+    def within_half_of(self, published: Sequence[float]) -> "Rule":
+        """Cut the tolerance to half of the effect that the published figures show."""
+        if not published:
+            return self
+        least, most = min(published), max(published)
+        if self.within is not None:
+            return replace(self, within=min(self.within, ((most - least) or abs(most)) / 2))
+        if self.factor is not None and 0 < least < most:
+            return replace(self, factor=min(self.factor, math.sqrt(most / least)))
+        return self
 
     def held_apart(self, one: float, other: float) -> bool:
         """Say whether two published figures are far enough apart to have an order."""
@@ -101,6 +112,11 @@ class Column:
 
     lines: Sequence[Line]
     rule: Rule
+
+    @property
+    def tolerance(self) -> Rule:
+        """Return the rule with a tolerance of at most half of the effect that the column shows."""
+        return self.rule.within_half_of([line.published for line in self.lines if line.published is not None])
 
     @property
     def there(self) -> list[Line]:
@@ -142,11 +158,11 @@ def judge(columns: Sequence[Column], figure: str) -> Verdict:
     if alike := columns[0].rule.alike:
         return _alike(lines, alike, columns[0].rule.within or 0.0)
     published = sum(line.published is not None for line in lines)
-    there = [(line, column.rule) for column in columns for line in column.there]
+    there = [(line, column.tolerance) for column in columns for line in column.there]
     if not there:
         return Verdict(outcome=Outcome.NOT_RUN, reason="", measured=0, total=published)
     agreeing = sum(rule.agree(line.published, line.ours.mean) for line, rule in there)
-    wanted = " or ".join(dict.fromkeys(column.rule.in_words for column in columns))
+    wanted = " or ".join(dict.fromkeys(column.tolerance.in_words for column in columns))
     reason = f"{agreeing} of {len(there)} measured figures ({figure}) are {wanted}"
     if len(there) < published:
         reason += f", {published - len(there)} more are not measured"
@@ -155,10 +171,11 @@ def judge(columns: Sequence[Column], figure: str) -> Verdict:
         [_compare(a.ours, b.ours) for a, b in pairs], [_named(*pair) for pair in pairs], total=len(pairs)
     )
     in_order = order is Outcome.ORDERING
-    if agreeing == len(there) and (in_order or not pairs):
-        outcome = Outcome.REPRODUCED
+    whole, sides = agreeing == len(there), any(rule.side is not None for _, rule in there)
+    if whole and (in_order or not pairs):
+        outcome = Outcome.ORDERING if sides else Outcome.REPRODUCED
     else:
-        outcome = Outcome.ORDERING if in_order else Outcome.NOT
+        outcome = Outcome.ORDERING if in_order and not sides else Outcome.NOT
     reason = f"{reason}; {held}" if pairs else f"{reason}."
     return Verdict(outcome=outcome, reason=reason, measured=len(there), total=published)
 

@@ -221,7 +221,7 @@ def sapag(
     bandwidth: float | None = None,
     depth: Literal["constant", "linear", "geometric"] = "linear",
     last: float = 0.5,
-    per: Literal["tensor", "layer"] = "tensor",
+    per: Literal["tensor", "layer", "element"] = "tensor",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
     """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
@@ -230,13 +230,14 @@ def sapag(
     images to [0, 1] after each iteration; here AdamW alone does, as L-BFGS takes the jump for curvature and stops at
     once (``experiments/RESULTS.md``).
 
-    ``bandwidth`` is 1 for AdamW, and 10 for L-BFGS, which would end on the saturated kernel of 1 under normal weights;
-    its tolerances are smaller, as losses are shares of a saturated kernel's. For the kernel's options see
-    :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`; the printed formula is ``form="literal"``.
+    ``bandwidth`` is 1 for AdamW and for ``per="element"``, and 10 for L-BFGS else, which would end on the saturated
+    kernel of 1 under normal weights; its tolerances are smaller, as losses are shares of a saturated kernel's. The
+    printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7); see
+    :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
     one_of("attack.optimizer", optimizer, ("lbfgs", "adamw"))
-    one_of("attack.per", per, ("tensor", "layer"))
-    width = bandwidth if bandwidth is not None else 10.0 if optimizer == "lbfgs" else 1.0
+    one_of("attack.per", per, ("tensor", "layer", "element"))
+    width = bandwidth if bandwidth is not None else 10.0 if optimizer == "lbfgs" and per != "element" else 1.0
     published = GradientInversion(
         objective=GaussianKernel(form=form, bandwidth=width, depth=depth, last=last, per=per),
         optimizer=LBFGS(lr=1.0 if lr is None else lr, tolerance_grad=1e-10, tolerance_change=1e-13),

@@ -1,6 +1,9 @@
-"""Each item of the papers names a place that is there, each command composes, nothing is without a reason."""
+"""Each item of the papers names a place that is there, its status follows from facts, each command composes."""
 
+import datetime
 import importlib
+import os
+import random
 import re
 from functools import cache
 from pathlib import Path
@@ -51,20 +54,87 @@ def test_each_item_names_a_place_that_is_there(docs: Any) -> None:
     assert lost == []
 
 
-def test_what_is_not_here_has_a_reason_and_nothing_stands_twice(docs: Any) -> None:
-    for name, (_, items) in docs("paper_items").load_items().items():
+def test_nothing_stands_twice_and_no_table_speaks_for_two_items(docs: Any) -> None:
+    every = docs("paper_items").load_items()
+    for name, (_, items) in every.items():
         names = [item.item for item in items]
         assert len(set(names)) == len(names), name
         for item in items:
             assert item.was in (None, "unlike", "missing")
-            assert item.status != "not" or len(item.why) > 10, item.item
+            assert item.why is None or len(item.why) > 10, item.item
+    tables = [place for _, items in every.values() for item in items if not item.why for place in item.places]
+    tables = [place for place in tables if place.startswith("table:")]
+    assert sorted(set(tables)) == sorted(tables)
 
 
-def test_an_item_with_two_answers_is_refused(docs: Any, tmp_path: Path) -> None:
+def test_ten_drawn_items_have_the_status_that_their_facts_give(docs: Any) -> None:
+    """Other items are drawn every day; FL_PRIVACY_ITEMS_SEED draws those of another one."""
+    paper_items, settings, kept = docs("paper_items"), docs("paper_settings"), docs("kept_rows").Kept()
+    drawn = random.Random(os.environ.get("FL_PRIVACY_ITEMS_SEED") or datetime.date.today().isoformat())
+    every = [(name, item) for name, (_, items) in paper_items.load_items().items() for item in items]
+    tables = {f"table:{p.name}/{t.name}": t for p in docs("paper_tables").load_papers() for t in p.tables}
+    for paper, item in drawn.sample(every, 10):
+        status = str(paper_items.derive(paper, item, kept).status)
+        if item.why:
+            assert status == "not here", item
+        elif item.place.startswith("table:"):
+            verdicts = [tables[place].judged(kept) for place in item.places]
+            whole = all(v and v.outcome == "reproduced" and v.measured == v.total for v in verdicts)
+            differing = any(tables[p].differences(kept) or not tables[p].compared(kept) for p in item.places)
+            assert (status == "as published") == (whole and not differing), item
+            assert (status == "reproduced, in other settings") == (whole and differing), item
+            assert (status == "not reproduced") == any(v and v.outcome == "not reproduced" for v in verdicts), item
+        elif item.test:
+            module, _, attribute = item.place.partition(":")
+            assert hasattr(importlib.import_module(module), attribute), item
+            assert paper_items.body_of_test(item.test, ROOT), item
+            assert re.search(rf"\b{attribute}\b", (ROOT / item.test.partition("::")[0]).read_text()), item
+            assert status == ("by option" if item.named else "as published"), item
+        elif "=" in item.place:
+            assert settings.resolve(paper, item.place) == settings.resolved_settings()[paper][item.place], (
+                "run `make results`"
+            )
+            published, differing = settings.of_place(paper, item.place)
+            preset = all((ROOT / "conf" / f"{token.replace('=', '/')}.yaml").is_file() for token in item.place.split())
+            assert (status == "as published") == (preset and bool(published) and not differing), item
+        else:
+            text = " ".join((ROOT / item.place[5:]).read_text().split()) if item.values else ""
+            assert (status == "as published") == (bool(item.values) and all(v in text for v in item.values)), item
+
+
+@pytest.mark.long
+def test_settings_are_kept_as_they_compose(docs: Any) -> None:
+    settings = docs("paper_settings")
+    for paper, places in settings.resolved_settings().items():
+        for place, kept in places.items():
+            assert settings.resolve(paper, place) == kept, "run `make results`"
+    for paper, (_, items) in docs("paper_items").load_items().items():
+        assert {p for item in items for p in item.places if "=" in p} == set(settings.resolved_settings()[paper])
+
+
+def test_a_setting_that_is_not_the_papers_takes_the_item_from_it_and_is_said(
+    docs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items, settings = docs("paper_items"), docs("paper_settings")
+    item = items.Item(item="some", place="defense=refiner_paper")
+    assert items.derive("refiner", item, {}).status == "as published"
+    rules = [
+        {"at": "", "when": {"defense": ["refiner_paper"]}, "paper": {"defense.beta": [2, 3], "defense.alpha": None}}
+    ]
+    monkeypatch.setattr(settings, "load_rules", lambda: {"refiner": rules})
+    told = items.derive("refiner", item, {})
+    assert told.status == "by option"
+    assert told.facts == ["ours: `defense.beta` 1.0 (published: 2 or 3), `defense.alpha` 0.5 (published: none)"]
+    rules[0]["when"] = {"defense": "another"}
+    assert items.derive("refiner", item, {}).facts == ["no setting is compared"]
+
+
+def test_an_item_without_a_place_or_a_reason_is_refused(docs: Any, tmp_path: Path) -> None:
     file = tmp_path / "items.yaml"
-    file.write_text(yaml.safe_dump({"some": {"title": "S", "items": [{"item": "a", "equal": "x", "not": "y"}]}}))
-    with pytest.raises(ValueError, match="one of equal, option and not"):
-        docs("paper_items").load_items(file)
+    for wrong in ({"item": "a"}, {"item": "a", "place": "b", "status": "equal"}):
+        file.write_text(yaml.safe_dump({"some": {"title": "S", "items": [wrong]}}))
+        with pytest.raises(ValueError, match="a place or a reason"):
+            docs("paper_items").load_items(file)
 
 
 def test_no_table_of_a_paper_is_without_a_reason(docs: Any) -> None:

@@ -169,23 +169,24 @@ class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
-        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, as printed, whose
-            slope is 0 in floating point. ``normalized``: times the number of elements; the exponent is of order 1.
+        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, whose slope is 0 in
+            floating point for a norm over a layer. ``normalized``: times a kernel's elements; an exponent of order 1.
         bandwidth: factor on sigma_l^2.
         depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
         last: Q of the last tensor, above 0.
-        per: unit of one kernel: each ``tensor``, or a ``layer`` (weight and bias), as in the paper.
+        per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as Eq. 4 with its norm; or each
+            ``element`` with its layer's sigma_l^2, as Eq. 6 and 7, in both forms.
     """
 
     form: Literal["literal", "normalized"] = "normalized"
     bandwidth: float = 1.0
     depth: Literal["constant", "linear", "geometric"] = "linear"
     last: float = 0.5
-    per: Literal["tensor", "layer"] = "tensor"
+    per: Literal["tensor", "layer", "element"] = "tensor"
     by_layer: bool = field(default=True, init=False)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        if self.per == "layer":
+        if self.per != "tensor":
             return self._by_layer(statistics)
         terms = {}
         for position, (name, s) in enumerate(statistics.items()):
@@ -203,12 +204,16 @@ class GaussianKernel(OfLayers):
             size = sum(t.size for t in targets)
             mean = torch.stack([t.mean * t.size for t in targets]).sum(0) / size
             variance = torch.stack([t.squared for t in targets]).sum(0) / size - mean.square()
-            distance = torch.stack([weight * s.distance for weight, s in members]).sum(0)
-            terms.append(self._depth_weight(position, len(grouped)) * self._kernel(distance, variance, size))
+            if self.per == "element":
+                kernels = [w * self._kernel(s.difference.square(), variance[:, None], 1).sum(1) for w, s in members]
+                kernel = torch.stack(kernels).sum(0)
+            else:
+                kernel = self._kernel(torch.stack([w * s.distance for w, s in members]).sum(0), variance, size)
+            terms.append(self._depth_weight(position, len(grouped)) * kernel)
         return torch.stack(terms).sum(0)
 
     def _kernel(self, distance: Tensor, variance: Tensor, size: int) -> Tensor:
-        """Return 1 - exp(-distance / sigma^2), (V,)."""
+        """Return 1 - exp(-distance / sigma^2), of the shape of ``distance``."""
         sigma = self.bandwidth * variance * (size if self.form == "normalized" else 1)
         return -torch.expm1(-distance / sigma.clamp_min(torch.finfo(sigma.dtype).tiny))
 

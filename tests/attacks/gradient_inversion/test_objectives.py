@@ -146,6 +146,30 @@ def test_a_kernel_for_each_layer_takes_weight_and_bias_together(form) -> None:
     assert found[0].item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("form", ["literal", "normalized"])
+def test_a_kernel_for_each_element_has_the_slope_of_equation_6_and_its_maximum(form) -> None:
+    seen = {
+        n: torch.randn(1, *s, generator=GENERATOR).double() * 3 for n, s in (("a.weight", (4, 5)), ("a.bias", (4,)))
+    }
+    variance = torch.cat([value.flatten() for value in seen.values()]).var(correction=0)
+    guess = {
+        n: (value + 5 * torch.rand(value.shape, generator=GENERATOR)).requires_grad_() for n, value in seen.items()
+    }
+    kernel = GaussianKernel(form=form, last=0.5, per="element")
+    loss = kernel({n: Explicit(g, Target.of(seen[n])) for n, g in guess.items()})
+    slopes = torch.autograd.grad(loss.sum(), guess.values())
+    for (name, g), slope in zip(guess.items(), slopes, strict=True):
+        apart = (g - seen[name]).detach()
+        torch.testing.assert_close(slope, 2 * apart / variance * torch.exp(-apart.square() / variance))  # Eq. 6, Q = 1
+    apart = torch.linspace(0, 4, 4001).double() * variance.sqrt()
+    alone = torch.cat([seen["a.weight"].flatten(), seen["a.bias"].flatten()]).expand(len(apart), -1)
+    moved = (alone + torch.nn.functional.pad(apart[:, None], (0, 23))).requires_grad_()
+    (slope,) = torch.autograd.grad(kernel({"a.weight": Explicit(moved, Target.of(alone))}).sum(), moved)
+    most = apart[slope[:, 0].argmax()]
+    # by Eq. 7 as it follows from Eq. 6 the slope is largest where 2 (g' - g)^2 is sigma^2; the text prints sigma^2
+    assert float(2 * most.square() / variance) == pytest.approx(1, abs=5e-3)
+
+
 def test_the_literal_kernel_has_no_slope_far_away_and_the_normalized_one_has() -> None:
     seen = torch.randn(1, 10_000, generator=GENERATOR)
     slopes = []

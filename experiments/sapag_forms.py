@@ -1,0 +1,78 @@
+"""SAPAG's kernel by element (Wang et al. 2020, Equations 6, 7), by layer (Equation 4), and DLG: digits behind LeNet-5.
+
+    python experiments/sapag_forms.py --images 16 --minutes 30 --out experiments/rows/sapag_forms
+
+A row for each distance, optimizer and distribution of the weights, with the PSNR of each image so far: the same
+command goes on, the first images of all rows before the next ones. L-BFGS has the paper's rate and 500 iterations;
+AdamW its rate and ``--adamw-iterations``, of which the paper has 20,000. An image that comes out without finite pixels
+counts as 0 dB.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import torch
+from refiner_distance import statistic
+from refiner_pictures import attack_of, client_steps, gradient, observation
+from row_file import Row, RowFile, takes_rows
+
+from fl_privacy.measure.images import psnr
+from fl_privacy.runs.config import compose_run
+from fl_privacy.types import Knowledge, VictimId
+
+FORMS: Mapping[str, Mapping[str, list[str]]] = {
+    "by element": {"lbfgs": ["attack=sapag", "attack.per=element"]},
+    "by layer, as printed": {"lbfgs": ["attack=sapag_paper"]},
+    "by layer, times its elements": {"lbfgs": ["attack=sapag"]},
+    "DLG": {"lbfgs": ["attack=dlg"], "adamw": ["attack=adam_dlg"]},
+}
+INITS = ("uniform_0.5", "xavier_normal")
+
+
+def overrides_of(cell: Row) -> list[str]:
+    """List the settings of a cell's attack and network."""
+    form, optimizer = FORMS[cell["form"]], cell["optimizer"]
+    attack = form.get(optimizer, [*form["lbfgs"], f"attack.optimizer={optimizer}"])
+    model = ["model=lenet_dlg", "model.strides=[1,1,1,1]", f"model.init={cell['init']}"]
+    return ["data=mnist", *model, *attack, f"attack.iterations={cell['iterations']}"]
+
+
+def attacked(cell: Row, number: int) -> float:
+    """Return the PSNR of digit ``number`` of the test split, whose label is searched, too."""
+    config = compose_run(overrides_of(cell))
+    step = client_steps(config, number + 1)[number]
+    view = observation(VictimId(0, 0, number), step, gradient(step, step.batch.inputs))
+    (found,) = attack_of(config)([replace(view, knowledge=Knowledge())], seed=0)
+    if found.batch is None or not bool(torch.isfinite(found.batch.inputs).all()):
+        return 0.0
+    return float(psnr(found.batch.inputs, step.batch.inputs))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--optimizers", nargs="+", default=["lbfgs", "adamw"], choices=["lbfgs", "adamw"])
+    parser.add_argument("--adamw-iterations", type=int, default=20_000)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next image after so many")
+    takes_rows(parser)
+    options = parser.parse_args()
+    kept, end = RowFile(options.out), time.monotonic() + 60 * options.minutes
+    for number, optimizer, init, form in product(range(options.images), options.optimizers, INITS, FORMS):
+        iterations = 500 if optimizer == "lbfgs" else options.adamw_iterations
+        cell: Row = {"form": form, "optimizer": optimizer, "init": init, "iterations": iterations}
+        before = (kept.find(cell) or {"each": [], "seconds": 0.0}) | {}
+        if len(before["each"]) > number or time.monotonic() > end:
+            continue
+        began = time.process_time()
+        each = [*before["each"], round(attacked(cell, number), 2)]
+        figures = {"psnr": statistic(torch.tensor(each)), "above_15": sum(one > 15 for one in each)}
+        seconds = round(before["seconds"] + time.process_time() - began, 1)
+        kept.add(cell, {**figures, "images": len(each), "each": each, "seconds": seconds})
+        print(*cell.values(), each, flush=True)
+
+
+if __name__ == "__main__":
+    main()
