@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 from kept_rows import Kept, markdown
@@ -187,5 +186,5 @@ def body_of_test(name: str, root: Path) -> str:
     """Return the source of ``path::test``; empty if there is no such test."""
     path, _, test = name.partition("::")
     text = (root / path).read_text() if (root / path).is_file() else ""
-    found: Any = re.search(rf"^def {re.escape(test)}\(.*?(?=^\S(?<![)\]]))|\Z", text, re.MULTILINE | re.DOTALL)
-    return found[0] if found and f"def {test}(" in text else ""
+    found = re.search(rf"^def {re.escape(test)}\(.*?(?=^(?:def |class |@)|\Z)", text, re.MULTILINE | re.DOTALL)
+    return found[0] if found else ""
