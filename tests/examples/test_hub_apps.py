@@ -1,6 +1,7 @@
 """The apps for Flower Hub are built, installed and checked by Flower's own code."""
 
 import hashlib
+import importlib
 import tomllib
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from flwr.cli.build import build_fab_from_files, get_fab_filename
 from flwr.cli.install import install_from_fab
 from flwr.cli.utils import collect_files
 
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.cli.main import run_command_line
-from tests.flower.test_audit import EXAMPLES
+from tests.flower.test_audit import EXAMPLES, run_in, started
+from tests.flower.untouched_apps import rung
 
 APPS = ("audited-quickstart", "defended-quickstart")
 
@@ -38,3 +41,20 @@ def test_both_hub_apps_train_alike() -> None:
     tasks = {(EXAMPLES / name / name.replace("-", "_") / "task.py").read_text() for name in APPS}
     licenses = {(EXAMPLES / name / "LICENSE").read_text() for name in APPS}
     assert len(tasks) == 1 and licenses == {(EXAMPLES.parent / "LICENSE").read_text()}
+
+
+@pytest.mark.long
+def test_the_audited_app_shows_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLES / "audited-quickstart"))
+    client, server = (importlib.import_module(f"audited_quickstart.{side}_app") for side in ("client", "server"))
+    config = {"num-server-rounds": 1, "local-epochs": 1, "learning-rate": 0.1, "batch-size": 32}
+    started(client, server, 2, {**config, "audit": str(tmp_path)})
+    (leak, *_) = run_in(tmp_path).summary.attacked
+    assert leak.metrics["psnr"].mean > 20
+
+
+@pytest.mark.long
+def test_noise_of_the_defended_app_hides_what_its_gradients_show(tmp_path: Path) -> None:
+    asked = AppAuditRequest(nodes=2, rounds=1, victims=4, out=tmp_path, seconds=60.0)
+    record = audit_app(read_app(EXAMPLES / "defended-quickstart"), asked).content
+    assert rung(record, "one")["counts"]["read"] == 0 < rung(record, "gradient")["counts"]["read"]
