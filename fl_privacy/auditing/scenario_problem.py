@@ -18,7 +18,7 @@ from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayMod
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
-from fl_privacy.federation.replies import Failure
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Kind
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
 from fl_privacy.models.unwrap_model import detached_copy, unwrapped
@@ -57,20 +57,17 @@ def reason_of(failed: Failure) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedReply:
-    """A client's reply, arrays by record/name, with what was watched while it was made, and the arrays' meaning."""
+    """A client's reply, arrays by record/name, with what was watched meanwhile, and the arrays' meaning."""
 
     reply: dict[str, np.ndarray] = field(repr=False)
     watched: Watched
     matched: Matched
 
     def tensors(self) -> dict[str, Tensor]:
-        """Convert the arrays to single precision, by the names of their parameters."""
-        made = {}
-        for key, name in self.matched.parameters.items():
-            array = self.matched.decoded[key] if key in self.matched.decoded else self.reply[key]
-            if array.dtype.kind == "f":
-                made[name] = torch.from_numpy(np.array(array, dtype=np.float32))
-        return made
+        """Convert the arrays to single precision, by their parameters' names."""
+        held = {**self.reply, **self.matched.decoded}
+        own = {name: held[key] for key, name in self.matched.parameters.items()}
+        return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,8 +133,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
     variables, batch = _searched(program, _leaves(program, first))
-    parts = tuple(cleaned(part) for part in program.parts)
-    plain = replace(program, parts=parts)
+    plain = replace(program, parts=tuple(cleaned(part) for part in program.parts))
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
     is_image = len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4)
     kind: Kind = "image" if is_image and min(shapes[0][1:]) >= LEAST_SIDE else "row"
@@ -147,17 +143,22 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
         notes += ("The attacker is given the network's other inputs, such as categories.",)
     output, loss, labels = _loss(plain, variables, batch, seen)
     draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
-    notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
-    model = ReplayModel(plain, variables, shapes, list(zip(low, scale, strict=True)), output=output, draws=draws)
+    ranges = list(zip(low, scale, strict=True))
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
+    model = ReplayModel(plain, variables, shapes, ranges, output=output, draws=draws)
+    if output is not None and kind == "row":
+        still, others = detached_copy(model).eval(), (torch.cat([values, values[:1]]), values[:1])
+        with torch.no_grad(), streams_put_back():
+            tried = attempt(lambda: [still(one) for one in others])
+        if isinstance(tried, Failure):  # nodes of a graph, which come in its number alone
+            output, loss, labels = None, _OWN_LOSS, None
+            model = ReplayModel(plain, variables, shapes, ranges, output=None, draws=draws)
+    notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
-    names = names_in(seen, program, model)
-    own = dict((*model.named_parameters(), *model.named_buffers()))
+    names, own = names_in(seen, program, model), dict((*model.named_parameters(), *model.named_buffers()))
     before = {names[n]: v for n, v in seen.before.items() if n in names and v.shape == own[names[n]].shape}
-    sent = ModelState(
-        {name: before.get(name, p.detach().clone()) for name, p in model.named_parameters()},
-        {name: before.get(name, b.detach().clone()) for name, b in model.named_buffers()},
-    )
+    parts = (model.named_parameters(), model.named_buffers())
+    sent = ModelState(*({name: before.get(name, v.detach().clone()) for name, v in each} for each in parts))
     problem = StepProblem(
         kind=kind,
         model=model,
@@ -241,27 +242,24 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
             "no optimizer of PyTorch makes a step on so few examples, as where the gradients of several batches are"
             " added up before one"
         )
-    if len(seen.optimizers) > 1:
+    if max(len(seen.optimizers), len(seen.trained)) > 1:
         raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
     (name, told), steps = next(iter(seen.optimizers.items()))
     settings = dict(told)
     kind = name.removeprefix("DP") if name.startswith("DP") else name
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
         raise NotAttackedError(f"steps of {name} are not undone")
-    mode: Literal["train", "eval"] = "train" if seen.training else "eval"
-    return LocalPlan(
+    return replace(
+        gradient_plan(seen),
         steps=steps if found.shares != "gradient" else None,
         batch_size=batch,
         nesterov=bool(settings.get("nesterov", False)),
-        batch_norm=mode,
-        probe_batch_norm=mode,
-        mode=mode,
         **optimizer_in_plan(found.shares, kind, settings),
     )
 
 
 def optimizer_in_plan(shares: str, kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan's fields on what is shared and on PyTorch's optimizer ``kind``."""
+    """Return the plan's fields on sharing and PyTorch's optimizer ``kind``."""
     given = {name: float(settings.get(name) or 0.0) for name in ("momentum", "weight_decay")}
     return {"shares": shares, "lr": float(settings["lr"]), "optimizer": OPTIMIZERS[kind], **given}
 
@@ -282,9 +280,8 @@ def _leaves(program: Program, call: Call) -> list[int]:
             if len(behind) != 1 or makers[number].part >= 0 or behind == [number]:
                 break
             (number,) = behind
-        if number in program.constants and number not in found:
-            found.append(number)
-    return found
+        found.append(number)
+    return [number for number in dict.fromkeys(found) if number in program.constants]
 
 
 def _ranges(
@@ -348,8 +345,8 @@ def _loss(
                 labels = labels.squeeze(-1)  # otherwise losses compare each output with each target
             return program.run({output: shaped, target: labels}, (), own, after=modules[-1])
 
-        target_dim = labels.dim()
-        program_dim, own = [_made(program, output).dim()], _without_pull(program, seen, modules[-1])
+        target_dim, program_dim = labels.dim(), [_made(program, output).dim()]
+        own = _without_pull(program, seen, modules[-1])
         name = getattr(used[0].function, "__name__", "the app's own loss").replace("_", " ") if used else "the app's"
         return output, replace(loss_of(replayed, width, seen.before[next(iter(seen.before))]), name=name), labels
     except (UserError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
@@ -405,7 +402,7 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """Copy a module without wrappers and without the hooks of other libraries."""
+    """Copy a module without wrappers and other libraries' hooks."""
     inner = unwrapped(part)
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
         inner = within

@@ -14,8 +14,11 @@ from tests.experiment.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-ELSEWHERE = {"flower_quickstart", "flower_numpy_client", "privacy_test"}
-"""Run by ``tests/flower/test_audit.py`` and ``tests/regression/test_measurement.py``."""
+ELSEWHERE = {
+    *("flower_quickstart", "flower_numpy_client", "privacy_test"),
+    *("audited-quickstart", "defended-quickstart"),
+}
+"""Run by ``tests/flower/test_audit.py``, ``tests/regression/test_measurement.py`` and ``test_hub_apps.py``."""
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ class Watched:
         loaded: number of examples with gradients on, once for each epoch.
         passes: largest number of examples in one epoch, by the loaders' data set.
         entered: shapes of the modules' inputs, in words, with counts.
+        trained: parameters of each optimizer, by ``id``.
         gradients: gradients of the first step by name; of the first loss without a PyTorch optimizer.
         program: computation from the first batch to its loss, or from all batches accumulated in the first step.
         training: ``True`` if the first module was in training mode.
@@ -60,6 +61,7 @@ class Watched:
     entered: Counter[str] = field(default_factory=Counter)
     inputs: list[Any] = field(default_factory=list)
     optimizers: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = field(default_factory=Counter)
+    trained: set[frozenset[int]] = field(default_factory=set)
     backwards: int = 0
     gradients: dict[str, Tensor] = field(default_factory=dict)
     program: Program | None = None
@@ -255,6 +257,7 @@ class TrainingWatch:
         told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)
         told += (("groups", len(optimizer.param_groups)),) if len(optimizer.param_groups) > 1 else ()
         seen.optimizers[type(optimizer).__name__, told] += 1
+        seen.trained.add(frozenset(id(each) for own in optimizer.param_groups for each in own["params"]))
         self._stepped(optimizer, args, kwargs)
 
     def _end_recording(self) -> None:

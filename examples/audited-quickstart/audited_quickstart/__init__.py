@@ -1,0 +1,1 @@
+"""A Flower app that measures what its uploads leak; see README.md."""

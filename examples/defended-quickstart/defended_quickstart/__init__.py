@@ -1,0 +1,1 @@
+"""A Flower app whose clients clip their uploads and add noise; see README.md."""

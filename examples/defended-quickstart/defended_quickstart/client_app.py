@@ -1,0 +1,37 @@
+"""The clients. ``defense_mod`` is what fl_privacy adds: it clips each upload and adds noise."""
+
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from defended_quickstart.task import Net, load_data, test, train
+from fl_privacy import defense_mod
+from fl_privacy.defenses import dp_noise
+
+app = ClientApp(mods=[defense_mod(dp_noise(clip_norm=1.0, scale=0.02), model=Net)])
+
+
+def own_data(context: Context):
+    """Load the training and test data of this node."""
+    node = context.node_config
+    return load_data(int(node["partition-id"]), int(node["num-partitions"]), int(context.run_config["batch-size"]))
+
+
+@app.train()
+def train_on_node(msg: Message, context: Context) -> Message:
+    """Train for one round on this node."""
+    net = Net()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    loader, _ = own_data(context)
+    loss = train(net, loader, int(context.run_config["local-epochs"]), float(msg.content["config"]["lr"]))
+    metrics = MetricRecord({"train_loss": loss, "num-examples": len(loader.dataset)})
+    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=msg)
+
+
+@app.evaluate()
+def evaluate_on_node(msg: Message, context: Context) -> Message:
+    """Compute the new model's accuracy."""
+    net = Net()
+    net.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    _, loader = own_data(context)
+    metrics = MetricRecord({"accuracy": test(net, loader), "num-examples": len(loader.dataset)})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
