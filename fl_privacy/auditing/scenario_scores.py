@@ -35,9 +35,16 @@ MOST_SHOWN = 8
 
 
 def score(
-    problems: Sequence[StepProblem], found: Sequence[Reconstruction], loaded: Sequence[Tensor], seed: int
+    problems: Sequence[StepProblem],
+    found: Sequence[Reconstruction],
+    loaded: Sequence[Tensor],
+    seed: int,
+    other: Reconstruction | None = None,
 ) -> Answer:
-    """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario."""
+    """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario.
+
+    ``other`` is the control of a single upload: the guess at another client's.
+    """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
     counted: Callable[..., tuple[Counts, Sequence[Shown]]]
@@ -55,6 +62,8 @@ def score(
         return not (pictures and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
 
     turned, of = _turned(found, truths, reads)
+    if other is not None:
+        turned, of = [replace(other, id=found[0].id, **UNSURE)], truths
     control = counted(turned, of)[0] if turned else None
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
@@ -71,8 +80,8 @@ def _turned(
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
         for step in range(1, len(found)):
             other = (place + step) % len(found)
-            if not reads(replace(own, batch=truths[other], failure=None, **_UNSURE), truth):
-                turned.append(replace(found[other], id=own.id, **_UNSURE))
+            if not reads(replace(own, batch=truths[other], failure=None, **UNSURE), truth):
+                turned.append(replace(found[other], id=own.id, **UNSURE))
                 of.append(truth)
                 break
     return turned, of
@@ -89,7 +98,7 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
     return all(float(largest(Moved(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid)
 
 
-_UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
+UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}
 
 
 def _classes(problem: StepProblem) -> Tensor | None:

@@ -28,7 +28,8 @@ from fl_privacy.auditing.scenario_problem import (
     read_problem,
     reason_of,
 )
-from fl_privacy.auditing.scenario_scores import score
+from fl_privacy.auditing.scenario_scores import UNSURE, score
+from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import (
     NOTE,
     FirstBlock,
@@ -43,7 +44,7 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.rng import streams_put_back
-from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.runs.foreign_app import MOST_IMAGES
 from fl_privacy.types import Observation, Reconstruction
 
 logger = logging.getLogger(__name__)
@@ -58,8 +59,13 @@ LEAST_SECONDS, LEAST_EVALUATIONS = 3.0, 25
 MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 """Seconds for the losses of single examples, and smallest number for asking clients for uploads of single examples."""
 
+FEW = (2, 3, 4)
+"""Numbers of examples that are tried, if the app's code takes no single one."""
+
 MOST_IN_A_BATCH = 64
 """Largest number of examples in an attacked step."""
+
+APART = "its examples do not come from a DataLoader, so one can't be singled out"
 
 CALL, PRODUCT = 1e-5, 5e-11
 """Seconds of a standard processor for each PyTorch call and each operation of a matrix product."""
@@ -123,6 +129,8 @@ class Scenarios:
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     _single: Watched | None = field(default=None, init=False, repr=False)
+    _batch: Answer | None = field(default=None, init=False, repr=False)
+    _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
         """Yield the training uploads' leakage beyond single examples; call it after ``attack_all``.
@@ -162,8 +170,8 @@ class Scenarios:
         if any(client.ask_later is not None for client in self.clients):
             steps["later"] = lambda: self._singly("later", *self._singles(later=True))
         for name, step in steps.items():
-            if time.perf_counter() - started > self.seconds and name != "all":
-                yield _not_attacked(name, late)
+            if time.perf_counter() - started > self.seconds:
+                yield self._of_training(late) if name == "all" else _not_attacked(name, late)
                 continue
             made = attempt(step)
             yield _not_attacked(name, reason_of(made)) if isinstance(made, Failure) else made
@@ -182,14 +190,14 @@ class Scenarios:
             self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
             again = _on_one(ask, number // len(self.clients), evaluation=evaluation)
             if isinstance(again, Failure):
-                reason = f"the app's code fails on a single example ({again.reason})"
+                fails = f"the app's code fails on a single example ({again.reason})"
+                reason = fails if client.watched.loaded else f"{APART}: {fails}"
                 logger.info("Client %d: %s", client.number, again.reason)
                 if not found:
                     break
                 continue
             if not again.watched.cut or not again.watched.steps:
-                apart = "its examples do not come from a DataLoader, so one can't be singled out"
-                reason = "its code makes no step on a single example" if again.watched.cut else apart
+                reason = "its code makes no step on a single example" if again.watched.cut else APART
                 break
             found.append((client, again))
         return found, reason
@@ -205,7 +213,11 @@ class Scenarios:
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
         sizes = {max(1, again.watched.loaded) for _, again in found}
-        of = "one example" if sizes == {1} else f"{max(sizes)} examples, since its code takes no fewer,"
+        of = (
+            "one example"
+            if sizes == {1}
+            else f"{max(sizes)} examples, as its code (such as batch norm) takes no fewer,"
+        )
         clients = len({client.number for client, _ in found})
         said = f"{many} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
         scenario = scenario_of(name, uploads=said, examples=max(sizes))
@@ -214,10 +226,12 @@ class Scenarios:
     def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
         words = words_of(found, uploaded=uploaded)
         if words is not None:
+            self._text = True
             note = "Words are inferred from the rows of the embedding that changed; their order is not."
             return replace(words, notes=(note,))
         tokens = words_of_uploads(found, uploaded=uploaded)
         if tokens is not None:
+            self._text = True
             return _by_first_block(tokens, found)
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
@@ -285,23 +299,66 @@ class Scenarios:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
         answer, uploads = self._attacked([(client, again)], uploaded=True), f"of {size} examples in one step"
         scenario = scenario_of("batch", uploads=f"1 upload of 1 client, {uploads}", examples=max(1, size))
-        return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
+        answer = replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
+        self._batch = answer if size == client.watched.loaded and client.watched.steps == 1 else None
+        return answer
 
     def _whole_training(self) -> Answer:
+        started = time.perf_counter()
+        if self._batch is not None:
+            return self._of_training(answer=self._batch)
+        if not self.clients[0].matched.parameters:
+            return self._of_training("no parameter of the network is in what it sends; sums over clients are not tried")
+        if self._text:
+            return self._of_training("its texts are mixed; the words of all of them together are asked about below")
+        self.tell("Attacking what the training itself uploads")
+        made = attempt(self._training_attacked)
+        if isinstance(made, Failure):
+            return self._of_training(reason_of(made))
+        return replace(self._of_training(answer=made), seconds=time.perf_counter() - started)
+
+    def _of_training(self, reason: str = "", answer: Answer | None = None) -> Answer:
         watched = self.clients[0].watched
         said = f"{watched.loaded or 'all its'} examples in {watched.steps} step{'s' * (watched.steps != 1)}"
-        reason = (
-            f"this is what the training itself uploads, of {said}; attacks here undo at most {MOST_STEPS} steps of"
-            f" {MOST_IMAGES} examples in all. This is a limit of this attacker, not a protection of the app's"
-        )
-        if not self.clients[0].matched.parameters:
-            reason = (
-                f"this is what the training itself sends, of {said}: no parameter of the network is in it."
-                " Leakage by a sum over clients was not attacked"
-            )
-        elif watched.steps == 1:
-            reason = f"this is what the training itself uploads, of {said}: see the scenario below"
-        return Answer(scenario=scenario_of("all", uploads=f"the training's own uploads, of {said}"), reason=reason)
+        scenario = scenario_of("all", uploads=f"the training's own upload, of {said}", examples=max(1, watched.loaded))
+        scenario = replace(scenario, source=f"what the real training uploads, of {said}")
+        return replace(answer or Answer(reason=reason), scenario=scenario)
+
+    def _training_attacked(self) -> Answer:
+        client, pairs, own = self.clients[0], list[tuple[StepProblem, Observation]](), list[Tensor]()
+        pool, number, assumed = None, 0, ""
+        for victim, each in enumerate(self.clients[:2]):
+            again = each.ask(OnlyExamples(number=min(examples_of(each.watched) or MOST_IMAGES, MOST_IMAGES)))
+            if isinstance(again, Failure):
+                if victim:
+                    break
+                raise NotAttackedError(f"the app's code fails on a few of its examples ({again.reason})")
+            problem = read_problem(again.watched, each.inputs())
+            if not victim:
+                own = once(each.watched, each.inputs())
+                pool = pool_of(problem, own)
+                number = len(problem.truth) if pool is None else min(len(pool), MOST_IMAGES)
+            if len(problem.truth) > MOST_IMAGES:
+                raise NotAttackedError(f"its code takes no fewer than {len(problem.truth)} examples")
+            if victim and pool is None and len(problem.truth) != number:
+                break
+            observed, said = observed_training(each, problem, number, victim)
+            assumed = assumed or said
+            pairs.append((problem, observed))
+        problems, observations = [problem for problem, _ in pairs], [observed for _, observed in pairs]
+        guesses, hurried = self._reconstructions(observations)
+        guess, problem = replace(guesses[0], **UNSURE), problems[0]
+        if guess.batch is None:
+            raise NotAttackedError((guess.failure or "the attack gave no guess").partition(" (")[0].rstrip("."))
+        others = [tensor for other in self.clients[1:] for tensor in other.inputs()]
+        total = max(number, examples_of(client.watched), 0 if pool is None else len(pool))
+        if pool is not None:
+            problem = sampled(problem, pool, others, guess, number=number, seed=self.seed)
+        # other clients' examples may differ in kind, which would make guesses at no example look right
+        loaded = own if total > number else [*own, *others]
+        answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
+        scored = f"{assumed} Its guesses are compared with {number} of {total} examples."
+        return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
 
 
 def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, WatchedReply]]) -> Answer:
@@ -314,12 +371,13 @@ def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClien
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:
-    """Ask for an answer on one example, else on two, which batch norm needs."""
-    once = OnlyExamples(first=number, evaluation=evaluation)
-    first = again = ask(once)
-    for more in ({"repeats": True}, {"first": 2 * number, "number": 2}):
+    """Ask for an answer on one example, else on as few as the code takes, such as two for batch norm."""
+    single = OnlyExamples(first=number, evaluation=evaluation)
+    first = again = ask(single)
+    fewest = (replace(single, first=few * number, number=few) for few in FEW)
+    for only in (replace(single, repeats=True), *fewest):
         if isinstance(again, Failure):
-            again = ask(replace(once, **more))
+            again = ask(only)
     return first if isinstance(again, Failure) else again
 
 
@@ -373,4 +431,4 @@ def seconds_of_evaluation(observation: Observation) -> float:
         size = [g.square().sum() for g in first if g is not None and g.requires_grad]
         if size:
             torch.autograd.grad(torch.stack(size).sum(), gray, allow_unused=True)
-    return CALL * work.calls + PRODUCT * work.products
+    return (CALL * work.calls + PRODUCT * work.products) * (observation.plan.steps or 1)

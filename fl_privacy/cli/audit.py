@@ -1,8 +1,10 @@
 """``fl-privacy audit APP`` and ``fl-privacy review APP``: any unmodified Flower app."""
 
+import contextlib
 import json
 import logging
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -52,6 +54,11 @@ def audit(  # noqa: PLR0917
     victims: Annotated[int, typer.Option(help="Number of single examples to attack.")] = 8,
     budget: Annotated[str, typer.Option(help="Budget of the attack: quick, standard, thorough.")] = "quick",
     seconds: Annotated[float, typer.Option(help="Time after which no further attack starts.")] = 600.0,
+    seed: Annotated[int, typer.Option(help="Seed of the attacks and of the app's random streams.")] = 0,
+    device: Annotated[str, typer.Option(help="Device of the attacks: auto, cpu, cuda or cuda:1.")] = "cpu",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")
+    ] = False,
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
     ] = False,
@@ -76,6 +83,8 @@ def audit(  # noqa: PLR0917
     """
 
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
+        "seed": whole("--seed", seed, at_least=0, at_most=(1 << 32) - 1, example=0),
+        "device": device,
         "run_config": tuple(run_config or ()),
         "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
@@ -103,9 +112,12 @@ def audit(  # noqa: PLR0917
     else:
         say(ALL_RIGHTS, aside=True)
         run = partial(_audited, app, asked, out)
-    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines:
+    aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines, aside:
         line, page = run(lines.tell)
-    say(visible(line))
+    say(visible(line), aside=as_json)
+    if as_json:
+        say((page.parent / "audit.json").read_text())
     if open_page:
         open_in_browser(page)
 

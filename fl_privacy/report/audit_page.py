@@ -126,6 +126,7 @@ class AuditRecord:
         notes: sentences on the app, or on how its run differs from its own.
         going_on: pending work and time of an unfinished page; empty if all is done.
         broken: reason why the audit ended early.
+        silence: reason why no client sent anything, if known.
         models: name of a network -> number of replies with it.
         captured: facts on captured uploads; ``None`` for an app.
     """
@@ -142,6 +143,7 @@ class AuditRecord:
     notes: Sequence[str] = ()
     going_on: str = ""
     broken: str = ""
+    silence: str = ""
     environment: Sequence[tuple[str, str]] = ()
     nodes: int | None = None
     rounds: int | None = None
@@ -172,9 +174,9 @@ class AuditRecord:
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         told = [_told(one) for one in self.aggregate if one.leaks]
         own = [step for step in self.steps if step.scenario.name == "all"]
-        if read and own and own[0].counts is None:
-            asked = "This is the worst case: clients were asked for such uploads"
-            found.append(f"{asked}; in {own[0].scenario.uploads}, no single example was attacked")
+        if own and own[0].counts is None and own[0].reason:
+            what = "No single example of your" if any(one.estimate for one in self.aggregate) else "Your"
+            found.append(f"{what} real training was {'' if what[0] == 'N' else 'not '}attacked: {own[0].reason}")
         if told and (read or clear):
             found.append(f"The training's own uploads reveal {_and(told)}")
         if self._of("facts") and not read and not told:
@@ -245,7 +247,7 @@ class AuditRecord:
             )
         if self.silent:
             asked = "no client that was asked sent" if self.lines else "the server asked no client for"
-            return f"Nothing to audit: {asked} anything"
+            return f"Nothing to audit: {self.silence or f'{asked} anything'}"
         return f"Not attacked: {self._why}; what leaves is listed below"
 
     @property

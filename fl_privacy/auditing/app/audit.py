@@ -18,7 +18,7 @@ from flwr.app import Context, RecordDict
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
 from fl_privacy.auditing.app.check import ready_or_not
-from fl_privacy.auditing.app.environment import LoadedBy, around, rounds_held, seeded
+from fl_privacy.auditing.app.environment import Around, LoadedBy, around, rounds_held, seeded, shown_as_it_is
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
@@ -30,6 +30,7 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.measure.answer import Answer
+from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.report.audit_file import folder_name, record_to_json, terminal_line
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
@@ -49,6 +50,7 @@ class AppAuditRequest:
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
         stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
+        device: device of the attacks.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
         sandboxed: ``True`` if this process is isolated.
     """
@@ -65,6 +67,7 @@ class AppAuditRequest:
     budget: str = "quick"
     seconds: float = 600.0
     seed: int | None = 0
+    device: str = "cpu"
     sandboxed: bool = False
 
 
@@ -105,7 +108,7 @@ def audit_app(
             started = app.load()
         wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
         nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
-        session.asked = asked = replace(asked, nodes=nodes)
+        session.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
         if app.scripts is not None:
             session.notes.append(app.scripts.in_words(app.folder))
         if asked.seed is not None:
@@ -117,19 +120,8 @@ def audit_app(
         with rounds_held(asked.rounds), grid.joining():
             ended = attempt(lambda: started.server(grid, context))
         grid.on_answer = None
-        if asked.rounds is not None and grid.rounds > asked.rounds:
-            session.notes.append(
-                f"The app trained for {grid.rounds} rounds, which its own loop counts; --rounds {asked.rounds} does not"
-                " reach it."
-            )
-        if isinstance(ended, Failure):
-            session.problems.append(f"The app's server ended with an error: {ended.reason}")
-        if there.audits:
-            session.notes.append("The app's own audit(...) was left out of this run; its training was not.")
-        if there.silent:
-            session.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
-        if there.lent:
-            session.notes.append(lent_in_words(there.lent))
+        session.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
+        session.note(there, grid.rounds)
         session.trained = time.perf_counter() - session.started
         session.write("The training is done; single examples are attacked now.")
         if (cut := session.end()) is not None:
@@ -177,7 +169,21 @@ class AppAudit(AuditSession):
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
-        self.trained, self.broken, self._refreshed = 0.0, "", 0.0
+        self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
+
+    def note(self, there: Around, rounds: int) -> None:
+        """Note how the run differs from the app's own."""
+        if self.asked.rounds is not None and rounds > self.asked.rounds:
+            self.notes.append(
+                f"The app trained for {rounds} rounds, which its own loop counts; --rounds {self.asked.rounds} does not"
+                " reach it."
+            )
+        if there.audits:
+            self.notes.append("The app's own audit(...) was left out of this run; its training was not.")
+        if there.silent:
+            self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
+        if there.lent:
+            self.notes.append(lent_in_words(there.lent))
 
     def refresh(self) -> None:
         if time.perf_counter() - self._refreshed >= _REFRESHED:
@@ -189,8 +195,8 @@ class AppAudit(AuditSession):
         asked, seed, further = self.asked, self.asked.seed or 0, "Further scenarios are attacked."
         scenarios = Scenarios(
             clients=self.grid.asked_clients(),
-            attack=attack_named("auto")(budget=asked.budget),
-            attack_within=lambda number: attack_named("auto")(evaluations=number),
+            attack=attack_named("auto")(budget=asked.budget, device=asked.device),
+            attack_within=lambda number: attack_named("auto")(evaluations=number, device=asked.device),
             victims=asked.victims,
             seed=seed,
             seconds=asked.seconds,
@@ -207,6 +213,13 @@ class AppAudit(AuditSession):
             self.answers.append(answer)
             self.write(going_on)
 
+    def _silence(self) -> str:
+        assert self.grid is not None
+        if self.grid.failures and not self.grid.replies:
+            return f"no client answered: {self.grid.failures.most_common(1)[0][0]}"
+        asked = self.grid.inventory.messages
+        return f"the app's server ended before it asked a client: {self.ended}" if self.ended and not asked else ""
+
     def leave(self) -> None:
         if self.content.get("going_on"):
             self.broken = "It was interrupted; the same command begins anew"
@@ -215,7 +228,9 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems = [*self.problems]
+        problems, silence = [*self.problems], self._silence()
+        if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
+            problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:
             problems.append(f"The app waits for more than {asked.nodes} clients; {grid.joined} joined.")
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
@@ -232,7 +247,7 @@ class AppAudit(AuditSession):
             ("fl-privacy", metadata.version("fl-privacy")),
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
-            ("Attack", f"auto, budget {asked.budget}, seed {asked.seed or 0}"),
+            ("Attack", f"auto, budget {asked.budget}, seed {asked.seed or 0}, {asked.device}"),
             ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
             *([("Data from the mirror", ", ".join(sorted(self.data)))] if self.data else []),
         ]
@@ -249,6 +264,7 @@ class AppAudit(AuditSession):
             notes=self.notes,
             going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
             broken=self.broken,
+            silence=" ".join(with_remedies([silence])) if silence and asked.sandboxed else silence,
             environment=environment,
             nodes=asked.nodes,
             rounds=rounds or asked.rounds,

@@ -207,6 +207,11 @@ def last_line_of(reply: Message, unknown: str = "an error") -> str:
     return ((reply.error.reason or "").strip().splitlines() or [unknown])[-1]
 
 
+def shown_as_it_is(reason: str) -> str:
+    """Return a failure's reason without the kind of an error that is made for users."""
+    return reason.removeprefix("UserError: ")
+
+
 def seeded(seed: int) -> None:
     """Seed all random streams that apps use."""
     random.seed(seed)

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
+from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of, shown_as_it_is
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
 from fl_privacy.auditing.fitted_uploads import FittedUploads
@@ -39,8 +39,9 @@ from fl_privacy.rng import Streams, streams_now
 LOOKS, WAITED = 3, 1.5
 """Polls for nodes, and seconds since the first, after which a server counts as waiting for more nodes."""
 
-MOST_TRACES, MOST_JOINED = 200, 1000
-"""Largest number of clients with a kept class trace, and of nodes to which others join for a waiting server."""
+MOST_TRACES, MOST_JOINED, MOST_SHOWN = 200, 1000, 400
+"""Largest number of clients with a kept class trace, of nodes to which others join for a waiting server, and of
+characters of a client's error."""
 
 
 Arrays = dict[str, np.ndarray]
@@ -84,11 +85,14 @@ class TappedGrid(LocalGrid):
         self.answers, self.traces = dict[tuple[int, str], KeptReply](), dict[int, ClassTrace]()
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds, self._lock = keeps, Counter[tuple[int, str]](), threading.RLock()
+        self._named: dict[str, set[str]] = defaultdict(set)
         self.joined, self._looks, self._since = 0, 0, 0.0
 
     @property
     def rounds(self) -> int:
-        return max((n for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train"), default=0)
+        """Return the number of training rounds, by their names in messages, else by the messages to one node."""
+        own = ((kind, n) for (_, kind), n in self._rounds.items() if kind.partition(".")[0] == "train")
+        return max((len(self._named[kind]) or n for kind, n in own), default=0)
 
     def findings(self) -> list[CountedLeak]:
         order = {"data": 0, "facts": 1, "look": 2}
@@ -154,6 +158,7 @@ class TappedGrid(LocalGrid):
         node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
         self._rounds[node, kind] += 1
         number = self._rounds[node, kind]
+        self._named[kind] |= {name} if (name := _round_of(message)) else set()
         down = _described(message.content, DOWN, kind, number, node)
         self.inventory.add(down)
         context = self.contexts[node]
@@ -181,7 +186,7 @@ class TappedGrid(LocalGrid):
     def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, asked: dict[str, Any]) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
-            self.failures[last_line_of(reply, f"Flower's error {reply.error.code}")[:200]] += 1
+            self.failures[shown_as_it_is(last_line_of(reply, f"Flower's error {reply.error.code}"))[:MOST_SHOWN]] += 1
             return
         up = _described(reply.content, UP, down.kind, down.round, down.node)
         self.inventory.add(up)
@@ -249,6 +254,7 @@ class TappedGrid(LocalGrid):
 
         The client's state stays unchanged, and all random streams are restored.
         """
+        only = only and replace(only, at_call=not answer.watched.loaded)
         watch = TrainingWatch(program=True, only=only)
         message, context = copy.deepcopy(answer.message), _copied(answer.context)
         app = self.client_app
@@ -264,6 +270,13 @@ class TappedGrid(LocalGrid):
         up = {**_flat(told), **_unpacked(told)}
         found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
+
+
+def _round_of(message: Message) -> str:
+    """Return the message's name of its round, or ""."""
+    said = (pair for record in message.content.config_records.values() for pair in record.items())
+    named = (str(value) for key, value in said if re.fullmatch(r"((server|current|global)[-_])?round", key))
+    return message.metadata.group_id or next(named, "")
 
 
 def _alike(leak: Leak) -> tuple[str, str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
@@ -92,12 +93,15 @@ class OnlyExamples:
         first: number of the first example through the loader's batches.
         number: number of examples; ``None`` for the loader's own first batch.
         evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
+        at_call: ``True`` for a training without loaders: tensors are cut as they enter modules before the first step,
+            and those of the same length, such as targets, as they meet the outputs; later steps change nothing.
     """
 
     first: int = 0
     number: int | None = 1
     repeats: bool = False
     evaluation: bool = False
+    at_call: bool = False
 
 
 class _Mode(TorchFunctionMode):
@@ -106,8 +110,9 @@ class _Mode(TorchFunctionMode):
         self._watch = watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        self._watch.called(func, args, kwargs or {}, made)
+        args, kwargs = self._watch.met(args, kwargs or {})
+        made = func(*args, **kwargs)
+        self._watch.called(func, args, kwargs, made)
         return made
 
 
@@ -122,10 +127,59 @@ class TrainingWatch:
         self._given = False
         self._first: dict[str, Tensor] = {}
         self._streams: tuple[Any, ...] | None = None
+        self._span: tuple[int, int, int] | None = None
+        self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
+        self._derived: dict[int, Tensor] = {}
+        self._stepped_by: set[int] = set()
+
+    def _begin(self, tensors: list[Tensor], only: OnlyExamples) -> None:
+        """Choose the examples of the first batch that enters a module."""
+        size = next((len(t) for t in tensors if t.dim()), 0)
+        if size and not self._given:
+            self._given = self.seen.cut = True
+            number = min(size, only.number or size)
+            start = only.first % (size - number + 1)
+            self._span, self.seen.loaded = (start, start + number, size), number
+
+    def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
+        """Cut the arguments that meet tensors made of a cut batch, or that enter a module before the first step."""
+        if self._span is None or self._depth or self.seen.optimizers:
+            return args, kwargs
+        if not enters and not any(id(t) in self._derived for t in tensors_in((args, kwargs))):
+            return args, kwargs
+        start, stop, size = self._span
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor) or isinstance(value, nn.Parameter) or not value.dim():
+                return value
+            if len(value) != size or stop - start == size or id(value) in self._derived:
+                return value
+            if id(value) not in self._cuts:
+                self._cuts[id(value)] = (value, self._alike(_cut(value, start, stop, size), enters))
+            return self._cuts[id(value)][1]
+
+        with self._within():
+            return tree_map(cut, (args, kwargs))
+
+    def _alike(self, part: Tensor, enters: bool) -> Tensor:
+        """Return ``part``, or the input of the network with its values in another shape, as in autoencoders."""
+        for _, known in () if enters else self._cuts.values():
+            if known.is_floating_point() and torch.equal(known.flatten(), part.flatten()):
+                made = known.reshape(part.shape)
+                if self._recorder is not None:
+                    self._recorder.note(torch.Tensor.reshape, None, (known, part.shape), {}, made)
+                return made
+        return part
+
+    def _derive(self, made: Any) -> None:
+        if self._span is not None and not self.seen.optimizers:
+            self._derived |= {id(t): t for t in tensors_in(made)}
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         if self._recorder is not None and self._depth == 0:
             self._recorder.note(func, None, args, kwargs, made)
+        if self._derived and self._depth == 0 and any(id(t) in self._derived for t in tensors_in((args, kwargs))):
+            self._derive(made)
 
     @contextmanager
     def looking(self) -> Iterator[Watched]:
@@ -152,9 +206,13 @@ class TrainingWatch:
         def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             if self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
                 return call(module, *args, **kwargs)
+            if self._only is not None and self._only.at_call:
+                self._begin(tensors_in((args, kwargs)), self._only)
+                args, kwargs = self.met(args, kwargs, enters=True)
             self._entering(module, args, kwargs)
             with self._within(), _evaluating(module, self._only is not None and self._only.evaluation):
                 made = call(module, *args, **kwargs)
+            self._derive(made)
             if self._recorder is not None:
                 self._recorder.note(None, module, args, kwargs, made)
             return made
@@ -252,6 +310,11 @@ class TrainingWatch:
     def _stepping(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._end_recording()
         seen, group = self.seen, optimizer.param_groups[0]
+        if self._span is not None and id(optimizer) in self._stepped_by:
+            for parameter in (parameter for each in optimizer.param_groups for parameter in each["params"]):
+                parameter.grad = None  # so that this step changes nothing
+            return
+        self._stepped_by.add(id(optimizer))
         if not seen.optimizers and 0 < seen.added < seen.backwards:  # more than were recorded
             seen.program, seen.added = None, seen.backwards
         told = tuple((key, _plain(group[key])) for key in SETTINGS if key in group)

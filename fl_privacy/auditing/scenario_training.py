@@ -1,0 +1,98 @@
+"""The real training's upload as a problem: its local steps, or its change as one gradient, on a sample of examples."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, WatchedReply, gradient_plan, plan_of
+from fl_privacy.auditing.scenario_scores import EXACT_ROW
+from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.types import Observation, Reconstruction, Tensors
+
+MOST_POOL, VARIED, LEAST_VARIED = 4096, 32, 8
+"""Largest number of compared examples of a client, and number of different values of at least so many features in data
+whose examples are not equal by chance."""
+
+
+def examples_of(seen: Watched) -> int:
+    """Return the number of different examples in a training, once for all epochs; 0 if not seen."""
+    return sum(seen.passes.values()) or seen.loaded
+
+
+def once(seen: Watched, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return ``inputs`` (N, ...) of one epoch, since an example is no distractor of itself."""
+    number = sum(seen.passes.values())
+    return [each[:number] if number else torch.unique(each[:MOST_POOL], dim=0) for each in inputs]
+
+
+def pool_of(problem: StepProblem, inputs: Sequence[Tensor]) -> Tensor | None:
+    """Return all examples (N, ...) of ``inputs`` in [0, 1] as the problem has them, if they enter the network so."""
+    model, whole = problem.model, problem.whole or bool(problem.model.beside)
+    alike = [each for each in inputs if len(model.shapes) == 1 and tuple(each.shape[1:]) == tuple(model.shapes[0])]
+    if whole or len(alike) != 1:
+        return None
+    pool = model.looked_for(alike[0][:MOST_POOL]).reshape(-1, *problem.input_shape)
+    held = torch.cdist(problem.truth.flatten(1).double(), pool.flatten(1).double(), p=torch.inf).amin(1)
+    return pool if bool((held <= EXACT_ROW).all()) else None
+
+
+def observed_training(client: WatchedReply, problem: StepProblem, number: int, victim: int) -> tuple[Observation, str]:
+    """Build the observation of a client's real upload with ``number`` guesses, and say what the attacker assumes."""
+    seen, found = client.watched, client.matched
+    if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
+        try:
+            plan, tensors = plan_of(seen, found, len(seen.batches[0][0])), client.tensors()
+            said = f"The attacker replays all {seen.steps} steps."
+            observation = problem.observed(victim, tensors, plan)
+            return replace(observation, upload=replace(observation.upload, num_examples=number)), said
+        except NotAttackedError:
+            pass
+    observation = problem.observed(victim, _mean_gradient(client), gradient_plan(seen))
+    said = f"The attacker takes the change in {seen.steps} steps as one gradient, of {number} examples."
+    return replace(observation, upload=replace(observation.upload, num_examples=number)), said
+
+
+def _mean_gradient(client: WatchedReply) -> Tensors:
+    before, told, shares = client.watched.before, client.tensors(), client.matched.shares
+    if shares == "gradient":
+        return told
+    rates = [(dict(settings), steps) for (_, settings), steps in client.watched.optimizers.items()]
+    moved = sum(float(s.get("lr") or 1) * n / (1 - float(s.get("momentum") or 0)) for s, n in rates) or 1.0
+    held = {name: value for name, value in told.items() if name in before}
+    changes = {name: value - before[name].float() if shares == "weights" else value for name, value in held.items()}
+    if not any(change.any() for change in changes.values()):
+        raise NotAttackedError("the upload is equal to what was sent")
+    return {name: -change / moved for name, change in changes.items()}
+
+
+def sampled(
+    problem: StepProblem, pool: Tensor, others: Sequence[Tensor], guess: Reconstruction, *, number: int, seed: int
+) -> StepProblem:
+    """Return the problem with ``number`` true examples of the ``pool``: those equal to a guess, then others at random.
+
+    An example is preferred if it alone equals a guess, in data in which equality is no coincidence; a sample drawn
+    blindly from many examples would miss it. ``others`` are inputs (N, ...) of other clients.
+    """
+    flat = pool.flatten(1).double()
+    order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()
+    hits = list[int]()
+    foreign = _of_others(problem, others)
+    varied = sum(len(column.unique()) >= min(VARIED, len(flat) / 2) for column in flat.T[: 64 * LEAST_VARIED])
+    if guess.batch is not None and len(foreign) >= len(flat) and varied >= LEAST_VARIED:
+        given = guess.batch.inputs.detach().flatten(1).double().clamp(0, 1)
+        if given.shape[1] == flat.shape[1]:
+            equal = torch.cdist(given, flat, p=torch.inf) <= EXACT_ROW
+            usual = (torch.cdist(given, foreign, p=torch.inf) <= EXACT_ROW).any(1) | (equal.sum(1) != 1)
+            hits = list(dict.fromkeys(equal[~usual].double().argmax(1).tolist()))
+    chosen = list(dict.fromkeys([*hits, *order]))[:number]
+    return replace(problem, truth=pool[chosen], labels=None)
+
+
+def _of_others(problem: StepProblem, others: Sequence[Tensor]) -> Tensor:
+    """Return (N, F) inputs of other clients in [0, 1]."""
+    shape = tuple(problem.model.shapes[0])
+    alike = [problem.model.looked_for(each).flatten(1) for each in others if tuple(each.shape[1:]) == shape]
+    return torch.cat([torch.empty(0, problem.truth[0].numel()), *alike])[:MOST_POOL].double()

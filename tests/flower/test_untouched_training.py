@@ -1,0 +1,146 @@
+"""What an audit says of the real training, of apps without loaders, of silent clients, and by its options."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
+from fl_privacy.auditing.scenario_members import at_low_rates
+from fl_privacy.cli.main import run_command_line
+from fl_privacy.measure.answer import Answer, Scenario
+from fl_privacy.report.audit_page import AuditRecord
+from tests.flower import project_parts as parts
+from tests.flower.untouched_apps import PLAIN, audited, rung, write
+
+LOADER = "    loader = DataLoader(TensorDataset(x, y), batch_size=4, shuffle=True)\n"
+UNLOADED = PLAIN.replace(LOADER, "").replace(
+    "for a, b in loader:", "for a, b in ((x[k : k + 4], y[k : k + 4]) for k in range(0, 40, 4)):"
+)
+FEW = PLAIN.replace("TensorDataset(x, y)", "TensorDataset(x[:8], y[:8])").replace("nn.Sigmoid()", "nn.Tanh()")
+
+
+def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_sample", PLAIN, seconds=10.0, victims=1)
+    real = rung(record, "all")
+    assert real["counts"]["judged"] == 16 and real["control"]["judged"] == 16
+    assert any("compared with 16 of 40 examples" in note for note in real["notes"])
+    assert not any("real training was not attacked" in line for line in record["further"])
+    late = audited(tmp_path / "late", "app_late", PLAIN, victims=1)
+    assert any(
+        "No single example of your real training was attacked: no time was left" in line for line in late["further"]
+    )
+
+
+def test_few_steps_are_undone(tmp_path: Path) -> None:
+    real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=10.0, victims=1), "all")
+    assert real["counts"]["judged"] == 8, real["reason"]
+    assert any("replays all 2 steps" in note for note in real["notes"])
+
+
+def test_a_real_training_that_was_not_attacked_is_in_the_first_lines() -> None:
+    answer = Answer(scenario=Scenario(name="all"), reason="its code fails")
+    assert AuditRecord(app="a", answers=[answer]).further == ["Your real training was not attacked: its code fails"]
+
+
+def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
+    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0)
+    for name in ("gradient", "one"):
+        found = rung(record, name)
+        assert found["counts"]["exact"] == found["counts"]["judged"] == 2, found["reason"]
+        assert found["control"]["read"] == 0 and found["size"] == 1
+    assert rung(record, "batch")["size"] == 4 and rung(record, "batch")["counts"]["judged"] == 4
+
+
+def test_the_fewest_examples_that_work_take_the_place_of_one(tmp_path: Path) -> None:
+    zero = "        optimizer.zero_grad()"
+    wants = f"        if len(a) < 3: raise ValueError('Expected more than 1 value per channel')\n{zero}"
+    record = audited(tmp_path, "app_of_three", PLAIN.replace(zero, wants, 1), seconds=4.0)
+    one = rung(record, "one")
+    assert one["size"] == 3 and "each of 3 examples" in one["made"] and "takes no fewer" in one["made"]
+    assert one["counts"]["judged"] + one["counts"]["failures"] == 6
+
+
+def _trained(only: OnlyExamples, target: Any) -> tuple[Any, torch.nn.Module]:
+    torch.manual_seed(0)
+    net, x = torch.nn.Linear(3, 3), torch.rand(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    with TrainingWatch(program=True, only=only).looking() as seen:
+        for _ in range(3):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(net(x), target(x)).backward()
+            optimizer.step()
+    return seen, net
+
+
+def test_targets_are_cut_with_their_inputs_and_later_steps_change_nothing() -> None:
+    torch.manual_seed(1)
+    other = torch.rand(6, 3)
+    seen, net = _trained(OnlyExamples(first=2, at_call=True), lambda x: other)
+    assert seen.cut and seen.steps == 1 and seen.loaded == 1
+    lengths = {len(value) for value in seen.program.constants.values() if value.dim()}
+    assert lengths == {1}
+    assert any(torch.equal(value[0], other[2]) for value in seen.program.constants.values() if value.dim())
+    weight = seen.before["parts.0.weight"] - 0.1 * seen.gradients["parts.0.weight"]
+    assert torch.allclose(net.weight, weight)
+
+
+def test_an_autoencoders_target_stays_its_input() -> None:
+    seen, _ = _trained(OnlyExamples(first=0, at_call=True), lambda x: x.view(6, 3) + 0)
+    assert sum(value.shape == (1, 3) for value in seen.program.constants.values()) == 1
+
+
+FAILS = "    def get_parameters(self, config):\n        import no_such_module\n"
+
+
+def test_a_client_that_fails_at_the_first_message_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    network = parts.NETWORK.replace("    def get_parameters(self, config):\n", FAILS, 1)
+    for name, text in (("server", parts.SERVER), ("client", parts.CLIENT), ("network", network)):
+        (tmp_path / f"{name}.py").write_text(text)
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    wanted = "Nothing to audit: no client answered: ModuleNotFoundError: No module named 'no_such_module'"
+    assert session.content["headline"] == wanted and session.line.count("no_such_module") == 1
+    client = parts.CLIENT.replace('"--client-id", type=int', '"--hospital-name"')
+    (tmp_path / "client.py").write_text(client)
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    assert "UserError" not in session.line and session.line.count("refuses its arguments") == 1
+    (tmp_path / "server.py").write_text(
+        parts.SERVER.replace("fl.server.start_server(", "fl.server.start_server(server=7, ")
+    )
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    assert session.content["headline"].startswith("Nothing to audit: the app's server ended before it asked a client: ")
+
+
+def test_rounds_are_counted_though_no_client_is_in_all(tmp_path: Path) -> None:
+    from tests.flower.untouched_apps import SERVER  # noqa: PLC0415
+
+    server = SERVER.replace("FedAvg(", "FedAvg(fraction_train=0.25, min_train_nodes=1, ")
+    assert audited(tmp_path, "app_sampled", PLAIN, server, nodes=6, rounds=4, victims=1)["rounds"] == 4
+
+
+def test_json_is_all_of_the_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = write(
+        tmp_path / "app", "app_json", PLAIN.replace("    net = Net()\n", "    net = Net()\n    print('hi')\n", 1)
+    )
+    command = ["audit", str(folder), "--out", str(tmp_path / "out"), "--nodes", "2", "--victims", "1", "--seconds", "1"]
+    assert run_command_line([*command, "--json", "--seed", "5"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["app"] == "app_json" and "Page: " in said.err and "hi" in said.err
+    assert "seed 5, cpu" in next(tmp_path.rglob("report.html")).read_text()
+    assert run_command_line([*command, "--device", "tpu"]) == 2
+    assert "device is expected to be auto, cpu or cuda" in capsys.readouterr().err
+
+
+def test_membership_is_said_at_low_false_positive_rates() -> None:
+    rng = np.random.default_rng(0)
+    said = at_low_rates(rng.normal(3, 1, 200), rng.normal(0, 1, 200))
+    assert (
+        "at 1 % FPR 0." in said
+        and "at 0.1 % FPR not measured: it takes 1,000 examples of others, there are 200" in said
+    )
+    assert "not measured" not in at_low_rates(rng.normal(3, 1, 1000), rng.normal(0, 1, 1000))
