@@ -10,6 +10,7 @@ from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report.audit_page import audit_of_run
+from fl_privacy.report.bars import bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
@@ -218,9 +219,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality = shown.modality(found)
     kind = modality.one
+    audited = audit_of_run(run.name, verdict) if is_audit(run) else None
     return render(
-        "audit.html.j2" if is_audit(run) else "run.html.j2",
-        page=audit_of_run(run.name, verdict) if is_audit(run) else None,
+        "run.html.j2" if audited is None else "audit.html.j2",
+        page=audited,
+        bars=[] if audited is None else bars_of(audited.answers),
         live=live,
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
