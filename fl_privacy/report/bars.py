@@ -67,8 +67,10 @@ def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
     """Return the bar of ``counts``; failed attacks count as not reconstructed."""
+    if counts.unknown:
+        aside = f"the originals of {counts.unknown} are not known"
     if not (judged := counts.judged + counts.failures):
-        return Bar(title=title, figure="originals not known", aside=aside)
+        return Bar(title=title, figure="not known", aside=aside)
     others = 0 if control is None else control.judged + control.failures
     return Bar(
         title=title,
