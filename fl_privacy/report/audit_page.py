@@ -216,7 +216,7 @@ class AuditRecord:
     @property
     def next_step(self) -> str:
         """Return what to do next in a sentence."""
-        if found := self._of("data") or ([] if self.tone == LEAK else self._of("facts")):
+        if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             return f"Remove {found[0].where} from the app's replies"
         if (step := self.shown_first) is not None and step.leaks and step.scenario.name in ASKED:
             return DEFEND
@@ -388,21 +388,16 @@ def render_audit(page: AuditRecord) -> str:
 
 def _bars(page: AuditRecord) -> list[Bar]:
     """Return the bars of data in the clear, then of scenarios, with the best reconstructions in the headline's."""
-    clear = [
-        Bar(
-            title=f"In the clear: {found.what}",
-            figure=f"{found.times} of {found.of}",
-            aside=f"replies to {found.kind}",
-            red=True,
-            share=found.times / found.of if found.of else None,
-        )
-        for found in page.findings
-        if found.severity == "data"
-    ]
+    clear = []
+    for one in page.findings:
+        if one.severity == "data":
+            title, share = f"In the clear: {one.what}", one.times / one.of if one.of else None
+            said = f"{one.times} of {one.of}"
+            clear.append(Bar(title=title, figure=said, aside=f"replies to {one.kind}", red=True, share=share))
     scenarios = bars_of(page.answers)
     if (step := page.shown_first) is not None and step.leaks:
         place = sorted(page.steps, key=lambda one: one.scenario.name == "all").index(step)
-        best = _views(step, best_of(step))
+        best = _views(step, best_of(step, in_words=step.kind in _READ_IN_WORDS))
         scenarios[place] = replace(scenarios[place], kind=step.kind, best=best)
     return [*clear[:MOST_CLEAR], *scenarios]
 

@@ -1,6 +1,6 @@
 """The picture at the head of an audit's page: a bar for each scenario, the worst case first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,32 +97,25 @@ def _of_examples(step: Answer) -> Bar:
 
 def _of_question(answer: Answer, found: Estimate) -> Bar:
     question, control = QUESTIONS[answer.question], answer.control
+    low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",
         aside=question.measure.partition(";")[0],
         red=answer.leaks,
-        share=_within(found.value),
-        interval=(_within(found.low), _within(found.high)),
-        control=_within(control.value) if isinstance(control, Estimate) else None,
+        share=share,
+        interval=(low, high),
+        control=min(1.0, max(0.0, control.value)) if isinstance(control, Estimate) else None,
     )
 
 
-def _within(value: float) -> float:
-    return min(1.0, max(0.0, value))
+def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
+    """Return the reconstructions of ``step`` that are nearest to their originals, by their words or their values."""
 
+    def distance(one: Shown) -> float:
+        if in_words:
+            return len(set(one.original) ^ set(one.guess or ())) / max(1, len(set(one.original)))
+        original, guess = np.asarray(one.original, float), np.asarray(one.guess, float)
+        return float(np.square(original - guess).mean()) if original.shape == guess.shape else np.inf
 
-def best_of(step: Answer) -> list[Shown]:
-    """Return the reconstructions of ``step`` that are nearest to their originals."""
-    nearness: Callable[[Shown], float] = _other_words if step.kind == "text" else _distance
-    return sorted((one for one in step.shown if one.reconstructed), key=nearness)[:MOST_BEST]
-
-
-def _distance(one: Shown) -> float:
-    original, guess = np.asarray(one.original, float), np.asarray(one.guess, float)
-    return float(np.square(original - guess).mean()) if original.shape == guess.shape else np.inf
-
-
-def _other_words(one: Shown) -> float:
-    original, guess = set(one.original), set(one.guess or ())
-    return len(original ^ guess) / max(1, len(original))
+    return sorted((one for one in step.shown if one.reconstructed), key=distance)[:MOST_BEST]
