@@ -1,15 +1,16 @@
 """The record of an audit, and the page of an app that was run: data in the clear, then the worst scenario first."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 
 from fl_privacy.effects import Description
-from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario
+from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.roc import Estimate
+from fl_privacy.report.bars import Bar, bars_of, bars_of_questions, best_of
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
 from fl_privacy.runs.folder import Verdict
@@ -20,10 +21,19 @@ from fl_privacy.types.plan import Normalization
 MOST_LINES = 60
 """Lines of the inventory shown initially."""
 
+MOST_CLEAR = 3
+"""Bars of data in the clear at the head of the page."""
+
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 
+
+ASKED = ("one", "batch", "later")
+"""Scenarios whose uploads clients are asked for."""
+
+DEFEND = "Put a defense around the ClientApp, such as defense_mod(dp_noise(...)), and audit again (docs/defend.md)"
+"""Next step if examples were reconstructed from updates."""
 
 READ_MEANS: Mapping[str, str] = {
     "image": (
@@ -170,18 +180,60 @@ class AuditRecord:
 
     @property
     def further(self) -> list[str]:
+        own = self._own_not_attacked
+        return [*self.also, *([self.when] if own and any(step.leaks for step in self.steps) else [])]
+
+    @property
+    def also(self) -> list[str]:
+        """Return what leaks apart from the headline, a sentence each, without full stops."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
         told = [_told(one) for one in self.aggregate if one.leaks]
-        own = [step for step in self.steps if step.scenario.name == "all"]
-        if own and own[0].counts is None and own[0].reason:
-            what = "No single example of your" if any(one.estimate for one in self.aggregate) else "Your"
-            found.append(f"{what} real training was {'' if what[0] == 'N' else 'not '}attacked: {own[0].reason}")
+        found += [self._own_not_attacked] if self._own_not_attacked else []
         if told and (read or clear):
             found.append(f"The training's own uploads reveal {_and(told)}")
         if self._of("facts") and not read and not told:
             found.append(self._nothing_read())
         return found
+
+    @property
+    def _own_not_attacked(self) -> str:
+        """Say why the app's own training was not attacked; empty if it was."""
+        own = next((step for step in self.steps if step.scenario.name == "all"), None)
+        if own is None or own.counts is not None or not own.reason:
+            return ""
+        single = any(one.estimate for one in self.aggregate)
+        return f"{'No single example of your real training was' if single else 'Your real training was not'} attacked: {own.reason}"
+
+    @property
+    def when(self) -> str:
+        """Return the circumstances of the headline in a sentence; empty if nothing was attacked."""
+        if self._of("data"):
+            return "The app's replies hold it: no attack is needed"
+        if (step := self.shown_first) is not None and step.leaks:
+            if step.scenario.name not in ASKED:
+                return f"The attack used {step.scenario.source or step.scenario.uploads}"
+            return "Clients were asked for such uploads; a client with little data may send them too"
+        if any(one.leaks for one in self.aggregate):
+            return "The training's own uploads reveal it, with all their examples and steps"
+        attacked = any(step.counts for step in self.steps)
+        return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
+
+    @property
+    def next_step(self) -> str:
+        """Return what to do next in a sentence."""
+        if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
+            return f"Remove {found[0].where} from the app's replies"
+        if (step := self.shown_first) is not None and step.leaks and step.scenario.name in ASKED:
+            return DEFEND
+        if self.tone == LEAK:
+            return "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
+        if self.broken or self.going_on:
+            return "Audit the app again" if self.broken else "Wait: this page is updated as results arrive"
+        longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
+        late = any("--seconds" in step.reason for step in self.steps)
+        rest = "Judge from what is sent, which is listed below" if self.lines else "Solve the problems named here"
+        return longer if self._uploads_attacked else "Give the attacks more time with --seconds" if late else rest
 
     @property
     def meaning(self) -> list[str]:
@@ -328,14 +380,36 @@ def render_audit(page: AuditRecord) -> str:
         "audit.html.j2",
         run=None,
         page=page,
+        bars=_bars(page),
+        question_bars=bars_of_questions(page.answers),
         severities=SEVERITIES,
         questions=QUESTIONS,
-        shown=[(step, [_VIEWS[step.kind](one) for one in step.shown]) for step in page.steps if step.kind in _VIEWS],
+        shown=[(step, _views(step, step.shown)) for step in page.steps if step.counts],
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         attacked=any(step.counts for step in page.steps),
         measured=any(one.estimate for one in page.aggregate),
         most_lines=MOST_LINES,
     )
+
+
+def _bars(page: AuditRecord) -> list[Bar]:
+    """Return the bars of data in the clear, then of scenarios, with the best reconstructions in the headline's."""
+    clear = []
+    for one in page.findings:
+        if one.severity == "data":
+            title, share = f"In the clear: {one.what}", one.times / one.of if one.of else None
+            said = f"{one.times} of {one.of}"
+            clear.append(Bar(title=title, figure=said, aside=f"replies to {one.kind}", red=True, share=share))
+    scenarios = bars_of(page.answers)
+    if (step := page.shown_first) is not None and step.leaks:
+        place = sorted(page.steps, key=lambda one: one.scenario.name == "all").index(step)
+        best = _views(step, best_of(step, in_words=step.kind in _READ_IN_WORDS))
+        scenarios[place] = replace(scenarios[place], kind=step.kind, best=best)
+    return [*clear[:MOST_CLEAR], *scenarios]
+
+
+def _views(step: Answer, shown: Sequence[Shown]) -> list[dict[str, Any]]:
+    return [_VIEWS[step.kind](one) for one in shown] if step.kind in _VIEWS else []
 
 
 def _picture(one: Any) -> dict[str, Any]:

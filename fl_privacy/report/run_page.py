@@ -10,6 +10,7 @@ from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report.audit_page import audit_of_run
+from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
@@ -25,7 +26,7 @@ from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
 from fl_privacy.runs.folder.pictures import RowPair
-from fl_privacy.runs.folder.verdict import tone_of
+from fl_privacy.runs.folder.verdict import LEAK, tone_of
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
 from fl_privacy.types.victim_ids import Certainty
 
@@ -218,9 +219,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality = shown.modality(found)
     kind = modality.one
+    audited = audit_of_run(run.name, verdict) if is_audit(run) else None
     return render(
-        "audit.html.j2" if is_audit(run) else "run.html.j2",
-        page=audit_of_run(run.name, verdict) if is_audit(run) else None,
+        "run.html.j2" if audited is None else "audit.html.j2",
+        page=audited,
+        bars=_bars(verdict, last) if audited is None else bars_of(audited.answers),
         live=live,
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
@@ -287,6 +290,20 @@ def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[st
     shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
     source = verdict.facts.source
     return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
+
+
+def _bars(verdict: Verdict, last: Sequence[LeakageResult]) -> list[Bar]:
+    """Return a bar for each attacked round, or for the last and the worst if there are many."""
+    rows = _count_rows(verdict, verdict.readings if len(verdict.readings) <= ROUNDS_SHOWN else last)
+    several = len({row["attacker"] for row in rows}) > 1
+    return [
+        bar_of_counts(
+            f"Round {row['round']}" + (f", {row['attacker']} attacker" if several else ""),
+            row["counts"],
+            red=row["tone"] == LEAK,
+        )
+        for row in rows
+    ]
 
 
 def _leakage_rows(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from tests.results.runs import defended, pictures, record, study_entry
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
 
+BOARDS = Path(__file__).resolve().parents[2] / "docs" / "benchmarks"
 PHONE, DESK, PAPER, BROAD_PAPER = 400, 1280, 703, 1047
 """Pixels in width; paper is A4 within its margins, upright or, for wide pages, across."""
 
@@ -196,3 +197,13 @@ def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):
         assert browser.evaluate(f"{frame}.querySelector('.progress').scrollHeight") <= room
     browser.open(pages["watched runs"])
     assert browser.evaluate("document.querySelectorAll('.pair').length") == 3
+
+
+@pytest.mark.parametrize("name", ["laptop", "table"])
+def test_a_board_fits_a_desk_and_shows_the_other_columns_on_demand(browser, name):
+    over = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#board').parentElement)"
+    shown = "[...document.querySelectorAll('#board thead th')].filter(e => e.getClientRects().length).length"
+    browser.open(BOARDS / f"{name}.html", width=DESK)
+    assert browser.evaluate(over) <= 0 and browser.evaluate(shown) == 5
+    browser.evaluate("document.querySelector('#columns').click()")
+    assert browser.evaluate(shown) == browser.evaluate("document.querySelectorAll('#board thead th').length") > 5

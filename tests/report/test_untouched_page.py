@@ -1,5 +1,6 @@
 """The page of an audited app opens what its headline is of, and says why nothing was attacked, or interrupted."""
 
+import html
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.report.audit_file import PAGE
-from fl_privacy.report.audit_page import AuditRecord, Line, render_audit
+from fl_privacy.report.audit_page import AuditRecord, CountedLeak, Line, render_audit
+from fl_privacy.report.bars import best_of
 from tests.flower.untouched_apps import PLAIN, audited, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
@@ -114,3 +116,52 @@ def test_an_app_that_cannot_be_loaded_leaves_no_page(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         audit.audit_app(read_app(folder), audit.AppAuditRequest(out=tmp_path / "out"))
     assert not list((tmp_path / "out").rglob(PAGE))
+
+
+def pictured(page: AuditRecord) -> list[str]:
+    found = re.findall(r'<li class="bar">(.*?)</li>', render_audit(page), re.DOTALL)
+    return [re.sub(r"\s+", " ", one) for one in found]
+
+
+def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_last() -> None:
+    own = step("All its examples", None, reason="too many steps; this is no protection")
+    own = replace(own, scenario=replace(own.scenario, uploads="the training's own uploads, of 9 examples in 3 steps"))
+    red = replace(step("One", 2), control=Counts(nothing=2), shown=[*step("One", 2).shown] * 5)
+    gray, red, open_, last = pictured(AuditRecord(app="a", answers=[own, GRADIENT, red, step("Batch", 0)]))
+    assert "never leaves the client" in gray and 'class="gray"' in gray and 'class="control"' not in gray
+    assert 'class="red" y="4" width="100.0%"' in red and "2 of 2" in red and 'class="interval"' in red
+    assert 'class="control" x1="0.4%"' in red and red.count('alt="Reconstruction"') == 3
+    assert 'class="red"' not in open_ and "<img" not in open_ and "0 of 2" in open_
+    assert "9 examples in 3 steps" in last and '<text x="9" y="17">not attacked</text>' in last
+
+
+def test_the_best_reconstructions_come_first_and_none_is_shown_that_does_not_count() -> None:
+    def guess(level: float, *, counts: bool = True) -> Shown:
+        return Shown(original=np.ones((1, 8, 8)), guess=np.full((1, 8, 8), level), reconstructed=counts)
+
+    found = best_of(replace(step("One", 2), shown=[guess(0.2), guess(1.0, counts=False), guess(0.9), guess(0.6)]))
+    assert [one.guess.max() for one in found] == [0.9, 0.6, 0.2]
+
+
+def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -> None:
+    own = step("All its examples", None, reason="too many steps")
+    own = replace(own, scenario=replace(own.scenario, uploads="the training's own uploads, of 9 examples in 3 steps"))
+    red = AuditRecord(app="a", answers=[step("One", 2), own], lines=[LINE])
+    assert red.when.endswith("No single example was attacked in the training's own uploads, of 9 examples in 3 steps")
+    assert red.when in red.further and "defense" in red.next_step
+    assert f"{red.next_step}." in html.unescape(render_audit(red)) and "worst case" not in render_audit(red)
+    gray = AuditRecord(app="a", answers=[step("One", 0)], lines=[LINE])
+    assert "others may reconstruct more" in gray.when and gray.when not in gray.further
+    assert "guarantee" in gray.next_step
+    clear = CountedLeak(severity="data", what="rows", where="data/X", why="y", kind="train", times=1, of=2)
+    sent = AuditRecord(app="a", findings=[clear], answers=[step("One", 2)], lines=[LINE])
+    assert sent.next_step == "Remove data/X from the app's replies" and "no attack" in sent.when
+    assert 'class="red" y="4" width="50.0%"' in pictured(sent)[0] and "In the clear: rows" in pictured(sent)[0]
+    late = AuditRecord(app="a", answers=[step("One", None, reason=LATE)], lines=[LINE])
+    assert "--seconds" in late.next_step and late.when == ""
+
+
+def test_only_the_scenario_of_the_headline_is_unfolded() -> None:
+    page = render_audit(AuditRecord(app="a", answers=[GRADIENT, step("One", 2)], lines=[LINE], facts=[("a", "b")]))
+    assert page.count("<details open>") == 1
+    assert re.search(r"<details><summary><h2>Everything that is sent</h2></summary>", page)

@@ -1,0 +1,121 @@
+"""The picture at the head of an audit's page: a bar for each scenario, the worst case first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.measure.answer import QUESTIONS, Answer, Shown
+from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
+
+MOST_BEST = 3
+"""Reconstructions next to the bar of the headline."""
+
+SHORT = {
+    "evaluation": "Gradient of one example, evaluation mode",
+    "gradient": "Gradient of one example",
+    "one": "Upload of one example, one step",
+    "batch": "Upload of one batch, one step",
+    "later": "Upload of one example, last round",
+    "all": "The app's own upload",
+}
+"""Scenario -> title next to its bar."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A share in [0, 1] with its 95 % interval and control; ``None`` if it is not known.
+
+    Attributes:
+        figure: the share in words, for people who see no picture too.
+        aside: what the figure is of, or why there is none.
+        best: views of the best reconstructions.
+    """
+
+    title: str
+    figure: str = "not attacked"
+    aside: str = ""
+    red: bool = False
+    share: float | None = None
+    interval: tuple[float, float] | None = None
+    control: float | None = None
+    kind: str = "other"
+    best: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def numbers(self) -> str:
+        """Return interval and control in words."""
+        if self.interval is None:
+            return ""
+        low, high = (100 * end for end in self.interval)
+        said = f"{low:.0f} to {high:.0f}\N{NO-BREAK SPACE}%"
+        return said if self.control is None else f"{said}; control {100 * self.control:.0f}\N{NO-BREAK SPACE}%"
+
+
+def bars_of(answers: Sequence[Answer]) -> list[Bar]:
+    """Return a bar for each scenario in which examples were to be reconstructed, the app's own uploads last."""
+    steps = [answer for answer in answers if answer.question == "examples"]
+    return [_of_examples(step) for step in sorted(steps, key=lambda step: step.scenario.name == "all")]
+
+
+def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
+    """Return a bar for each question about the training's own uploads as a whole that was measured."""
+    return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
+
+
+def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
+    """Return the bar of ``counts``; failed attacks count as not reconstructed."""
+    if counts.unknown:
+        aside = f"the originals of {counts.unknown} are not known"
+    if not (judged := counts.judged + counts.failures):
+        return Bar(title=title, figure="not known", aside=aside)
+    others = 0 if control is None else control.judged + control.failures
+    return Bar(
+        title=title,
+        figure=f"{counts.read} of {judged}",
+        aside=aside,
+        red=red,
+        share=counts.read / judged,
+        interval=counts.interval,
+        control=None if control is None or not others else control.read / others,
+    )
+
+
+def _of_examples(step: Answer) -> Bar:
+    title = SHORT.get(step.scenario.name, step.scenario.title)
+    if step.counts is None:
+        own = step.scenario.uploads.rpartition("uploads, of ")[2] if step.scenario.name == "all" else ""
+        return Bar(title=title, aside=own or step.reason.partition(";")[0].partition(". ")[0])
+    aside = "" if step.scenario.leaves else "never leaves the client"
+    if step.scenario.name == "batch":
+        aside = f"{step.scenario.examples} examples"
+    control = step.control if isinstance(step.control, Counts) else None
+    return bar_of_counts(title, step.counts, red=step.leaks, control=control, aside=aside)
+
+
+def _of_question(answer: Answer, found: Estimate) -> Bar:
+    question, control = QUESTIONS[answer.question], answer.control
+    low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
+    return Bar(
+        title=question.title,
+        figure=f"{found.value:.2f}",
+        aside=question.measure.partition(";")[0],
+        red=answer.leaks,
+        share=share,
+        interval=(low, high),
+        control=min(1.0, max(0.0, control.value)) if isinstance(control, Estimate) else None,
+    )
+
+
+def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
+    """Return the reconstructions of ``step`` that are nearest to their originals, by their words or their values."""
+
+    def distance(one: Shown) -> float:
+        if in_words:
+            return len(set(one.original) ^ set(one.guess or ())) / max(1, len(set(one.original)))
+        original, guess = np.asarray(one.original, float), np.asarray(one.guess, float)
+        return float(np.square(original - guess).mean()) if original.shape == guess.shape else np.inf
+
+    return sorted((one for one in step.shown if one.reconstructed), key=distance)[:MOST_BEST]
