@@ -202,8 +202,9 @@ class AuditRecord:
         own = next((step for step in self.steps if step.scenario.name == "all"), None)
         if own is None or own.counts is not None or not own.reason:
             return ""
-        single = any(one.estimate for one in self.aggregate)
-        return f"{'No single example of your real training was' if single else 'Your real training was not'} attacked: {own.reason}"
+        told = any(one.estimate for one in self.aggregate)
+        what = "No single example of your real training was" if told else "Your real training was not"
+        return f"{what} attacked: {own.reason}"
 
     @property
     def when(self) -> str:
