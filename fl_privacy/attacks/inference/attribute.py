@@ -11,7 +11,7 @@ from fl_privacy import checks
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.membership import MembershipWatch, cosines
 from fl_privacy.attacks.inference.read_round import ReadRound, mean_gradient
-from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions
+from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, averaged
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sketched_examples
 from fl_privacy.rng import derive_generator
@@ -20,7 +20,6 @@ from fl_privacy.types import ModelState, Observation
 HEADS = {"linear": 0, "mlp": 128}  # methods and the width of their classifier's hidden layer
 ADAPTIVE = "_adaptive"  # suffix of a method that learns from defended uploads
 FEWEST = 2  # least number of public examples to learn from
-
 TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier of gradients"}
 
 
@@ -125,27 +124,15 @@ def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound)
     return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})
 
 
-class LowestLoss(MembershipMethod):
-    """Compares the loss at each client's model with the mean over those that replied, averaged over rounds."""
-
-    title, source = "Lowest loss (SIA)", "Hu et al. 2021"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        losses = read.losses_after
-        return losses.nanmean(1, keepdim=True) - losses
+def _above_mean(values: Tensor) -> Tensor:
+    """Compare values (C, K) with their means over the clients that replied."""
+    return values - values.nanmean(1, keepdim=True)
 
 
-class LargestCosine(MembershipMethod):
-    """Compares the cosine of the example's gradient and each client's update, averaged over rounds."""
-
-    title, source = "Largest cosine", "Li et al. 2022"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        found = cosines(read)
-        return found - found.nanmean(1, keepdim=True)
-
-
-METHODS: dict[str, type[MembershipMethod]] = {"loss": LowestLoss, "cosine": LargestCosine}
+METHODS: dict[str, type[MembershipMethod]] = {
+    "loss": averaged("Lowest loss (SIA)", "Hu et al. 2021", lambda read: -_above_mean(read.losses_after)),
+    "cosine": averaged("Largest cosine", "Li et al. 2022", lambda read: _above_mean(cosines(read))),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

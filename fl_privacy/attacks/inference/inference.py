@@ -32,11 +32,7 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Refuse, since a run inserts canaries by itself.
-
-        Raises:
-            UserError: always.
-        """
+        """Refuse by a ``UserError``, since a run inserts canaries by itself."""
         raise UserError(
             "inference=canaries is expected of fl-privacy run, which inserts them, but something else asked for them;"
             " choose another inference here."

@@ -11,39 +11,8 @@ from torch import Tensor
 from fl_privacy import checks
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest_of
-from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels
+from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels, averaged
 from fl_privacy.errors import UserError
-
-
-class LossThreshold(MembershipMethod):
-    """The loss at the client's model, averaged over rounds (Yeom et al. 2018, Adversary 2)."""
-
-    title, source = "Loss threshold", "Yeom et al. 2018"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        return -read.losses_after
-
-
-class GradientNormDifference(MembershipMethod):
-    """Squared norm of the client's mean gradient minus that without the example's, 2 <u, g> - |g|^2.
-
-    Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
-    """
-
-    title, source = "Gradient norm difference", "Nasr et al. 2019; Li et al. 2022"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        products, squares = read.products
-        return 2 * products - squares
-
-
-class GradientCosine(MembershipMethod):
-    """Cosine of the example's gradient and the client's update, averaged over rounds (Li et al. 2022, Sec. 4)."""
-
-    title, source = "Gradient cosine", "Li et al. 2022"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        return cosines(read)
 
 
 def cosines(read: ReadRound) -> Tensor:
@@ -55,36 +24,11 @@ def cosines(read: ReadRound) -> Tensor:
 OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
-class FedMIA(MembershipMethod):
-    """One-sided likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
-
-    The score is the share below the client's cosine of a normal distribution with the other clients' mean and spread,
-    averaged over rounds with at least three clients.
-    """
-
-    title, source = "FedMIA, cosine", "Zhu et al. 2024"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        return share_below_others(self.statistic(read))
-
-    def statistic(self, read: ReadRound) -> Tensor:
-        """Return a statistic (C, K) that is higher for members."""
-        return cosines(read)
-
-
-class LossFedMIA(FedMIA):
-    """FedMIA on losses at the clients' models."""
-
-    title = "FedMIA, loss"
-
-    def statistic(self, read: ReadRound) -> Tensor:
-        return -read.losses_after
-
-
 def share_below_others(values: Tensor) -> Tensor:
     """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
 
-    NaN with fewer than two other finite columns.
+    NaN with fewer than two other finite columns. For statistics that are higher for members, it is a one-sided
+    likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
     """
     finite = values.isfinite()
     known, number = values.double().where(finite, 0.0), finite.sum(1, keepdim=True)
@@ -95,16 +39,6 @@ def share_below_others(values: Tensor) -> Tensor:
     z = (centered - mean) / variance.clamp(min=1e-30).sqrt()
     share = 0.5 * torch.erfc(-z / math.sqrt(2))
     return share.where(finite & (others >= OTHERS), torch.nan)
-
-
-class LowestTokens(MembershipMethod):
-    """The least likely tokens at the client's model, averaged over rounds (Min-K% Prob, Shi et al. 2024)."""
-
-    title, source = "Least likely tokens (Min-K%)", "Shi et al. 2024"
-    of_tokens = True
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        return read.lowest_after
 
 
 class FinalLoss(MembershipMethod):
@@ -156,14 +90,25 @@ class FinalLowestTokens(FinalLoss):
         return read.measured(read.observations[0].model.to(read.device), read.published, lowest_of)
 
 
+def norm_difference(read: ReadRound) -> Tensor:
+    """Return squared norms (C, K) of the clients' mean gradients minus those without the example's, 2 <u, g> - |g|^2.
+
+    Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
+    """
+    products, squares = read.products
+    return 2 * products - squares
+
+
 METHODS: dict[str, type[MembershipMethod]] = {
-    "loss": LossThreshold,
-    "cosine": GradientCosine,
-    "fedmia": FedMIA,
-    "fedmia_loss": LossFedMIA,
-    "gradient_norm": GradientNormDifference,
+    "loss": averaged("Loss threshold", "Yeom et al. 2018", lambda read: -read.losses_after),  # Adversary 2
+    "cosine": averaged("Gradient cosine", "Li et al. 2022", cosines),  # Sec. 4
+    "fedmia": averaged("FedMIA, cosine", "Zhu et al. 2024", lambda read: share_below_others(cosines(read))),
+    "fedmia_loss": averaged("FedMIA, loss", "Zhu et al. 2024", lambda read: share_below_others(-read.losses_after)),
+    "gradient_norm": averaged("Gradient norm difference", "Nasr et al. 2019; Li et al. 2022", norm_difference),
     "lira": ShadowModels,
-    "min_k": LowestTokens,
+    "min_k": averaged(
+        "Least likely tokens (Min-K%)", "Shi et al. 2024", lambda read: read.after_each(lowest_of), tokens=True
+    ),
     "final_loss": FinalLoss,
     "final_reference": FinalReference,
     "final_min_k": FinalLowestTokens,

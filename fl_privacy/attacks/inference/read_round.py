@@ -14,10 +14,7 @@ from fl_privacy.models.gradients.choose_method import sgd_factor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
 CHUNK = 1000  # largest number of examples in one forward pass
-
-_OUTPUTS = 1 << 24
-"""Largest number of outputs for them; a language model's tokens have one for each word of the vocabulary."""
-
+_OUTPUTS = 1 << 24  # largest number of outputs for them; tokens have one for each word of the vocabulary
 LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 
@@ -88,11 +85,6 @@ class ReadRound:
         return ModelState(mean([state.parameters for state in states]), mean([state.buffers for state in states]))
 
     @cached_property
-    def lowest_after(self) -> Tensor:
-        """Return the mean log probability (C, K) of the least likely tokens at the model after each upload."""
-        return self._after_each(lowest_of)
-
-    @cached_property
     def losses_before(self) -> Tensor:
         """Return the cross entropy (C, K) of each candidate at each client's model as sent."""
         columns = torch.empty(len(self.candidates), len(self.observations))
@@ -103,14 +95,15 @@ class ReadRound:
     @cached_property
     def losses_after(self) -> Tensor:
         """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
-        return self._after_each(losses_of)
+        return self.after_each(losses_of)
 
     @cached_property
     def margins_after(self) -> Tensor:
         """Return the margins (C, K) of each candidate at the model after each upload."""
-        return self._after_each(margins_of)
+        return self.after_each(margins_of)
 
-    def _after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Compute ``measure`` (C, K) of the candidates at the model after each upload."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
@@ -148,7 +141,7 @@ class ReadRound:
 
     @cached_property
     def _directions(self) -> list[Tensors]:
-        return [mean_gradient(observation) for observation in self.observations]
+        return list(map(mean_gradient, self.observations))
 
     @cached_property
     def products(self) -> tuple[Tensor, Tensor]:

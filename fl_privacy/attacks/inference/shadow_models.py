@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,13 +55,24 @@ class MembershipMethod(ABC):
         """Return the evidence of one round (C, K), higher for members."""
 
 
+def averaged(
+    name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
+) -> type[MembershipMethod]:
+    """Make the method whose score is the mean over rounds of the evidence ``shown`` (C, K), higher for members."""
+
+    class Averaged(MembershipMethod):
+        title, source, of_tokens = name, paper, tokens
+
+        def evidence(self, read: ReadRound) -> Tensor:
+            return shown(read)
+
+    return Averaged
+
+
 SHARE = 0.5  # share of the pool that a shadow model is trained on, if a client has as many examples
 PRIOR = 4.0  # number of shadow models that the pooled difference between members and others counts as
 LEAST_SPREAD = 1e-3  # least standard deviation of a margin
-
-LONGEST = 1.0
-"""Largest gradient of a step for shadow models that are trained again because they diverged where clients, whose
-defense clips, do not."""
+LONGEST = 1.0  # largest gradient of a step of models trained again: unlike clients that clip, these had diverged
 
 
 class ShadowModels(MembershipMethod):

@@ -17,11 +17,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
 
-_CLOSED = 1e4
-"""Margin of the other classes' logits that gives the target class a probability of zero."""
-
-_WHOLE = 0.02
-"""Largest distance of a number of examples from a whole number."""
+_CLOSED = 1e4  # margin of the other classes' logits that gives the target class a probability of zero
+_WHOLE = 0.02  # largest distance of a number of examples from a whole number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +59,12 @@ class Fishing(ServerAttack):
         """Bisect until a single example is above the threshold, and return its gradient."""
         weight, bias = self._layer(model, state)
         closed = ask(self._with_threshold(model, state, math.inf))
-        every = self._above(ask(self._with_threshold(model, state, -math.inf)), closed, bias)
+
+        def above(reply: Upload) -> float:
+            """Return the part of examples above a threshold in the bias gradient of class c."""
+            return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
+
+        every = above(ask(self._with_threshold(model, state, -math.inf)))
         seen = self._features(model, state)
         spread = float(seen.max() - seen.min())
         low, high = float(seen.min()) - spread, float(seen.max()) + spread
@@ -70,7 +72,7 @@ class Fishing(ServerAttack):
         for _ in range(self.questions - 2 if every else 0):
             middle = (low + high) / 2
             reply = ask(sent := self._with_threshold(model, state, middle))
-            count = closed.num_examples * self._above(reply, closed, bias) / every
+            count = closed.num_examples * above(reply) / every
             if abs(count - 1) < _WHOLE:
                 break
             low, high = (middle, high) if count > 1 else (low, middle)
@@ -80,10 +82,6 @@ class Fishing(ServerAttack):
             if name not in (weight, bias)
         }
         return sent, Upload(tensors=alone, buffers=reply.buffers, num_examples=1 if abs(count - 1) < _WHOLE else 2)
-
-    def _above(self, reply: Upload, closed: Upload, bias: str) -> float:
-        """Return the part of examples above a threshold in the bias gradient of class c."""
-        return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
@@ -139,8 +137,7 @@ class Fishing(ServerAttack):
     def _features(self, model: nn.Module, state: ModelState) -> Tensor:
         weight = self._layer(model, state)[0]
         owner = weight.rpartition(".")[0]
-        images = self.public[:500].to(state.parameters[weight])
-        model.eval()
+        values, images = {**state.parameters, **state.buffers}, self.public[:500].to(state.parameters[weight])
         with entering({owner: model.get_submodule(owner)}) as calls:
-            functional_call(model, {**state.parameters, **state.buffers}, (images,))
+            functional_call(model.eval(), values, (images,))
         return calls[0].inputs.flatten(0, -2) @ self._direction(state, weight)

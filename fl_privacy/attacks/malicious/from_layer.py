@@ -15,11 +15,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
 
-BLOCK = "imprint"
-"""Name of the block that a server puts in front of a model, in this model."""
-
-UNKNOWN = -1
-"""Label of an image of unknown class."""
+BLOCK = "imprint"  # name of the block that a server puts in front of a model, in this model
+UNKNOWN = -1  # label of an image of unknown class
 
 
 def reconstruction_of(
@@ -82,9 +79,8 @@ def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
 
 
 LEVELS = 255.0
-WHOLE = 0.01
-"""Root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29."""
-
+WHOLE = 0.01  # root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29
+NEARLY = 0.1  # the same distance for pixels blurred by the precision of weights
 LEAST_LEVELS = 32
 """Least number of different levels of an image for a decision. A mixture of two images of few levels has few values as
 well, which are near levels by chance: for two black-and-white ones in 15 to 40 of 100 mixtures."""
@@ -93,20 +89,19 @@ COARSER = (2, 3, 5, 7)
 """Steps between levels that an image may not have throughout: an equal mixture of two images with multiples of 8 has
 multiples of 4, which are whole."""
 
-NEARLY = 0.1
-"""The same distance for pixels blurred by the precision of weights."""
-
-_NEARLY = 0.25
-"""Distance from black or white, in levels, below which pixels are no evidence: those of a mixture are there too."""
-
+_NEARLY = 0.25  # levels from black or white below which pixels are no evidence: those of a mixture are there too
 _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
 
 
-def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None) -> Tensor:
+def is_one_image(
+    pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
     """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
 
     ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
     ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
+    None is accepted if the update's ``rows`` (N, D), at least two, lie on one grid of few levels, as if quantized; a
+    single one always does.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
@@ -126,6 +121,8 @@ def is_one_image(pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | 
     for step in COARSER:
         rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
         various &= rests.sum(0) != 1
+    if rows is not None and len(rows) > 1 and grid_bits(rows) is not None:
+        return torch.zeros_like(inside)
     return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
 
 
@@ -148,15 +145,7 @@ def images_of_brightness(
         whole = is_one_image(pixels * found[:, None])
         pixels = pixels * torch.where(whole, found, (low + high).double() / 2)[:, None]
     error = rounding * pixels.norm(dim=1) / strength[order]
-    return pixels, is_one_image(pixels, error) & (not on_grid(rows[order]))
-
-
-def on_grid(rows: Tensor) -> bool:
-    """Return ``True`` if all rows (N, D), at least two, lie on one grid of few levels, as in a quantized update.
-
-    A single row is always on one, that of its image's 255ths.
-    """
-    return len(rows) > 1 and grid_bits(rows) is not None
+    return pixels, is_one_image(pixels, error, rows=rows[order])
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:

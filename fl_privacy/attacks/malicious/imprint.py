@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import (
-    BLOCK,
-    images_of_brightness,
-    is_one_image,
-    on_grid,
-    reconstruction_of,
-)
+from fl_privacy.attacks.malicious.from_layer import BLOCK, images_of_brightness, is_one_image, reconstruction_of
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
 from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel
 from fl_privacy.checks import number, one_of, whole
@@ -56,13 +50,12 @@ class ImprintBlock(nn.Module):
         scale: float = 1.0,
     ) -> None:
         super().__init__()
-        channels, height, width = input_shape
-        self.scale = scale
+        self.scale, channels = scale, input_shape[0]
         self.separate: nn.Module = nn.Identity()
         with seeded_globally(torch.Generator().manual_seed(0)):
             if slices is not None:
                 self.separate = nn.Conv2d(channels, slices * channels, 3, padding=1, bias=False)
-            self.measure = nn.Linear((slices or 1) * channels * height * width, bins)
+            self.measure = nn.Linear((slices or 1) * math.prod(input_shape), bins)
         self.activation: nn.Module = nn.ReLU() if activation == "relu" else nn.Hardtanh(0.0, 1.0)
         signs = torch.randint(0, 2, input_shape, generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
         self.pattern = amplitude / bins * signs
@@ -75,8 +68,7 @@ class ImprintBlock(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Add the pattern to images (B, C, H, W)."""
         passed = self.activation(self.measure(self.separate(self.scale * images).flatten(1)))
-        marked: Tensor = images + passed.sum(1).view(-1, 1, 1, 1) * self.pattern
-        return marked
+        return torch.add(images, passed.sum(1).view(-1, 1, 1, 1) * self.pattern)
 
     def in_front_of(self, model: nn.Module) -> nn.Module:
         """Copy ``model`` behind this block; its own parameters keep their names."""
@@ -126,14 +118,9 @@ def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Te
     return {MEASURE: rows.to(like).contiguous(), OFFSET: (-lows / width).to(like)}
 
 
-_SMALLEST = 1e-6
-"""Differences of bias gradients below this share of the largest gradient are rounding."""
-
-_SMALLEST_CHANGE = 1e-3
-"""Lengths of changes below this share of the largest are rounding."""
-
-_THINNED = 0.5
-"""Share of zeros in rows above which a defense put them there, since rows behind a ReLU are sums of many images."""
+_SMALLEST = 1e-6  # differences of bias gradients below this share of the largest gradient are rounding
+_SMALLEST_CHANGE = 1e-3  # lengths of changes below this share of the largest are rounding
+_THINNED = 0.5  # share of zeros in rows above which a defense put them there: behind a ReLU, rows sum many images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +202,8 @@ class Imprint(ServerAttack):
         strongest = bias.abs().argsort(descending=True)
         occupied = strongest[bias[strongest].abs() > smallest]
         pixels = weight[occupied] / bias[occupied, None] / self.scale
-        alone = is_one_image(pixels, 2 * rounding / bias[occupied].abs() / self.scale)
-        return pixels, alone & (not on_grid(weight[occupied])), occupied
+        error = 2 * rounding / bias[occupied].abs() / self.scale
+        return pixels, is_one_image(pixels, error, rows=weight[occupied]), occupied
 
     def _each_bin(self, rows: Tensor) -> Tensor:
         """Return each bin's own part; behind ReLU rows include all that is brighter."""
@@ -275,8 +262,7 @@ class Loki(ServerAttack):
             raise UserError(f"A client in 0..{outer // channels - 1} is expected, for each a slice, but got {client}.")
         each = torch.arange(channels)
         kernels[client * channels + each, each, 1, 1] = self.scale
-        pixels = like.shape[1] * channels // outer
-        rows = bin_rows(self.edges(), "hardtanh", pixels, self.scale, like)
+        rows = bin_rows(self.edges(), "hardtanh", like.shape[1] * channels // outer, self.scale, like)
         return ModelState({**state.parameters, **rows, SEPARATE: kernels}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:

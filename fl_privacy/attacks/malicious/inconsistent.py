@@ -17,8 +17,7 @@ from fl_privacy.models.gradients.hooks import leaving, owners
 from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
 
-_DEEP = 1e4
-"""Depth below zero of a dead ReLU's input."""
+_DEEP = 1e4  # depth below zero of a dead ReLU's input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,14 +91,9 @@ class Inconsistent(ServerAttack):
         return {name for name, gradient in found.items() if gradient.any()}
 
 
-NEAR = 1e-3
-"""Share of the bias gradient by which an image's may differ, next to rounding."""
-
-_MOST_CLASSES = 128
-"""Largest number of labels that are tried: with more, one of them fits by chance."""
-
-_AT_ONCE = 1024
-"""Images times labels."""
+NEAR = 1e-3  # share of the bias gradient by which an image's may differ, next to rounding
+_MOST_CLASSES = 128  # largest number of labels that are tried: with more, one of them fits by chance
+_AT_ONCE = 1024  # images times labels
 
 
 def leaves_such_a_bias(
@@ -125,11 +119,9 @@ def leaves_such_a_bias(
     values = {name: value.double() for name, value in observation.sent.parameters.items()}
     model = frozen_copy(observation.model, observation.sent, plan, device=images.device, dtype=torch.float64)
     loss = observation.loss or CROSS_ENTROPY
-    rest = {name: value for name, value in values.items() if name != bias}
 
     def one(offset: Tensor, image: Tensor, label: Tensor) -> Tensor:
-        outputs = functional_call(model, {**rest, bias: offset}, (image[None],))
-        return loss(outputs, label[None])
+        return loss(functional_call(model, {**values, bias: offset}, (image[None],)), label[None])
 
     of_labels = vmap(vmap(grad(one), in_dims=(None, None, 0)), in_dims=(None, 0, None))
     whole = ((LEVELS * images.double()).round() / LEVELS).reshape(len(images), *observation.input_shape)

@@ -16,11 +16,8 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
-_ULPS = 4.0
-"""Roundings of a weight in each local step by which weight decay may differ from its computation."""
-
-_ABOVE_NOISE = 2.0
-"""Multiple of the largest change of an idle weight above which a neuron fired."""
+_ULPS = 4.0  # roundings of a weight in each local step by which weight decay may differ from its computation
+_ABOVE_NOISE = 2.0  # multiple of the largest change of an idle weight above which a neuron fired
 
 
 @dataclass(frozen=True, kw_only=True)

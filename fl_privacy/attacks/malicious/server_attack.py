@@ -13,24 +13,16 @@ from torch import Tensor, nn
 from fl_privacy.errors import UserError
 from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
 
-Ask = Callable[[ModelState], Upload]
-"""A client's reply to given values."""
+Ask = Callable[[ModelState], Upload]  # a client's reply to given values
 
 
 class ThreatLevel(StrEnum):
-    """Deviation of a server from the protocol.
+    """Deviation of a server from the protocol."""
 
-    Attributes:
-        HONEST: honest but curious, no deviation.
-        PARAMETERS: crafted values of the agreed architecture.
-        ARCHITECTURE: an agreed architecture with a layer of its own.
-        INCONSISTENT: different values for different clients.
-    """
-
-    HONEST = "honest but curious"
-    PARAMETERS = "malicious parameters"
-    ARCHITECTURE = "malicious architecture"
-    INCONSISTENT = "inconsistent models"
+    HONEST = "honest but curious"  # no deviation
+    PARAMETERS = "malicious parameters"  # crafted values of the agreed architecture
+    ARCHITECTURE = "malicious architecture"  # an agreed architecture with a layer of its own
+    INCONSISTENT = "inconsistent models"  # different values for different clients
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +62,7 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return the values for ``client`` in place of ``state``; no tensor is changed in place.
-
-        Raises:
-            UserError: the model has no layer that this attack can use.
-        """
+        """Return values for ``client``; ``state`` stays as it is. UserError: the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
         """Return the sent values and the reply of ``client``, which answers repeatedly on the same batch."""

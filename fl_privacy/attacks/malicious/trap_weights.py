@@ -16,15 +16,10 @@ from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import ModelState, Observation, Reconstruction
 
-_SMALLEST = 1e-6
-"""Rows whose bias gradient is below this share of the largest hold only rounding."""
-
-_SAME, _ANOTHER = 1.0, 25.0
-"""Root mean square distances in levels: below the first two rows hold the same image, below the second a mixture is
-mostly an image that another row holds alone."""
-
-_TRIED_IMAGES, _TRIED_ROWS = 500, 128
-"""Public images and rows from which the factor is computed."""
+_SMALLEST = 1e-6  # rows whose bias gradient is below this share of the largest hold only rounding
+_SAME = 1.0  # root mean square distance in levels below which two rows hold the same image
+_ANOTHER = 25.0  # the same, below which a mixture is mostly an image that another row holds alone
+_TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the factor is computed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,12 +38,6 @@ class EvolutionStrategy:
         def normal(*sizes: int) -> Any:
             return torch.randn(sizes, generator=generator, dtype=torch.float64).numpy()
 
-        options = {
-            "popsize": self.population,
-            "maxiter": iterations,
-            "randn": normal,
-            "seed": float("nan"),
-            "verbose": -9,
-            "verb_log": 0,
-        }
+        quiet = {"verbose": -9, "verb_log": 0}
+        options = {"popsize": self.population, "maxiter": iterations, "randn": normal, "seed": float("nan"), **quiet}
         return cma.CMAEvolutionStrategy(variables * [0.0], self.deviation, options)

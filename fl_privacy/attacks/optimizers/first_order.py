@@ -11,8 +11,8 @@ from torch import Tensor
 from fl_privacy.checks import number
 from fl_privacy.errors import UserError
 
-Schedule = Callable[[int, int], float]
-"""(iteration from 0, iterations in all) -> factor."""
+Schedule = Callable[[int, int], float]  # (iteration from 0, iterations in all) -> factor
+Steps = int | Tensor  # number from 1, of all rows or (V,) of each
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ class StairDecay:
         return float(self.factor ** (iteration // self.every))
 
 
-Sign = Literal["none", "hard", "soft"]
-"""Use of the pixels' gradient: itself, its sign, or tanh(g s) / s with s falling from 1 to 0."""
+Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign, or tanh(g s) / s, s from 1 to 0
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
@@ -91,10 +90,8 @@ class FirstOrder:
         """Start from ``variables`` (V, N); the first ``images`` of N are pixels, the others label logits."""
         return FirstOrderRun(self, variables, iterations, images)
 
-    def move(
-        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
-    ) -> Tensor:
-        """Return the next variables (V, N); ``moments`` change in place, ``steps`` count from 1."""
+    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
+        """Return the next variables (V, N); ``moments`` change in place."""
         raise NotImplementedError
 
 
@@ -120,9 +117,7 @@ class Adam(FirstOrder):
         number("attack.weight_decay", self.weight_decay, at_least=0, example=0)
         number("attack.clip", self.clip, above=0, infinite=True, example=1)
 
-    def move(
-        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
-    ) -> Tensor:
+    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
         first, second = moments
         beta1, beta2 = self.betas
         if self.clip < math.inf:  # as torch.nn.utils.clip_grad_norm_ does
@@ -151,9 +146,7 @@ class GradientDescent(FirstOrder):
         super().__post_init__()
         number("attack.momentum", self.momentum, at_least=0, below=1, example=0.9)
 
-    def move(
-        self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: int | Tensor, rate: float
-    ) -> Tensor:
+    def move(self, variables: Tensor, gradient: Tensor, moments: list[Tensor], steps: Steps, rate: float) -> Tensor:
         velocity = moments[0].mul_(self.momentum).add_(gradient)
         return variables - rate * (gradient + self.momentum * velocity if self.nesterov else velocity)
 

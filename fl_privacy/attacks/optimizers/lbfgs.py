@@ -38,8 +38,7 @@ class History(_Rows):
         capacity = min(limit, _FIRST_CAPACITY)
         small = variables.new_zeros(0, dtype=torch.float64)
         self._limit = limit
-        self._s = variables.new_zeros(v, capacity, n)
-        self._y = variables.new_zeros(v, capacity, n)
+        self._s, self._y = variables.new_zeros(v, capacity, n), variables.new_zeros(v, capacity, n)
         self._sy = _unit(small.new_zeros(v, capacity, capacity))
         self._yy = small.new_zeros(v, capacity, capacity)
         self._scale = small.new_ones(v)
@@ -232,9 +231,6 @@ class StrongWolfe(_Rows):
             kept[:, end] = torch.where(rows, value, kept[:, end])
         self._end_gradients[:, end] = torch.where(rows[:, None], gradient, self._end_gradients[:, end])
 
-    def stop(self, rows: Tensor) -> None:
-        self.searching = self.searching & ~rows
-
     def select(self, rows: Tensor) -> None:
         self._ends = self._ends.transpose(0, 1)
         super().select(rows)
@@ -395,4 +391,4 @@ class _SearchingRun(_LBFGSRun):
 
     def restart(self, rows: Tensor) -> None:
         super().restart(rows)
-        self._search.stop(rows)
+        self._search.searching = self._search.searching & ~rows

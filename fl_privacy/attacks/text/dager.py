@@ -188,21 +188,13 @@ class Dager:
             worst = max(float(d[0]) for d in candidates.distances[: candidates.length] if len(d))
             texts = [torch.stack([at[0] for at in candidates.tokens[: candidates.length] if len(at)])]
             return _Read(texts, worst, candidates.clear)
-        return self._together(
-            explanation, model, candidates, lengths.within(candidates.length), rank=span.rank, rng=rng
-        )
+        return self._together(explanation, model, candidates, span.rank, rng)
 
     def _together(
-        self,
-        explanation: Explanation,
-        model: TextModel,
-        candidates: Candidates,
-        lengths: Lengths,
-        *,
-        rank: int,
-        rng: torch.Generator,
+        self, explanation: Explanation, model: TextModel, candidates: Candidates, rank: int, rng: torch.Generator
     ) -> _Read:
         gradient = explanation.gradient
+        lengths = Lengths.of(explanation.observation, model).within(candidates.length)
         if len(model.attention_weights) < 2:
             raise NotAttackableError("A second block is expected, to separate the texts of a batch, but there is none.")
         second = span_of(model, gradient, 1)
@@ -243,20 +235,13 @@ _ROUNDING = 1e-6  # share of the batch's gradient below which its rest is roundi
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """Known texts, and the rest of the gradient.
-
-    Attributes:
-        texts: (L,) each.
-        gradient: gradient of the rest of the batch, in double precision.
-        words: (V,) that may be in them.
-        rounding: largest singular value that is rounding, by block.
-    """
+    """Known texts (L,), and the gradient of the rest of the batch, in double precision."""
 
     texts: Sequence[Tensor]
     gradient: Tensors
     lengths: Lengths
-    words: Tensor
-    rounding: tuple[float, float]
+    words: Tensor  # (V,) that may be in them
+    rounding: tuple[float, float]  # largest singular value that is rounding, by block
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -27,16 +27,11 @@ _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 @dataclass(frozen=True, eq=False)
 class Assembled:
-    """One text, assembled from its tokens.
-
-    Attributes:
-        tokens: (L,).
-        clear: ``True`` if every other candidate at any position is ``CLEAR`` times farther.
-    """
+    """One text, assembled from its tokens (L,)."""
 
     tokens: Tensor
     residual: float
-    clear: bool
+    clear: bool  # every other candidate at any position is ``CLEAR`` times farther
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,8 +327,7 @@ def shares_of(parts: Parts) -> Tensor:
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
     rate = 1 / float(torch.linalg.eigvalsh(gram)[-1])
     found: Tensor = _on_simplex(torch.zeros_like(aim), lengths)
-    ahead = found
-    momentum = 1.0
+    ahead, momentum = found, 1.0
     for _ in range(_STEPS):
         moved = _on_simplex(ahead - rate * (gram @ ahead - aim), lengths)
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2

@@ -237,16 +237,11 @@ class EvidenceCandidates:
 
 @dataclass(frozen=True, eq=False)
 class WhitenedFrame:
-    """Coordinates in which candidates have the same variance in all directions.
-
-    Attributes:
-        own: (n, n) map of an update's rows.
-        whole: (d, n) map of the inputs of ``path``.
-    """
+    """Coordinates in which candidates have the same variance in all directions."""
 
     path: str
-    own: Tensor
-    whole: Tensor
+    own: Tensor  # (n, n) map of an update's rows
+    whole: Tensor  # (d, n) map of the inputs of ``path``
 
 
 @dataclass(frozen=True, eq=False)
