@@ -44,8 +44,6 @@ class KnownImages:
     """Looks up originals by the clients' fingerprints and partitions.
 
     Attributes:
-        data: training data; ``None`` if not given.
-        of_client: training data by partition.
         fingerprints: fingerprints of each victim's images, in order.
         numbers: stated number of examples of each victim.
         partitions: client -> its partition, if numbered differently.
@@ -160,12 +158,7 @@ class KnownImages:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedImages:
-    """Images that a user gave as ``data``.
-
-    Attributes:
-        data: iterable of examples, if given.
-        input_shape: (C, H, W) of an image.
-    """
+    """Images that a user gave as ``data``, each of ``input_shape`` (C, H, W)."""
 
     name: str = "unknown"
     data: object = None

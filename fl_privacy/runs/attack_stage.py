@@ -48,10 +48,8 @@ PARTICIPANTS = 10
 class Tracer:
     """Measures how often an image's nearest reconstruction is of another owner.
 
-    If all images are of one client, they are divided in order among ``participants``.
-
-    Attributes:
-        queries: number of query images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
+    If all images are of one client, they are divided in order among ``participants``. There are ``queries`` query
+    images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
     """
 
     participants: int = PARTICIPANTS
@@ -286,9 +284,8 @@ class AttackStage:
                             self.folder.add_update_distortion(observation.id, *measured)
             if known := [self.knowledge.of_adaptive(o) for o in chunk if self.knowledge.attacks_adaptively(o.id)]:
                 which = which if len(known) == len(chunk) else _in_words(round, 0, len(known), len(known))
-                earlier = self.knowledge.earlier(known)
                 scores[Attacker.ADAPTIVE] += self._attack_chunk(
-                    known, which, earlier=earlier, attacker=Attacker.ADAPTIVE
+                    known, which, earlier=self.knowledge.earlier(known), attacker=Attacker.ADAPTIVE
                 )
         for attacker, found in scores.items():
             if found and (tracing := self.judge.tracer(found)):
@@ -355,12 +352,7 @@ class AttackStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WaitingAttack:
-    """Reader of a run that attacks the updates of a training after each round, or at the end.
-
-    Attributes:
-        of_training: ``True`` to attack the updates that train the model, else the probes.
-        during: ``True`` to attack after each round.
-    """
+    """Attacks the updates that train the model (``of_training``) or the probes, ``during`` training or at its end."""
 
     stage: AttackStage
     waiting: WaitingUpdates

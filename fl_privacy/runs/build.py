@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config._options import CUSTOM, called, options
-from fl_privacy.runs.config.building import check_arguments, instantiate, locate_target, plain_settings
+from fl_privacy.runs.config.building import check_arguments, instantiate, instantiate_as, locate_target, plain_settings
 from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.config.settings import BpkiSettings
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
@@ -49,8 +49,7 @@ def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
         )
     chosen = torch.zeros(examples, dtype=torch.bool)
     if number:
-        order = torch.randperm(examples, generator=derive_generator(seed, "holdout"))
-        chosen[order[:number]] = True
+        chosen[torch.randperm(examples, generator=derive_generator(seed, "holdout"))[:number]] = True
     return chosen
 
 
@@ -135,9 +134,6 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
     )
 
 
-T = TypeVar("T")
-
-
 def clients_of(config: RunSettings) -> Mapping[int, Client]:
     """Build the clients of ``config``, cached."""
     return data_and_clients(config)[1]
@@ -145,7 +141,7 @@ def clients_of(config: RunSettings) -> Mapping[int, Client]:
 
 def build_dataset(section: Mapping[str, Any]) -> Dataset:
     """Build the data of ``section``; ``UserError`` if its target returns something else."""
-    return _expect_made(instantiate(section, "data"), Dataset, section, "data")
+    return instantiate_as(Dataset, section, "data")
 
 
 def agreed_network(config: RunSettings, dataset: Dataset, clients: int) -> nn.Module:
@@ -162,13 +158,13 @@ def build_guard(config: RunSettings, dataset: Dataset) -> ModelGuard | None:
     if "_target_" not in config.guard:
         expect_named(config.guard, "guard")
         return None
-    guard = _expect_made(instantiate(config.guard, "guard"), ModelGuard, config.guard, "guard")
+    guard = instantiate_as(ModelGuard, config.guard, "guard")
     return guard.agreeing_on(build_network(config.model, dataset, seed=config.seed))
 
 
 def build_defense(section: Mapping[str, Any]) -> Defense:
     """Build the defense of ``section``; ``UserError`` if its target returns something else."""
-    made = _expect_made(instantiate(section, "defense"), Defense, section, "defense")
+    made = instantiate_as(Defense, section, "defense")
     return replace(made, parts=(replace(UNNAMED, name=called(CUSTOM, section)),)) if made.parts == (UNNAMED,) else made
 
 
@@ -318,20 +314,10 @@ def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]
     kept = ~held_out(config.holdout, len(dataset.train), seed=config.seed)
     places = kept.nonzero().flatten()
     shared = dataset.train if kept.all() else dataset.train.subset(places)
-    parts = build_parts(config.partition, shared, number, seed=config.seed)
     return dataset, {
         id: replace(first, id=id, indices=places[part], test=dataset.test, guard=build_guard(config, dataset))
-        for id, part in enumerate(parts)
+        for id, part in enumerate(build_parts(config.partition, shared, number, seed=config.seed))
     }
-
-
-def _expect_made(made: Any, kind: type[T], section: Mapping[str, Any], name: str) -> T:
-    if not isinstance(made, kind):
-        raise UserError(
-            f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
-            f" {type(made).__name__}."
-        )
-    return made
 
 
 def attack_called(attack: str | ReconstructionAttack) -> tuple[ReconstructionAttack | None, str]:

@@ -49,8 +49,7 @@ class CanaryStage:
     _chosen: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        coins = torch.rand(self.canaries.number, generator=self._rng("coins"))
-        self._taken = coins < 0.5
+        self._taken = torch.rand(self.canaries.number, generator=self._rng("coins")) < 0.5
         self._scores = torch.zeros(self.canaries.number, dtype=torch.float64)
         self._state = ClientState()
 

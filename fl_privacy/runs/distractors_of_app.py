@@ -39,12 +39,7 @@ Samples = list[tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class _Drawn:
-    """An image of the app's data.
-
-    Attributes:
-        image: (C, H, W) in [0, 1].
-        place: partition and index in it; ``None`` if no client trains on it.
-    """
+    """An image (C, H, W) in [0, 1], its partition and index in it; ``None`` if no client trains on it."""
 
     image: Tensor
     label: int
@@ -176,8 +171,7 @@ def _drawn_at(
         held = [_Drawn(image, label, None) for _, image, label in untrained]
         if data is None or (second is not None and len(held) >= wanted):
             return held, []
-        trained = [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]
-        return held, trained
+        return held, [_Drawn(image, label, (place, index)) for index, image, label in _some(known, data, rng, most)]
 
 
 def _some(known: KnownImages, data: object, rng: torch.Generator, most: int) -> list[tuple[int, Tensor, int]]:

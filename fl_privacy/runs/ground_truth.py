@@ -26,9 +26,7 @@ _AT_ONCE = 256
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
 
-    Attributes:
-        batch_size: examples of a probed batch.
-        states: clients' states at the upload.
+    A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload.
     """
 
     clients: Mapping[int, Client]
@@ -83,12 +81,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Clients of one example each, whose updates are seen only as their mean.
-
-    Attributes:
-        clip: largest absolute value of an update.
-        levels: number of levels of a quantized value.
-    """
+    """Clients of one example each, seen only as the mean of updates within ±``clip``, rounded to ``levels`` levels."""
 
     clients: int
     clip: float
@@ -125,11 +118,8 @@ class SummedProbes:
     ) -> Upload:
         """Return the mean update of ``clients`` clients with one example of the ``probe`` each."""
         rng = derive_generator(self.seed, "secagg", round, probe)
-        first = probe * self.clients
-        uploads = [
-            client.probe(sent, state, round=round, probe=first + number, batch_size=1).upload
-            for number in range(self.clients)
-        ]
+        probes = range(probe * self.clients, (probe + 1) * self.clients)
+        uploads = [client.probe(sent, state, round=round, probe=one, batch_size=1).upload for one in probes]
         tensors, step = {}, 2 * self.clip / self.levels
         for name in uploads[0].tensors:
             rounded = []  # to the protocol's levels at random, without bias

@@ -272,8 +272,7 @@ class InferenceJudge:
         measures = {"error": Measure(value=found.mean, low=low, high=high, chance=by_mean)}
         deviations = shares - shares.mean(0)
         if deviations.abs().max() > 0 and len(guessed) >= FEW:
-            centered = (guessed - guessed.mean(0)).numpy()
-            estimate = correlation(centered, deviations.numpy(), seed=self.setup.config.seed)
+            estimate = correlation((guessed - guessed.mean(0)).numpy(), deviations.numpy(), seed=self.setup.config.seed)
             measures["correlation"] = Measure(**vars(estimate))
         measures["asr"] = _success(guessed.argmax(1), shares.argmax(1))
         return replace(finding, positives=len(guessed), measures=measures)

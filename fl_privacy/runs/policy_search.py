@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 from fl_privacy.checks import number, whole
@@ -41,7 +42,7 @@ from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import plain_value, read_section
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import folder_name
-from fl_privacy.runs.folder.ongoing import CONFIG, Lock, hold, move_aside, release
+from fl_privacy.runs.folder.ongoing import CONFIG, hold, move_aside
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
 from fl_privacy.runs.weights import load_weights, write_weights
 from fl_privacy.types import Batch, ModelState
@@ -82,11 +83,7 @@ class SearchSettings:
 
 
 class PolicyScorer:
-    """Scores policies on data and models prepared once.
-
-    Args:
-        semi_trained: file of the semi-trained model's values, written if missing.
-    """
+    """Scores policies on data and models prepared once; the file ``semi_trained`` is written if missing."""
 
     def __init__(
         self,
@@ -187,7 +184,7 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
             plain, *scored = [replace(s, privacy=score) for s, score in zip(found, scores, strict=True)]
         _write_results(config, plans, folder, scored, plain)
     finally:
-        release(lock)
+        lock.release()
     return folder
 
 
@@ -233,7 +230,7 @@ def _folder_of(config: SearchSettings) -> Path:
     return Path(config.out) / folder_name(label, {"command": "search-policies", **settings})
 
 
-def _claim(folder: Path, *, overwrite: bool) -> Lock:
+def _claim(folder: Path, *, overwrite: bool) -> FileLock:
     try:
         lock = hold(folder)
         if overwrite and folder.exists():
@@ -256,8 +253,7 @@ def _selected_by(folder: Path) -> object:
 
 def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
     """Score no transformation and all policies in search order, reusing scores in the folder."""
-    rng = derive_generator(config.seed, "search", "policies")
-    drawn = random_policies(config.policies, rng, table=config.table)
+    drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"), table=config.table)
     singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
     wanted = list(dict.fromkeys([UNTRANSFORMED, *singles, *drawn]))
     file = folder / SCORES

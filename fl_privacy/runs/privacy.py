@@ -45,10 +45,8 @@ UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", 
 def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy:
     """Compute epsilon over the rounds for the worst-off client, or the reason why there is none.
 
-    Sampling of clients does not amplify privacy here, since the server sees who takes part.
-
-    Args:
-        delta: delta in (0, 1), below one over a client's number of examples.
+    Sampling of clients does not amplify privacy here, since the server sees who takes part. Choose ``delta`` in (0, 1)
+    below one over a client's number of examples.
     """
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     missing = candidates[0].missing

@@ -15,7 +15,7 @@ from fl_privacy.federation import Audit, Server
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
 from fl_privacy.runs.config import RunSettings
-from fl_privacy.runs.config.building import instantiate
+from fl_privacy.runs.config.building import instantiate_as
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 PUBLIC_IMAGES = 2000
@@ -38,12 +38,7 @@ def build_server_attack(
     if "_target_" not in section:
         expect_named(section, "server")
         return None
-    made = instantiate(section, "server")
-    if not isinstance(made, ServerAttack):
-        raise UserError(
-            f"server._target_={section['_target_']} is expected to return a ServerAttack, but got"
-            f" {type(made).__name__}."
-        )
+    made: ServerAttack = instantiate_as(ServerAttack, section, "server")  # type: ignore[type-abstract]
     if public is None:
         return made
     expect_images(public, "A malicious server")
@@ -76,9 +71,8 @@ def hand_over(
 ) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
     """Make ``server`` send crafted models in the rounds of ``audit``, if it attacks.
 
-    Returns:
-        Replies to intercept, and a function to call after each round: if the mean of replies suffices, it yields the
-            mean as the reply of each client attacked since the last call.
+    Return the replies to intercept, and a function to call after each round: if the mean of replies suffices, it yields
+    the mean as the reply of each client attacked since the last call.
     """
     of_means: list[Observation] = []
 
@@ -131,12 +125,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from a malicious server's intercepted updates.
-
-    Attributes:
-        server: attack that crafted the models.
-        attack: attack on separated updates, unless the server reconstructs images itself.
-    """
+    """Reconstructs images from replies to models that ``server`` crafted, by ``attack`` unless it does so itself."""
 
     server: ServerAttack
     attack: ReconstructionAttack

@@ -101,15 +101,14 @@ class Setup:
         return sees_other_images(self.defense, self.plan, self.audit.uploads)
 
     def interceptor(self) -> Interceptor:
-        examples = self.first.examples
+        examples, config = self.first.examples, self.config
+        side = side_information_of(config.threat_model, self.clients, batch_size=config.batch_size, seed=config.seed)
         return Interceptor(
             model=self.model,
             plan=self.plan,
             input_shape=examples.input_shape,
             num_classes=examples.num_classes,
-            side_information=side_information_of(
-                self.config.threat_model, self.clients, batch_size=self.config.batch_size, seed=self.config.seed
-            ),
+            side_information=side,
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
@@ -119,11 +118,9 @@ class Setup:
         for probe in counted("victim", self.audit.probes):
             ask = partial(self._ask, probe, round)
             crafts = self.server_attack
-            given = crafts.question(self.model, sent, probe.client, ask) if crafts else (sent, ask(sent))
-            observation = interceptor.observe(
-                probe.in_round(round), sent=given[0], upload=given[1], states=self.states.__getitem__
-            )
-            found += [observation] if observation else []
+            given, upload = crafts.question(self.model, sent, probe.client, ask) if crafts else (sent, ask(sent))
+            seen = interceptor.observe(probe.in_round(round), sent=given, upload=upload, states=self.states.__getitem__)
+            found += [seen] if seen else []
         return found
 
     def _ask(self, probe: Probe, round: int, values: ModelState) -> Upload:
@@ -157,22 +154,21 @@ class Setup:
         return (*self.defense.parts, *summed) or None
 
     def judge(self, truth: GroundTruth) -> Judge:
+        config = self.config
         return Judge(
             truth=truth,
             transforms=self.transforms,
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
-            functions=build_metrics(self.config.bpki, self.config.evaluator, self.dataset, self.unattacked),
+            functions=build_metrics(config.bpki, config.evaluator, self.dataset, self.unattacked),
             tracer=Tracer(
-                participants=PARTICIPANTS if self.config.tracing is None else self.config.tracing,
+                participants=PARTICIPANTS if config.tracing is None else config.tracing,
                 clients=self.clients,
-                queries=self.config.tracing_queries,
-                seed=self.config.seed,
+                queries=config.tracing_queries,
+                seed=config.seed,
             ),
             vocabulary=self._vocabulary,
             schema=schema_of(self.model),
-            others=unattacked_others(
-                self.unattacked, self.config.candidates, seed=self.config.seed, name=self.dataset.name
-            ),
+            others=unattacked_others(self.unattacked, config.candidates, seed=config.seed, name=self.dataset.name),
             augments=self.transforms and not (self.defense.examples or self.defense.data),
         )
 

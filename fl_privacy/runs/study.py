@@ -55,11 +55,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength.
-
-    Attributes:
-        early: trainings of the first rounds alone, for cells that attack their model.
-    """
+    """Jobs of a defense at one strength; ``early`` trains the first rounds alone, for cells that attack their model."""
 
     point: GridPoint
     trainings: Mapping[str, Job]

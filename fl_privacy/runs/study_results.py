@@ -30,6 +30,7 @@ def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
     jobs = [job for stage in plan.stages() for job in stage]
     done = [job.folder for job in jobs if job.finished]
     found = [read_environment(folder) for folder in done]
+    machines = {" and ".join([str(e.get("cpu", "unknown")), *(e.get("gpus") or [])]) for e in found}
     summaries = [summary for folder in done if (summary := read_summary(folder)) is not None]
     return MeasuredBenchmark(
         track=plan.study,
@@ -39,9 +40,7 @@ def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
         seconds=sum(summary.seconds.total or 0.0 for summary in summaries),
         jobs=len(jobs),
         jobs_done=len(done),
-        hardware=", ".join(
-            sorted({" and ".join([str(e.get("cpu", "unknown")), *(e.get("gpus") or [])]) for e in found})
-        ),
+        hardware=", ".join(sorted(machines)),
     )
 
 
@@ -96,12 +95,7 @@ def _table(track: Track, measured: MeasuredBenchmark, training: str) -> Measured
     known, unknown = measured_rows(own, is_whole=lambda r: r.loss is not None and not r.missing("malicious"))
     if not uploads or len(known) < 2:
         return None
-    folders = {
-        folder
-        for row in own
-        for folder in (*row.entry.trainings.values(), *row.entry.attacks.values())
-        if is_finished(folder)
-    }
+    folders = {path for row in own for path in (*row.entry.trainings.values(), *row.entry.attacks.values())}
     servers = dict.fromkeys(c.server for c in track.cells if c.server and c.uploads in uploads)
     overrides = (*track.settings, *track.trainings[training])
     keys = override_keys(overrides)
@@ -112,7 +106,7 @@ def _table(track: Track, measured: MeasuredBenchmark, training: str) -> Measured
         command=f"fl-privacy benchmark {track.name}",
         defenses=known,
         unknown=unknown,
-        when=when_measured(map(read_environment, folders)),
+        when=when_measured(map(read_environment, filter(is_finished, folders))),
         attackers=(*track.attack, *_batch_sizes(track.uploads[name].attack for name in uploads)),
     )
 
@@ -120,9 +114,8 @@ def _table(track: Track, measured: MeasuredBenchmark, training: str) -> Measured
 def _attackers(study: Study, overrides: Sequence[str]) -> tuple[str, ...]:
     keys = set(override_keys(study.attack))
     own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in keys]
-    common = merge_overrides(study.attack, own)
     return (
-        *(override for override in common if not override.startswith(_BATCH_SIZE)),
+        *(override for override in merge_overrides(study.attack, own) if not override.startswith(_BATCH_SIZE)),
         *_batch_sizes(merge_overrides(plan.overrides) for plan in study.attacks.values()),
     )
 

@@ -29,8 +29,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
     """Load values with the names and shapes of ``like`` from a file or run; ``UserError`` if they do not fit.
 
-    Args:
-        fresh: module that keeps the values of ``like`` if the file has none.
+    The module ``fresh`` keeps the values of ``like`` if the file has none.
     """
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
@@ -75,6 +74,5 @@ def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
     settings = {key: value for key, value in settings.items() if key not in ("_target_", "name", "root", "keep")}
     dataset = load_data("image_folder", root=folder, keep=False, **settings)
     plan = build_plan(config.federation.plan, config.model)
-    model = build_network(config.model, dataset, seed=config.seed)
-    own = prepared_client(config, plan, dataset, model)
+    own = prepared_client(config, plan, dataset, build_network(config.model, dataset, seed=config.seed))
     return replace(own, id=client, test=dataset.test)

@@ -11,7 +11,7 @@ import pytest
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.folder import RunFolder, read_run
-from fl_privacy.runs.folder.ongoing import LOCKS, hold, is_finished, release
+from fl_privacy.runs.folder.ongoing import LOCKS, hold, is_finished
 from fl_privacy.runs.folder.summary import Summary, summarize
 
 from .runs import config
@@ -90,7 +90,7 @@ def test_a_run_is_held_until_its_summary_is_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("fl_privacy.runs.folder.writer.summarize", watched)
     folder.finish()
     assert seen
-    release(hold(folder.path))
+    hold(folder.path).release()
 
 
 def test_deleting_the_folder_of_a_run_that_goes_on_frees_nothing(tmp_path: Path) -> None:

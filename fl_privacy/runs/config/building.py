@@ -16,7 +16,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union
+from typing import Any, Literal, TypeVar, Union
 
 import hydra.utils
 from hydra.errors import HydraException
@@ -27,6 +27,8 @@ from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was
 from fl_privacy.files import PACKAGE, user_cache_folder, write_whole
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.parse import expect_type
+
+T = TypeVar("T")
 
 
 def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
@@ -46,6 +48,17 @@ def instantiate(section: Mapping[str, Any], name: str, **arguments: Any) -> Any:
         raise UserError(f"{what}: {in_one_line(failed)}") from error
     except SystemExit as error:
         raise UserError(f"{name}: {target} raised {in_one_line(error)}; it is expected to return.") from error
+
+
+def instantiate_as(kind: type[T], section: Mapping[str, Any], name: str) -> T:
+    """Instantiate the section ``name``; ``UserError`` also if its target returns something else than ``kind``."""
+    made = instantiate(section, name)
+    if not isinstance(made, kind):
+        raise UserError(
+            f"{name}._target_={section['_target_']} is expected to return a {kind.__name__}, but got"
+            f" {type(made).__name__}."
+        )
+    return made
 
 
 def plain_settings(section: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,11 +141,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target.
-
-    Attributes:
-        takes_any: ``True`` if it accepts further parameters.
-    """
+    """Parameters of a section's target, which ``takes_any`` if it accepts further ones."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

@@ -98,9 +98,8 @@ def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
             continue
         if override.is_add() and there is not None and not isinstance(value, dict | list):
             raise UserError(f"{text} adds a setting that is there; write {key}=VALUE.")
-        adds = override.is_add() or override.is_force_add()
         try:
-            OmegaConf.update(config, key, value, merge=True, force_add=adds)
+            OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
         except (ConfigAttributeError, ConfigKeyError) as error:
             raise UserError(
                 f"A setting that is there is expected, but got {text}; to add one, write +{text}."

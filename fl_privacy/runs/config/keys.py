@@ -27,8 +27,7 @@ def keys_of(role: Role) -> tuple[str, ...]:
     """Return dotted keys of all settings, and choices of groups, with this role."""
     found: list[str] = []
     for key, declared in declared_settings():
-        is_group = "group" in declared.metadata
-        if is_group and role is Role.RUNTIME:
+        if "group" in declared.metadata and role is Role.RUNTIME:
             found += [f"{key}.{name}" for name in declared.metadata["runtime"]]
         if declared.metadata["role"] is role and not is_dataclass(declared.type):
             found.append(key)

@@ -52,8 +52,7 @@ def put(content: dict[str, Any], key: str, value: Any) -> None:
 
 def expect_type(name: str, value: object, annotation: Any) -> None:
     """Raise ``UserError`` unless ``value`` fits ``annotation`` or is to be built by Hydra."""
-    is_built = isinstance(value, dict) and "_target_" in value
-    if not is_built and not fits(value, annotation):
+    if not (isinstance(value, dict) and "_target_" in value) and not fits(value, annotation):
         raise UserError(f"{name} is expected to be {in_words(annotation)}, but got {value!r}.")
 
 

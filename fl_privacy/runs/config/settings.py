@@ -47,13 +47,9 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options, with the settings of the chosen option.
+    """Declare a group of options, with the settings of the chosen option; ``shown`` if pages name the option.
 
-    Args:
-        shown: ``True`` if pages name the option.
-        runtime: names of its runtime settings.
-        within: ranges of its numbers.
-        names: allowed values of its setting ``name``.
+    ``runtime`` names its runtime settings, ``within`` has ranges of its numbers, ``names`` the values of its ``name``.
     """
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 

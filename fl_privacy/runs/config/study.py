@@ -71,11 +71,7 @@ class AttackCell:
 
 @dataclass(frozen=True, kw_only=True)
 class AttackPlan:
-    """Attack of a cell.
-
-    Attributes:
-        training: name of the training of the attacked model.
-    """
+    """Attack of a cell on the model of the training named ``training``."""
 
     training: str
     state: State
@@ -124,8 +120,7 @@ class Study:
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
     """Load a grid, a file in ``fl_privacy/grids`` or elsewhere; ``UserError`` if it is missing or invalid.
 
-    Args:
-        overrides: last, winning overrides; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
+    The ``overrides`` win; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
     """
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
@@ -214,12 +209,7 @@ _SECTIONS_OF_TRACK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class UploadKind:
-    """A kind of upload, as in a track's file, and the model states in which it is attacked.
-
-    Attributes:
-        servers: overrides of malicious servers, by name.
-        server_states: states attacked by malicious servers.
-    """
+    """A kind of upload of a track, the attacked states of its model, and malicious servers' overrides by name."""
 
     training: str
     states: tuple[State, ...]
@@ -258,8 +248,7 @@ class Track(Study):
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     """Load a track, a file in ``fl_privacy/tracks`` or elsewhere; ``UserError`` if it is missing or invalid.
 
-    Args:
-        overrides: settings that do not affect the figures, such as ``out`` and ``device``; ``UserError`` for others.
+    The ``overrides`` do not affect the figures, as ``out`` and ``device``; ``UserError`` for others.
     """
     raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
     for upload, entry in raw["uploads"].items():

@@ -27,16 +27,10 @@ Tabled = VictimScore | Run | Path | str
 
 
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:
-    """Make a table with a row for each attacked example of scores, runs or their folders.
+    """Make a table with a row for each attacked example of scores, runs or their folders, one or several.
 
-    ``to_dataframe(evaluate(found, truth)).to_csv("read.csv")``.
-
-    Args:
-        found: one of them, or several.
-        kind: kind of a run's records instead of examples, such as ``round``; see :mod:`fl_privacy.types.schema`.
-
-    Raises:
-        UserError: ``found`` is something else, or a run has no such records.
+    ``to_dataframe(evaluate(found, truth)).to_csv("read.csv")``. With a ``kind``, such as ``round``, a row for each such
+    record of a run, see :mod:`fl_privacy.types.schema`; ``UserError`` without any, or if ``found`` is something else.
     """
     import pandas as pd  # noqa: PLC0415  (not needed by the core)
 

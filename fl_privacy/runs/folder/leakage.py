@@ -136,17 +136,11 @@ _PRIORS = ("generator", "prior", "image_prior", "denoiser")
 
 
 class AttackedUploads(StrEnum):
-    """Origin of the attacked uploads.
+    """Origin of the attacked uploads."""
 
-    Attributes:
-        PROBES: extra uploads of chosen examples, made as the client makes its own.
-        TRAINING: updates that trained the model.
-        SERVER: uploads that the server computed itself, undefended, of images that it chose.
-    """
-
-    PROBES = "probes"
-    TRAINING = "training"
-    SERVER = "server"
+    PROBES = "probes"  # extra uploads of chosen examples, made as the client makes its own
+    TRAINING = "training"  # updates that trained the model
+    SERVER = "server"  # uploads that the server computed itself, undefended, of images that it chose
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,11 +65,9 @@ LOCKS = ".locks"
 """Folder next to the runs' folders: a lock in a run's folder would be moved or deleted with it, and two processes
 could then hold one each."""
 
-Lock = FileLock
 
-
-def hold(folder: Path) -> Lock:
-    """Lock ``folder``, which need not exist yet; ``release`` the result.
+def hold(folder: Path) -> FileLock:
+    """Lock ``folder``, which need not exist yet; release the result.
 
     ``UserError`` if another process holds it, ``OSError`` if its parent is not writable.
     """
@@ -85,12 +83,6 @@ def hold(folder: Path) -> Lock:
             " the seed or the out folder."
         ) from error
     return lock
-
-
-def release(lock: Lock | None) -> None:
-    """Release the lock of ``hold``."""
-    if lock is not None:
-        lock.release()
 
 
 PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"

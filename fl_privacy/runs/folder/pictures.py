@@ -46,7 +46,6 @@ class Guessed(Generic[Original, Guess]):
     """An original and its guesses.
 
     Attributes:
-        original: original; ``None`` if not known.
         guess: plain attacker's guess; ``None`` if its attack failed.
         adaptive: adaptive attacker's guess; ``None`` without one.
         transformed: defense's substitute for the original, if any.

@@ -26,12 +26,8 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
     """Copy a run without captured updates and final weights, which reveal images, with paths cut to their last part.
 
-    Args:
-        with_originals: ``True`` to include images; the copy is then readable only by its owner.
-
-    Raises:
-        UserError: ``run.json`` is damaged, or a file is a link.
-        OSError: something can't be read or written.
+    A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
+    a file is a link, ``OSError`` if something can't be read or written.
     """
     for name in (IDENTITY, CONFIG, *FIGURES):
         if (source / name).is_symlink():

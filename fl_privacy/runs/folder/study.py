@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fl_privacy.measure import Statistic, pmm
 from fl_privacy.measure.roc import Finding
@@ -201,31 +201,22 @@ class StudyRow:
 
         An honest server's attack counts unless it failed on some victim; a malicious server's always.
         """
-        return [
-            cell
-            for cell in self.entry.attacks
-            if (
-                (threat == "malicious" or not cell.server)
-                and not any(
-                    cell.server or (r.statistic(r.main) and not r.failures) for r in self.readings.get(cell, ())
-                )
-            )
-            or not (threat == "honest" or cell.server or self.knows_defense(cell))
-        ]
+
+        def known(cell: AttackCell) -> bool:
+            found = self.readings.get(cell, ())
+            read = any(cell.server or (r.statistic(r.main) and not r.failures) for r in found)
+            asked = threat == "malicious" or not cell.server
+            return (read or not asked) and (threat == "honest" or bool(cell.server) or self.knows_defense(cell))
+
+        return [cell for cell in self.entry.attacks if not known(cell)]
 
     def of_training(self, name: str, uploads: Collection[str]) -> "StudyRow":
-        entry = replace(
-            self.entry,
-            trainings={name: self.entry.trainings[name]},
-            attacks={cell: path for cell, path in self.entry.attacks.items() if cell.uploads in uploads},
-        )
-        return replace(
-            self,
-            entry=entry,
-            trainings={own: summary for own, summary in self.trainings.items() if own == name},
-            readings={cell: read for cell, read in self.readings.items() if cell.uploads in uploads},
-            attacks={cell: run for cell, run in self.attacks.items() if cell.uploads in uploads},
-        )
+        def own(cells: Mapping[AttackCell, Any]) -> dict[AttackCell, Any]:
+            return {cell: value for cell, value in cells.items() if cell.uploads in uploads}
+
+        entry = replace(self.entry, trainings={name: self.entry.trainings[name]}, attacks=own(self.entry.attacks))
+        trained = {training: summary for training, summary in self.trainings.items() if training == name}
+        return replace(self, entry=entry, trainings=trained, readings=own(self.readings), attacks=own(self.attacks))
 
     def _most(self, figure: str) -> float:
         return max((s.upload[figure].mean for s in self.trainings.values() if figure in s.upload), default=math.nan)

@@ -31,12 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Tracing distance over the attacks on a round.
-
-    Attributes:
-        participants: maximum number of possible owners.
-        chance: distance of guessing.
-    """
+    """Tracing distance over the attacks on a round, and ``chance``, that of guessing among at most ``participants``."""
 
     attacked: float
     queries: int

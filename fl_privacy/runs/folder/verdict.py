@@ -47,43 +47,24 @@ CANDIDATES = 1000
 
 
 class Ground(StrEnum):
-    """Reason for a verdict's tone.
+    """Reason for a verdict's tone."""
 
-    Attributes:
-        READ: examples were reconstructed above chance. Red.
-        TOLD: another question was answered better than by chance. Red.
-        REHEARSED: examples were reconstructed, but only from undefended uploads that the server made itself.
-        BOUNDED: differential privacy bounds every attacker. Green.
-        UNREAD: nothing was reconstructed by the attacks tried.
-        BY_CHANCE: identification was not above chance.
-        NO_TRUTH: originals of most examples are not known.
-        FAILED: attacks failed on all examples.
-        OLDER: scores are of a version without controls.
-        UNTOLD: only other questions were asked, and none was answered better than by chance.
-        NOTHING: nothing was attacked.
-    """
-
-    READ = "read"
-    TOLD = "told"
-    REHEARSED = "rehearsed"
-    BOUNDED = "bounded"
-    UNREAD = "unread"
-    BY_CHANCE = "by chance"
-    NO_TRUTH = "no truth"
-    FAILED = "failed"
-    OLDER = "older"
-    UNTOLD = "untold"
-    NOTHING = "nothing"
+    READ = "read"  # examples were reconstructed above chance. Red.
+    TOLD = "told"  # another question was answered better than by chance. Red.
+    REHEARSED = "rehearsed"  # examples were reconstructed, but only from undefended uploads that the server made itself
+    BOUNDED = "bounded"  # differential privacy bounds every attacker. Green.
+    UNREAD = "unread"  # nothing was reconstructed by the attacks tried
+    BY_CHANCE = "by chance"  # identification was not above chance
+    NO_TRUTH = "no truth"  # originals of most examples are not known
+    FAILED = "failed"  # attacks failed on all examples
+    OLDER = "older"  # scores are of a version without controls
+    UNTOLD = "untold"  # only other questions were asked, and none was answered better than by chance
+    NOTHING = "nothing"  # nothing was attacked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound of a differential privacy guarantee on any attacker.
-
-    Attributes:
-        unit: protected unit, ``example`` or ``client``.
-        at_most: probability of identifying the right example; see ``identification_bound``.
-    """
+    """Bound of a guarantee for each ``unit``, ``example`` or ``client``, on any attacker: ``identification_bound``."""
 
     epsilon: float
     delta: float

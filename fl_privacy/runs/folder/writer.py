@@ -9,24 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from fl_privacy.effects import Part
 from fl_privacy.files import write_whole
 from fl_privacy.measure.roc import Finding
 from fl_privacy.runs.folder.claims import read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, describe_environment, run_hash
 from fl_privacy.runs.folder.leakage import described_facts
-from fl_privacy.runs.folder.ongoing import (
-    CONFIG,
-    IDENTITY,
-    METRICS,
-    SUMMARY,
-    Lock,
-    Teller,
-    hold,
-    is_finished,
-    move_aside,
-    release,
-)
+from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY, Teller, hold, is_finished, move_aside
 from fl_privacy.runs.folder.pictures import film_of, write_films, write_pairs, write_rows, write_sentences
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, image_record, read_records
 from fl_privacy.runs.folder.summary import Summary, summarize
@@ -43,14 +34,9 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Records a run step by step, safe against the death of the process.
+    """Records a run step by step, safe against the death of the process; nothing can be added to a ``finished`` one."""
 
-    Attributes:
-        finished: ``True`` if it was finished before; nothing can be added then.
-        teller: writer of progress.
-    """
-
-    def __init__(self, path: Path, identity: Identity, *, lock: Lock | None) -> None:
+    def __init__(self, path: Path, identity: Identity, *, lock: FileLock | None) -> None:
         self.path, self.identity, self.finished = path, identity, lock is None
         self._started = time.monotonic()
         self._lock = lock
@@ -81,7 +67,7 @@ class RunFolder:
             return cls(path, identity, lock=None)
         with ExitStack() as unless_opened:
             lock = hold(path)
-            unless_opened.callback(release, lock)
+            unless_opened.callback(lock.release)
             if is_finished(path) and not overwrite:  # finished by the last holder of the lock
                 return cls(path, identity, lock=None)
             if path.exists():
@@ -216,7 +202,8 @@ class RunFolder:
                 self._records.close()
                 self.teller.clear()
         finally:
-            release(self._lock)
+            if self._lock is not None:
+                self._lock.release()
             self._lock = None
 
     def __enter__(self) -> RunFolder:
