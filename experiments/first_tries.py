@@ -20,8 +20,6 @@ from typing import Any
 from flower_examples import ended, is_measured, lines_of, uploaded, why_none, without_places
 from row_file import RowFile
 
-from fl_privacy.report.audit_file import folder_name
-
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "first_tries"
 COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 60"
@@ -113,7 +111,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
     }
     places = {f"{place}/": "", str(place): name, str(out): "OUT"}
-    records = [path for path in out.glob(f"{folder_name('')}*/audit.json") if path.stat().st_mtime >= started_at]
+    records = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
     if records and status in (0, 124):
         record = json.loads(records[0].read_text(encoding="utf-8"))
         row |= {
