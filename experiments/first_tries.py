@@ -20,17 +20,56 @@ from typing import Any
 from flower_examples import ended, is_measured, lines_of, uploaded, why_none, without_places
 from row_file import RowFile
 
-from fl_privacy.report.audit_file import folder_name
-
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "first_tries"
-COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 90"
+COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 60"
 
 FIELDS = ("headline", "tone", "models", "findings", "rungs", "survivors", "problems", "notes")
 """Fields of an audit's record that a row keeps."""
 
-PROJECTS: Mapping[str, tuple[str, str]] = {}
-"""OWNER/NAME -> commit, and what it is about."""
+PROJECTS: Mapping[str, tuple[str, str, str]] = {
+    "GabDonzelli/Federated_learning_wFlower": ("4cbdbdab60", "", "pictures"),
+    "KaramveerSidhu/flwr-app": ("6e8ecd0b71", "", "an app"),
+    "MurtonN/Federated-Learning-Research-UW-Platteville": ("8025e01de7", "", "research"),
+    "NabilDjelloudi/masteriales": ("ace597dd95", "", "thesis"),
+    "alhu22/Fedarated_learning": ("144c3dfec5", "", "an app"),
+    "dev-andalib/FLWR": ("0dd7ff841b", "FL/fedavgids", "intrusion detection"),
+    "nozzolillo01/battery-aware-federated-learning": ("f738aaa878", "", "pictures, batteries"),
+    "sebin-maret/federated-learning-cloud": ("ac1f846862", "", "cloud"),
+    "sihamshm/federated-generalization-generative": (
+        "44f2322567",
+        "federated_learning_logistic_regression",
+        "logistic regression",
+    ),
+    "thanhpro09022004-afk/FederatedLearning": ("cf88faff89", "", "an app"),
+    "tkhs-dev/semi-flower": ("9fe985f584", "", "semi-supervised"),
+    "vleps59/UAV-FL": ("213a5e5558", "", "drones"),
+    "yagnesh1708/FDL-FLOWER": ("827cab915f", "", "an app"),
+    "Derkora/Federated-Learning-in-Facial-Recognition-Based-Attendance-System": ("3b8330f6af", "", "faces"),
+    "Hanbat-IoT/Lab2": ("c13da7ef0f", "", "internet of things"),
+    "Iruos8805/Federated-Learning-based-Heart-Disease-Prediction": ("892c59f104", "", "rows of patients"),
+    "Iryvern/FML2": ("a096ab170b", "", "an app"),
+    "RohanPhutke/privacy-resilient-afl": ("85eb438b4c", "", "asynchronous training"),
+    "Shyam5323/Mura_Federated": ("067acaf1eb", "", "X-rays"),
+    "StavanRKhobare/Explainable-Federated-Learning-Framework-for-Early-Epidemic-Forecasting": (
+        "cd2315ee2d",
+        "",
+        "epidemics",
+    ),
+    "Volpix28/Federated_ML": ("ef6bcbc3ba", "", "an app"),
+    "YoshidaR3n/FL_poison": ("433bddf952", "", "poisoning"),
+    "abhisek-dhungel/federated-ecg-fl": ("d7c80b5608", "", "electrocardiograms"),
+    "birnbaum/flwr-lowcarb": ("8edf376218", "", "energy"),
+    "candido05/Federated-Learning": ("012e629e63", "", "an app"),
+    "choi328328/FederatedPLP": ("c612445b58", "", "patients' records"),
+    "darshm1029/FLower": ("067cee6d09", "", "an app"),
+    "ganguls/Federated-Learning-for-Secure-Finance-System": ("0c5b9dad32", "", "fraud"),
+    "h3dema/fedl": ("ca7fd54e91", "", "an app"),
+    "jiyeone99/flower_fl": ("9bce88c923", "", "an app"),
+    "labdaps/federated-learning-for-health-in-a-multicentric-sample-of-hospitals": ("e89616ed9c", "", "hospitals"),
+    "selhadi88/FedShield-IDS": ("c02a3cf7c4", "", "intrusion detection"),
+}
+"""OWNER/NAME -> commit, the folder of the app, and what it is about."""
 
 
 def main() -> None:
@@ -53,14 +92,14 @@ def main() -> None:
 
 def tried(name: str, asked: Namespace) -> dict[str, Any]:
     """Audit the checkout of ``name`` and return its row."""
-    place, out = asked.apps.absolute() / name.replace("/", "+"), asked.out.absolute() / name.replace("/", "+")
+    commit, inner, about = PROJECTS[name]
+    place, out = asked.apps.absolute() / name.replace("/", "+") / inner, asked.out.absolute() / name.replace("/", "+")
     out.mkdir(parents=True, exist_ok=True)
     started, started_at = time.perf_counter(), time.time()
     words = COMMAND.split()
     command = [str(asked.python), "-m", "fl_privacy", words[0], str(place), *words[1:], "--out", str(out)]
     status = ended(command, {**os.environ, "HF_HUB_OFFLINE": "1"}, out / "log", asked.limit)
     text = (out / "log").read_text(encoding="utf-8", errors="replace")
-    commit, about = PROJECTS[name]
     row: dict[str, Any] = {
         "repository": name,
         "commit": commit,
@@ -72,7 +111,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
     }
     places = {f"{place}/": "", str(place): name, str(out): "OUT"}
-    records = [path for path in out.glob(f"{folder_name('')}*/audit.json") if path.stat().st_mtime >= started_at]
+    records = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
     if records and status in (0, 124):
         record = json.loads(records[0].read_text(encoding="utf-8"))
         row |= {

@@ -26,6 +26,7 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "PIL": "pillow",
     "attr": "attrs",
     "bs4": "beautifulsoup4",
+    "bson": "pymongo",
     "cv2": "opencv-python-headless",
     "dateutil": "python-dateutil",
     "dotenv": "python-dotenv",
