@@ -7,18 +7,8 @@ from functools import partial
 
 import numpy as np
 
+from fl_privacy.attacks import trees
 from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known, rows_alone, rows_between
-from fl_privacy.attacks.trees import (
-    Exchange,
-    TreeReconstruction,
-    count_first_tree,
-    infer_training,
-    is_model,
-    own_trees,
-    read_exchange,
-    reconstruct_rows,
-    thresholds,
-)
 from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
@@ -77,7 +67,7 @@ class FittedUploads:
         models = {key: array.tobytes() for key, array in reply.items() if array.dtype == np.uint8 and array.ndim == 1}
         found: list[Leak] = []
         for key, model in models.items():
-            if is_model(model):
+            if trees.is_model(model):
                 before = sent[key].tobytes() if key in sent else b""
                 self.exchanges.setdefault(client, []).append((before, model))
                 self.fits.setdefault(client, []).extend(fits[-1:])
@@ -101,20 +91,17 @@ class FittedUploads:
             if chosen := [client for client, one in kinds.items() if one == kind][:clients]:
                 attacks[name] = partial(attacked, self, chosen, seed)
         for name, attack in attacks.items():
-            found = attempt(attack)
-            if isinstance(found, Failure):
-                found = _not_attacked(name, f"the attack failed ({found.reason[:200]})")
-            yield found
+            made = attempt(attack)
+            yield _not_attacked(name, f"the attack failed ({made.reason[:200]})") if isinstance(made, Failure) else made
 
 
 def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
-    one = read_exchange(sent, reply)
-    own = own_trees([one])
-    given = sum(map(len, thresholds(own, one.reply.features)))
-    found = [leak_of("thresholds", where, given)]
+    one = trees.read_exchange(sent, reply)
+    own = trees.own_trees([one])
+    found = [leak_of("thresholds", where, sum(map(len, trees.thresholds(own, one.reply.features))))]
     if own and not own[0].before:
-        weight = one.reply.positive_weight
-        first = count_first_tree(own, one.reply.objective, infer_training(own), positive_weight=weight)
+        training, weight = trees.infer_training(own), one.reply.positive_weight
+        first = trees.count_first_tree(own, one.reply.objective, training, positive_weight=weight)
         if first.whole:
             labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
             single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
@@ -125,9 +112,10 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
 
 
 def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
-    began, counts, control, shown, notes = time.perf_counter(), [0, 0, 0], [0, 0], [], []
+    began, shown, notes = time.perf_counter(), list[Shown](), list[str]()
     chances, cells = list[float](), list[tuple[int, float, float]]()
     reason, rounds = "", 0
+    exact = close = blind = total = 0
     for client in list(kept.exchanges)[:clients]:
         if time.perf_counter() - began > seconds:
             notes.append(f"No time was left of {seconds:.0f} seconds for further clients.")
@@ -149,17 +137,15 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         rng, draws = np.random.default_rng(seed), range(DRAWN[len(truth) > MANY_ROWS])
         drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in draws]
         unseen, most = drawn[0], (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
-        exact = _exact_rows(truth, guesses, scored.guess)
-        pinned = round(scored.rows * len(truth))
+        same, pinned = _exact_rows(truth, guesses, scored.guess), round(scored.rows * len(truth))
         chances.append(binomial_tail(pinned, len(truth), most))
-        counts = [counts[0] + exact, counts[1] + pinned - exact, counts[2] + len(truth) - pinned]
-        control = [control[0] + round(unseen.rows * len(truth)), control[1] + len(truth)]
+        exact, close = exact + same, close + pinned - same
+        blind, total = blind + round(unseen.rows * len(truth)), total + len(truth)
         cells.append((len(truth), scored.cells, unseen.cells))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
         return _not_attacked("trees", reason or "no tree was parsed")
-    exact, close, nothing = counts
-    judged = Counts(exact=exact, recognizable=close, nothing=nothing, groups=len(cells), chance=combined(chances))
+    nothing, chance = total - exact - close, combined(chances)
     weights, *shares = zip(*cells, strict=True)
     ours, theirs = (100 * float(np.average(share, weights=weights)) for share in shares)
     notes.insert(
@@ -171,27 +157,26 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
     return Answer(
         scenario=replace(SCENARIOS["trees"], uploads=f"{rounds} round{'s' * (rounds != 1)} of trees"),
         kind="row",
-        counts=judged,
-        control=Counts(recognizable=control[0], nothing=control[1] - control[0], groups=len(cells)),
+        counts=Counts(exact=exact, recognizable=close, nothing=nothing, groups=len(cells), chance=chance),
+        control=Counts(recognizable=blind, nothing=total - blind, groups=len(cells)),
         seconds=time.perf_counter() - began,
         notes=tuple(notes),
         shown=sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN],
     )
 
 
-def _reconstructed(exchanges: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> TreeReconstruction:
+def _reconstructed(pairs: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
     """Reconstruct rows; the reply states their number if the first tree does not."""
-    rounds: list[Exchange] = [read_exchange(sent, reply) for sent, reply in exchanges]
-    own = own_trees(rounds)
-    stated = len(fit[-1].rows) if fit else 0
-    trees = len({tree.digest for one in own for tree in (*one.before, one.tree)})
-    if stated * rounds[0].reply.features * trees > MOST_CELLS:
+    rounds = [trees.read_exchange(sent, reply) for sent, reply in pairs]
+    own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
+    different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
+    if stated * rounds[0].reply.features * different > MOST_CELLS:
         raise UserError(
             f"Rows are searched for where rows times features times trees are at most {MOST_CELLS}, but here are"
-            f" {stated} rows and {trees} trees; fl_privacy.attacks.trees.reconstruct_rows does it in longer time"
+            f" {stated} rows and {different} trees; fl_privacy.attacks.trees.reconstruct_rows does it in longer time"
         )
     positives = round(float(np.mean(1 / (1 + np.exp(-own[0].base_margin)))) * stated) if own else 0
-    return reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
+    return trees.reconstruct_rows(rounds, rows=stated, positives=positives, chains=1, sweeps=SWEEPS, seed=seed)
 
 
 def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generator) -> np.ndarray:
@@ -282,9 +267,7 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
     if not weights or not intercepts:
         return None
     penalty = float(fit.settings.get("C", 1.0)) if fit.settings.get("penalty", "l2") != "None" else np.inf
-    return LogisticOptimum(
-        weights=weights[0].astype(float), intercepts=intercepts[0].astype(float), inverse_penalty=penalty
-    )
+    return LogisticOptimum(weights=weights[0], intercepts=intercepts[0], inverse_penalty=penalty)
 
 
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -300,10 +283,8 @@ def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) ->
     return float(np.abs(left).sum() / max(terms.sum(), 1e-300))
 
 
-def _guess(
-    optimum: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray
-) -> np.ndarray | None:
-    found = None if optimum is None else attempt(lambda: row_beside_known(optimum, rows[rest], labels[rest]))
+def _guess(model: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
+    found = None if model is None else attempt(lambda: row_beside_known(model, rows[rest], labels[rest]))
     return None if found is None or isinstance(found, Failure) else found[0]
 
 

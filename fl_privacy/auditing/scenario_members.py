@@ -85,9 +85,8 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     classes = [known[:number] if len(known) >= number else None for known in labels]
     found: list[list[np.ndarray]] = [[], [], [], []]
     for place, client in enumerate(clients):
-        own, others = _alike(pools, classes, place)
         values = {**client.watched.before, **_after(client)}
-        for kind, examples in enumerate((own, others)):
+        for kind, examples in enumerate(_alike(pools, classes, place)):
             before = losses.of(examples, client.watched.before)
             found[kind].append(before - losses.of(examples, values))
             found[2 + kind].append(-before)
@@ -124,12 +123,9 @@ def _alike(
         for other in following:
             if k < len(pools[other]):
                 theirs.setdefault(known[other][k], []).append(pools[other][k])
-    own, others = [], []
-    for example, label in zip(pools[place], known[place], strict=True):
-        if theirs.get(label):
-            own.append(example)
-            others.append(theirs[label].pop(0))
-    return own, others
+    labeled = zip(pools[place], known[place], strict=True)
+    pairs = [(example, theirs[label].pop(0)) for example, label in labeled if theirs.get(label)]
+    return [own for own, _ in pairs], [other for _, other in pairs]
 
 
 def _after(client: WatchedReply) -> dict[str, Tensor]:

@@ -118,12 +118,18 @@ class StepProblem:
             notes=tuple(note for note in self.notes if note == CHANGED_BEFORE),
         )
 
+    def observed_reply(self, number: int, reply: WatchedReply, *, uploaded: bool) -> Observation:
+        """Build the observation of what a reply uploads, or of its first gradient."""
+        seen = reply.watched
+        if not uploaded:
+            return self.observed(number, seen.gradients, gradient_plan(seen))
+        return self.observed(number, reply.tensors(), plan_of(seen, reply.matched, len(self.truth)))
+
 
 def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     """Describe the inverse problem of the first observed step; ``NotAttackedError`` if no attack here applies.
 
-    Args:
-        range_of: loaded inputs, (N, ...) each, which give the range of values.
+    ``range_of`` are loaded inputs, (N, ...) each, which give the range of values.
     """
     program = seen.program
     if program is None:
@@ -222,10 +228,10 @@ def _normalizes(seen: Watched) -> bool:
 
 
 def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
-    floats = [n for n in leaves if program.constants[n].is_floating_point()]
-    batch = next((len(program.constants[n]) for n in leaves if program.constants[n].dim()), 0)
-    variables = [n for n in floats if program.constants[n].dim() and len(program.constants[n]) == batch]
-    if not variables and any(program.constants[n].dim() > 1 for n in leaves):
+    inputs = {n: program.constants[n] for n in leaves}
+    batch = next((len(value) for value in inputs.values() if value.dim()), 0)
+    variables = [n for n, value in inputs.items() if value.is_floating_point() and value.dim() and len(value) == batch]
+    if not variables and any(value.dim() > 1 for value in inputs.values()):
         raise NotAttackedError(
             "words, or other categories, enter the network by their numbers; attacks infer them from rows of the"
             " embedding, which are not uploaded"
@@ -246,7 +252,7 @@ def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:
         raise NotAttackedError("steps of several optimizers, or with settings that change, are not undone")
     (name, told), steps = next(iter(seen.optimizers.items()))
     settings = dict(told)
-    kind = name.removeprefix("DP") if name.startswith("DP") else name
+    kind = name.removeprefix("DP")
     if kind not in OPTIMIZERS or settings.get("groups", 1) > 1:
         raise NotAttackedError(f"steps of {name} are not undone")
     return replace(
@@ -334,8 +340,7 @@ def _loss(
         used = [call for call in later if told.intersection(call.taken) and asked.intersection(call.taken)]
         if len(later) == 1 and _is_plain(used[0]):
             return output, CROSS_ENTROPY, labels
-        target, labels = _as_compared(program, used[0], output, target)
-
+        target, labels = _as_compared(program, used[0], asked - told, target)
         bounded = any(call.function is F.binary_cross_entropy for call in later)  # raises for targets outside of [0, 1]
 
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -353,11 +358,9 @@ def _loss(
         return None, _OWN_LOSS, None
 
 
-def _as_compared(program: Program, call: Call, output: int, target: int) -> tuple[int, Tensor]:
-    """Return the numeric targets as a loss function gets them."""
-    told, asked = program.depends_on({output}), program.depends_on({target})
-    taken = (asked - told).intersection(call.taken)
-    labels = program.constants[target]
+def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
+    """Return the numeric targets as a loss function gets them, among those ``asked`` that depend on them alone."""
+    taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
         if made.is_floating_point() and made.shape[:1] == (len(labels),):

@@ -67,9 +67,8 @@ def score(
     control = counted(turned, of)[0] if turned else None
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
-    return Answer(
-        kind=problems[0].kind, counts=counts, control=control, labels=_labels(problems, found), shown=shown[:MOST_SHOWN]
-    )
+    best = sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN]
+    return Answer(kind=problems[0].kind, counts=counts, control=control, labels=_labels(problems, found), shown=best)
 
 
 def _turned(
@@ -78,8 +77,7 @@ def _turned(
     """Return controls: for each truth the guess at the next upload of different examples."""
     turned, of = [], []
     for place, (own, truth) in enumerate(zip(found, truths, strict=True)):
-        for step in range(1, len(found)):
-            other = (place + step) % len(found)
+        for other in (*range(place + 1, len(found)), *range(place)):
             if not reads(replace(own, batch=truths[other], failure=None, **UNSURE), truth):
                 turned.append(replace(found[other], id=own.id, **UNSURE))
                 of.append(truth)
@@ -115,8 +113,7 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
         if guess.batch is not None:
             given = guess.batch.labels
             given = given.argmax(-1) if given.is_floating_point() else given
-            wanted, got = Counter(labels.tolist()), Counter(given.flatten().tolist())
-            right += sum((wanted & got).values())
+            right += (Counter(labels.tolist()) & Counter(given.flatten().tolist())).total()
     return (right, known) if known else None
 
 
@@ -134,15 +131,13 @@ def _images(
             guess = result.guesses[place] if image.guess is not None else None
             assert result.originals is not None
             pictures.append(Shown(original=result.originals[place], guess=guess, reconstructed=read))
-    pictures.sort(key=lambda one: not one.reconstructed)
     return count(scored), pictures
 
 
 def _rows(problem: StepProblem, truths: Sequence[Batch], loaded: Sequence[Tensor]) -> Tensor:
     """Return (N, F) other rows in [0, 1]; empty if inputs have several tensors."""
     model, width = problem.model, problem.truth[0].numel()
-    if len(model.shapes) != 1:
-        return torch.empty(0, width)
+    loaded = loaded if len(model.shapes) == 1 else ()
     if not (alike := [i.reshape(len(i), *model.shapes[0]) for i in loaded if len(i) and i[0].numel() == width]):
         return torch.empty(0, width)
     rows = model.looked_for(torch.cat(alike)).flatten(1)[:2000]
@@ -160,12 +155,11 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
 def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
     """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
     exact = identified = nothing = failures = 0
-    shown: list[Shown] = []
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each
     if len(others) > 1:
         apart = torch.cdist(others.float(), others.float(), p=torch.inf)
         neighbors = ((apart <= EXACT_ROW).sum(1) - 1).numpy()
-    chances, equal = [], Coincidences.counted(neighbors)
+    chances, shown, equal = list[float](), list[Shown](), Coincidences.counted(neighbors)
     for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
         wanted = truth.inputs.flatten(1).float()
         if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
@@ -192,7 +186,6 @@ def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others
         read = (is_exact | near).tolist()
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
-    shown.sort(key=lambda one: not one.reconstructed)
     counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
     return replace(counts, candidates=len(others), chance=combined(chances)), shown
 

@@ -1,6 +1,7 @@
 """The real training's upload as a problem: its local steps, or its change as one gradient, on a sample of examples."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -43,13 +44,10 @@ def observed_training(client: WatchedReply, problem: StepProblem, number: int, v
     """Build the observation of a client's real upload with ``number`` guesses, and say what the attacker assumes."""
     seen, found = client.watched, client.matched
     if examples_of(seen) <= MOST_IMAGES and seen.steps <= MOST_STEPS and seen.batches:
-        try:
-            plan, tensors = plan_of(seen, found, len(seen.batches[0][0])), client.tensors()
-            said = f"The attacker replays all {seen.steps} steps."
-            observation = problem.observed(victim, tensors, plan)
+        with suppress(NotAttackedError):
+            plan, said = plan_of(seen, found, len(seen.batches[0][0])), f"The attacker replays all {seen.steps} steps."
+            observation = problem.observed(victim, client.tensors(), plan)
             return replace(observation, upload=replace(observation.upload, num_examples=number)), said
-        except NotAttackedError:
-            pass
     observation = problem.observed(victim, _mean_gradient(client), gradient_plan(seen))
     said = f"The attacker takes the change in {seen.steps} steps as one gradient, of {number} examples."
     return replace(observation, upload=replace(observation.upload, num_examples=number)), said

@@ -37,29 +37,25 @@ NOTE = (
 
 
 def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
-    """Compare each text's words with the changed embedding rows; ``None`` without texts.
+    """Compare each text's words with the changed embedding rows of its upload, or gradient; ``None`` without texts.
 
-    Args:
-        found: the client's reply to its training, and its reply on one text.
-        uploaded: ``True`` to attack the upload, else the gradient.
+    ``found`` are pairs of a client's reply to its training and its reply on one text.
     """
-    read: list[tuple[set[int], set[int]]] = []
-    texts: list[list[set[int]]] = []
-    others: list[set[int]] = []
+    read, texts, others = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[set[int]]()
     for client, again in found:
         own = _words(again.watched)
         if own is None:
             return None
-        table, tokens = own
-        rows = _rows(again, table[0], uploaded=uploaded)
+        (name, table), tokens = own
+        rows = _rows(again, name, uploaded=uploaded)
         if rows is not None:
-            texts.append(each_words(tokens, table[1]))
+            texts.append(each_words(tokens, table))
             read.append((set().union(*texts[-1]), set(rows)))
         for batch in client.watched.batches:
-            texts_here = [t for t in _texts_in(batch) if int(t.min()) >= 0 and int(t.max()) < table[1].num_embeddings]
-            if texts_here:
-                others += each_words(max(texts_here, key=lambda t: int(t.max())), table[1])
-    return scored_words(read, len(found), others[:MOST_TEXTS], texts) if read else None
+            if here := [t for t in _texts_in(batch) if int(t.min()) >= 0 and int(t.max()) < table.num_embeddings]:
+                others += each_words(max(here, key=lambda t: int(t.max())), table)
+    note = "Words are inferred from the rows of the embedding that changed; their order is not."
+    return replace(scored_words(read, len(found), others[:MOST_TEXTS], texts), notes=(note,)) if read else None
 
 
 def _texts_in(batch: Any) -> list[Tensor]:
@@ -175,11 +171,9 @@ def scored_words(
     others: Sequence[set[int]] = (),
     texts: Sequence[Sequence[set[int]]] | None = None,
 ) -> Answer:
-    """Score pairs of an upload's words and the reconstructed ones.
+    """Score pairs of an upload's words and the reconstructed ones, with words of ``others``' texts as distractors.
 
-    Args:
-        others: words of the clients' other texts, used as distractors.
-        texts: words of each text by upload; ``None`` for one text each.
+    ``texts`` are the words of each text by upload; ``None`` for one text each.
     """
 
     def same(one: set[int], other: set[int]) -> bool:
@@ -192,13 +186,8 @@ def scored_words(
         return found, bool(pool) and found > max(1 - BAND, 1.5 / (1 + len(pool)))
 
     def counted(good: Sequence[bool], chances: list[float]) -> Counts:
-        return Counts(
-            recognizable=sum(good),
-            nothing=len(good) - sum(good),
-            failures=total - len(good),
-            groups=len(good),
-            chance=combined(chances),
-        )
+        right, of = sum(good), len(good)
+        return Counts(recognizable=right, nothing=of - right, failures=total - of, groups=of, chance=combined(chances))
 
     left = list(others)
     for text in [truth for truth, _ in read] if texts is None else [text for each in texts for text in each]:
@@ -208,8 +197,7 @@ def scored_words(
     for place, (own, _) in enumerate(read):
         following = (read[(place + step) % len(read)] for step in range(1, len(read)))
         turned.append(next((guess for truth, guess in following if not same(truth, own)), None))
-    pairs = list(zip(read, turned, strict=True))
-    controls = [0.0 if guess is None else words_f1(truth, guess) for (truth, _), guess in pairs]
+    controls = [0.0 if guess is None else words_f1(own, guess) for (own, _), guess in zip(read, turned, strict=True)]
     chances = [chance(place, guess) for place, (_, guess) in enumerate(read)]
     good = [
         words_f1(*pair) >= max(READ_F1, control + MARGIN_F1) and not is_chance
@@ -220,12 +208,8 @@ def scored_words(
         for (truth, guess), own in zip(read, good, strict=True)
     ]
     apart = [control >= READ_F1 for control, guess in zip(controls, turned, strict=True) if guess is not None]
-    return Answer(
-        kind="text",
-        counts=counted(good, [found for found, _ in chances]),
-        control=counted(apart, []) if apart else None,
-        shown=shown[:MOST_SHOWN],
-    )
+    counts, control = counted(good, [found for found, _ in chances]), counted(apart, []) if apart else None
+    return Answer(kind="text", counts=counts, control=control, shown=shown[:MOST_SHOWN])
 
 
 class SeenNetwork(TextModel):
@@ -277,11 +261,10 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
     return None
 
 
-def _network(part: nn.Module) -> Any:
+def _network(part: Any) -> Any:
     for module in (part, *part.children()):
         if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
-            network: Any = module
-            return network if isinstance(network.get_input_embeddings(), nn.Embedding) else None
+            return module if isinstance(module.get_input_embeddings(), nn.Embedding) else None
     return None
 
 
@@ -316,15 +299,12 @@ class FirstBlock:
     truth: set[int]
     guess: set[int]
     said: str
-    texts: Sequence[set[int]] = ()
 
 
 def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, examples: int) -> FirstBlock | None:
-    """Reconstruct the words behind ``tensors``; ``None`` without a transformer on texts.
+    """Reconstruct the words behind ``tensors`` by observed names; ``None`` without a transformer on texts.
 
-    Args:
-        tensors: upload or gradient, by observed names.
-        shares: kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
+    ``shares`` is the kind of ``tensors``: ``weights``, ``delta`` or ``gradient``.
     """
     seen = again.watched
     texts = texts_seen(seen)
@@ -371,9 +351,10 @@ def _plan(seen: Watched, shares: str, examples: int) -> LocalPlan:
     return LocalPlan(steps=steps, batch_size=max(1, examples // steps), **optimizer_in_plan(shares, kind, dict(told)))
 
 
-def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> list[FirstBlock] | None:
-    """Reconstruct the words of each client's answer on one text, as ``words_of``; ``None`` without a transformer."""
-    read: list[FirstBlock] = []
+def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bool) -> Answer | None:
+    """Reconstruct words as ``words_of``, from the first block; ``None`` without a transformer."""
+    read, texts, notes = list[tuple[set[int], set[int]]](), list[list[set[int]]](), list[str]()
+    seen = {id(client.watched): client.watched for client, _ in found}
     template = template_of([client.watched for client, _ in found])
     for _, again in found:
         tensors: Tensors = again.tensors() if uploaded else again.watched.gradients
@@ -381,16 +362,14 @@ def words_of_uploads(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uplo
         one = read_first_block(again, tensors, shares, examples=max(1, again.watched.loaded))
         if one is None:
             return None
-        texts = [text - template for text in _each_text(again.watched)]
-        read.append(replace(one, truth=one.truth - template, guess=one.guess - template, texts=texts))
-    return read
-
-
-def other_texts(clients: Sequence[Watched]) -> list[set[int]]:
-    """Return the tokens of each text that clients loaded, without the template's."""
-    template = template_of(clients)
-    seen = {id(one): one for one in clients}
-    return [text - template for one in seen.values() for text in _each_text(one)][:MOST_TEXTS]
+        texts.append([text - template for text in _each_text(again.watched)])
+        read.append((one.truth - template, one.guess - template))
+        notes.append(one.said)
+    others = [text - template for one in seen.values() for text in _each_text(one)][:MOST_TEXTS]
+    words, right = sum(len(truth) for truth, _ in read), sum(len(guess & truth) for truth, guess in read)
+    false = sum(len(guess - truth) for truth, guess in read)
+    named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
+    return replace(scored_words(read, len(read), others, texts), notes=(NOTE, named, *notes[:1]))
 
 
 def _each_text(seen: Watched) -> list[set[int]]:

@@ -19,26 +19,10 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_members import members_of
-from fl_privacy.auditing.scenario_problem import (
-    NotAttackedError,
-    StepProblem,
-    WatchedReply,
-    gradient_plan,
-    plan_of,
-    read_problem,
-    reason_of,
-)
+from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, WatchedReply, read_problem, reason_of
 from fl_privacy.auditing.scenario_scores import UNSURE, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
-from fl_privacy.auditing.scenario_words import (
-    NOTE,
-    FirstBlock,
-    other_texts,
-    scored_words,
-    words_in_training,
-    words_of,
-    words_of_uploads,
-)
+from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
 from fl_privacy.measure.answer import Answer, Scenario
@@ -80,7 +64,6 @@ SCENARIOS = {
 }
 """Name -> title, the worst case first."""
 
-
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 """Makes a client answer again on some of its examples alone."""
 
@@ -117,8 +100,7 @@ def _not_attacked(name: str, reason: str) -> Answer:
 class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
-    Attributes:
-        attack_within: attack with a limited number of evaluations per upload, if ``attack`` would take too long.
+    ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long.
     """
 
     clients: Sequence[AskedClient]
@@ -212,34 +194,22 @@ class Scenarios:
         answer = attempt(lambda: self._attacked(found, uploaded=leaves))
         if isinstance(answer, Failure):
             return _not_attacked(name, reason_of(answer))
-        sizes = {max(1, again.watched.loaded) for _, again in found}
-        of = (
-            "one example"
-            if sizes == {1}
-            else f"{max(sizes)} examples, as its code (such as batch norm) takes no fewer,"
-        )
+        size = max(1, *(again.watched.loaded for _, again in found))
+        of = "one example" if size == 1 else f"{size} examples, as its code (such as batch norm) takes no fewer,"
         clients = len({client.number for client, _ in found})
         said = f"{many} of {clients} client{'s' * (clients != 1)}, each of {of} in one step"
-        scenario = scenario_of(name, uploads=said, examples=max(sizes))
+        scenario = scenario_of(name, uploads=said, examples=size)
         return replace(answer, scenario=scenario, seconds=time.perf_counter() - started)
 
     def _attacked(self, found: Sequence[tuple[AskedClient, WatchedReply]], *, uploaded: bool) -> Answer:
-        words = words_of(found, uploaded=uploaded)
-        if words is not None:
-            self._text = True
-            note = "Words are inferred from the rows of the embedding that changed; their order is not."
-            return replace(words, notes=(note,))
-        tokens = words_of_uploads(found, uploaded=uploaded)
-        if tokens is not None:
-            self._text = True
-            return _by_first_block(tokens, found)
+        for infer in (words_of, words_of_uploads):
+            if (words := infer(found, uploaded=uploaded)) is not None:
+                self._text = True
+                return words
         problems = [read_problem(again.watched, client.inputs()) for client, again in found]
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
-            tensors, plan = again.watched.gradients, gradient_plan(again.watched)
-            if uploaded:
-                tensors, plan = again.tensors(), plan_of(again.watched, again.matched, len(problem.truth))
-            observed, shared = problem.observed(number, tensors, plan), problems[0]
+            observed, shared = problem.observed_reply(number, again, uploaded=uploaded), problems[0]
             own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
@@ -275,10 +245,8 @@ class Scenarios:
         made = solved if enough else attack([observation], seed=self.seed)[0]
         if made.batch is None or not len(apart):
             return made
-        guesses = torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number]
-        return replace(
-            made, batch=replace(made.batch, inputs=guesses), member="rows of neurons that see one input alone"
-        )
+        batch = replace(made.batch, inputs=torch.cat([apart.to(made.batch.inputs), made.batch.inputs])[:number])
+        return replace(made, batch=batch, member="rows of neurons that see one input alone")
 
     def _one_batch(self) -> Answer:
         started = time.perf_counter()
@@ -292,8 +260,7 @@ class Scenarios:
         size = again.watched.loaded if again.watched.cut else 0
         if not size and again.watched.program is not None:
             size = max((len(t) for t in again.watched.program.constants.values() if t.dim()), default=0)
-        steps = again.watched.steps
-        if steps != 1:
+        if (steps := again.watched.steps) != 1:
             return _not_attacked("batch", f"its code makes {steps} steps on a single batch")
         if size > MOST_IN_A_BATCH:
             return _not_attacked("batch", f"a batch has {size} examples; beyond {MOST_IN_A_BATCH} it is not attacked")
@@ -359,15 +326,6 @@ class Scenarios:
         answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
         scored = f"{assumed} Its guesses are compared with {number} of {total} examples."
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
-
-
-def _by_first_block(read: Sequence[FirstBlock], found: Sequence[tuple[AskedClient, WatchedReply]]) -> Answer:
-    others, pairs = other_texts([client.watched for client, _ in found]), [(one.truth, one.guess) for one in read]
-    answer = scored_words(pairs, len(read), others, [one.texts for one in read])
-    words, right = sum(len(truth) for truth, _ in pairs), sum(len(guess & truth) for truth, guess in pairs)
-    false = sum(len(guess - truth) for truth, guess in pairs)
-    named = f"Of {words} different words of {len(read)} uploads {right} were named, and {false} that are not there."
-    return replace(answer, notes=(NOTE, named, *dict.fromkeys(one.said for one in read[:1])))
 
 
 def _on_one(ask: Ask, number: int, *, evaluation: bool = False) -> WatchedReply | Failure:

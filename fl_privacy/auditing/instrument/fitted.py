@@ -114,22 +114,15 @@ class FittedBy:
         return fitted
 
     def _note(self, estimator: Any, rows: Any, labels: Any) -> None:
-        table, answers = np.asarray(rows, dtype=float), np.asarray(labels)
+        table, answers, kind = np.array(rows, dtype=float), np.array(labels), type(estimator).__name__
         settings = {k: v for k, v in estimator.get_params().items() if isinstance(v, int | float | str | bool)}
-        if table.ndim == 2 and answers.shape == table.shape[:1]:
-            forest = getattr(estimator, "estimators_", [estimator])[:MOST_TREES]
-            trees = [getattr(each, "tree_", None) for each in forest]
-            nodes = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
-            self.fits.append(
-                Fitted(
-                    kind=type(estimator).__name__,
-                    rows=table.copy(),
-                    labels=answers.copy(),
-                    settings=settings,
-                    classes=tuple(np.unique(answers).tolist()),
-                    nodes=tuple(np.frombuffer(each.tobytes(), each.dtype) for each in nodes),  # with their padding
-                )
-            )
+        if table.ndim != 2 or answers.shape != table.shape[:1]:
+            return
+        trees = [getattr(each, "tree_", None) for each in getattr(estimator, "estimators_", [estimator])[:MOST_TREES]]
+        held = [tree.__getstate__()["nodes"] for tree in trees if tree is not None]
+        nodes = tuple(np.frombuffer(each.tobytes(), each.dtype) for each in held)  # with their padding
+        classes = tuple(np.unique(answers).tolist())
+        self.fits.append(Fitted(kind=kind, rows=table, labels=answers, settings=settings, classes=classes, nodes=nodes))
 
 
 def _table(data: Any, label: Any) -> tuple[np.ndarray, np.ndarray]:

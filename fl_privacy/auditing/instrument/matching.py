@@ -70,8 +70,7 @@ def matched(
         joined = _by_parts(uploaded, values, known, gradients, before if kind == "weights" else None)
         parts = {f"{part.sources[0]}[{part.name}]": part for part in joined}
         if len(known) + len(parts) > len(best.parameters):
-            decoded = {key: meant for key, (_, meant) in scaled.items()}
-            decoded |= {key: part.values for key, part in parts.items()}
+            decoded = {k: meant for k, (_, meant) in scaled.items()} | {k: part.values for k, part in parts.items()}
             best = Matched(
                 parameters={**known, **{key: part.name for key, part in parts.items()}},
                 shares=kind,
@@ -251,9 +250,7 @@ def memories_in(
 ) -> list[Leak]:
     """List the uploaded state in which the client wrote an entry or vector for each of its examples.
 
-    Args:
-        parameters: name of each uploaded array -> name of its parameter or buffer.
-        moved: names of values moved by a gradient or a mean over batches.
+    ``parameters`` are named by their uploaded arrays; ``moved`` are values moved by a gradient or a mean over batches.
     """
     found = []
     for key, name in parameters.items():

@@ -11,6 +11,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -143,17 +144,13 @@ _OLD_TORCH = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)[:13]
 
 
 def _inflated(content: bytes) -> bytes | None:
-    try:
-        if content[:2] == b"\x1f\x8b":
-            return zlib.decompressobj(wbits=31).decompress(content, MOST_BYTES)
-        if content[0] & 0x0F == 8 and int.from_bytes(content[:2], "big") % 31 == 0:
-            return zlib.decompressobj().decompress(content, MOST_BYTES)
+    with suppress(zlib.error, OSError, lzma.LZMAError, EOFError):
+        if content[:2] == b"\x1f\x8b" or (content[0] & 0x0F == 8 and int.from_bytes(content[:2], "big") % 31 == 0):
+            return zlib.decompressobj(wbits=47).decompress(content, MOST_BYTES)  # gzip or zlib, by its header
         if content[:3] == b"BZh":
             return bz2.BZ2Decompressor().decompress(content, MOST_BYTES)
         if content[:6] == b"\xfd7zXZ\x00":
             return lzma.LZMADecompressor().decompress(content, MOST_BYTES)
-    except (zlib.error, OSError, lzma.LZMAError, EOFError):
-        return None
     return None
 
 
@@ -173,10 +170,9 @@ def _leaves(made: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, np
         made = (made.float() if made.dtype == torch.bfloat16 else made).detach().cpu().numpy()
     if isinstance(made, np.ndarray):
         yield name, made
+    elif depth <= DEPTH and isinstance(made, list) and made and all(type(one) in (int, float) for one in made):
+        yield name, np.asarray(made)
     elif depth <= DEPTH and isinstance(made, Mapping | list | tuple):
-        if isinstance(made, list) and made and all(type(one) in (int, float) for one in made):
-            yield name, np.asarray(made)
-            return
         for key, value in made.items() if isinstance(made, Mapping) else enumerate(made):
             yield from _leaves(value, ".".join(filter(None, (name, str(key)))), depth + 1)
     elif depth <= DEPTH and isinstance(made, bytes):
@@ -191,11 +187,8 @@ def spread(
 ) -> list[Spread]:
     """Find parameters that left as some values with their places, or joined to one array, whatever the names.
 
-    Places are indices into a parameter, or into all of them joined, or a mask.
-
-    Args:
-        arrays: arrays of the reply that are not parameters themselves.
-        base: values for places that did not leave; zero by default.
+    Places are indices into a parameter, or into all of them joined, or a mask. ``arrays`` are those of the reply that
+    are not parameters themselves; ``base`` has the values for places that did not leave, zero by default.
     """
     left = {name: value for name, value in values.items() if value.dtype.kind == "f" and value.size}
     halves: dict[str, np.ndarray] = {}  # places and values side by side in one array

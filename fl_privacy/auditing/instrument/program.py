@@ -1,14 +1,14 @@
 """The recorded computation from a batch to its loss, which can be replayed with another batch."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fl_privacy.federation.replies import attempt
 from fl_privacy.rng import streams_put_back
@@ -55,7 +55,7 @@ class Call:
     @cached_property
     def taken(self) -> list[int]:
         """Return the numbers of the tensors among its arguments."""
-        return [ref.number for ref in refs_in((self.args, self.kwargs))]
+        return [leaf.number for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Ref)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +88,7 @@ class Program:
     ) -> Tensor:
         """Replay the program with the tensors ``given`` by number; return the tensor ``until``, or the loss.
 
-        Args:
-            after: number of a call after which the replay starts; its outputs must be ``given``.
+        The replay starts behind the call ``after``, whose outputs must then be ``given``.
         """
         wanted = self.root if until is None else until
         like = next((value.dtype for value in given.values() if value.is_floating_point()), None)
@@ -127,15 +126,6 @@ class Program:
             if found.intersection(call.taken):
                 found.update(call.outputs)
         return found
-
-
-def refs_in(value: Any) -> Iterator[Ref]:
-    """Yield every ``Ref`` in nested lists, tuples and mappings."""
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from refs_in(each)
 
 
 def tensors_in(value: Any, deep: int = MOST_DEEP) -> list[Tensor]:
@@ -187,7 +177,8 @@ class Recorder:
         if len(roots) > 1:
             root = torch.stack(list(roots)).sum()
             kept.append((sum, None, (tuple(roots),), {}, [root], False))
-        made, parts = {id(t) for call in kept for t in call[4]}, list[nn.Module]()
+        made, parts = {id(t) for call in kept for t in call[4]}, {id(m): m for _, m, *_ in kept if m is not None}
+        places = {own: place for place, own in enumerate(parts)}
         constants, numbers = dict[int, Tensor](), dict[int, int]()
 
         def number_of(tensor: Tensor) -> int:
@@ -206,13 +197,9 @@ class Recorder:
         for function, module, args, kwargs, outputs, changes in kept:
             if changes and id(args[0]) not in numbers:
                 constants.setdefault(number_of(args[0]), args[0].detach().as_subclass(Tensor))
-            taken = tree_map(abstract, (args, kwargs))
-            part = -1
-            if module is not None:
-                part = next((k for k, each in enumerate(parts) if each is module), len(parts))
-                parts += [module] if part == len(parts) else []
+            taken, part = tree_map(abstract, (args, kwargs)), places.get(id(module), -1)
             calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
-        return Program(tuple(calls), constants, number_of(root), tuple(parts))
+        return Program(tuple(calls), constants, number_of(root), tuple(parts.values()))
 
 
 def _loaded(way: Program) -> Program:
@@ -289,15 +276,12 @@ class ReplayModel(nn.Module):
 
     def looked_for(self, inputs: Tensor) -> Tensor:
         """Convert inputs (N, ...) of the client's code to values: the inverse of ``entered`` for the first variable."""
-        low, scale = self.get_buffer("low0"), self.get_buffer("scale0")
-        return (inputs.float() - low) / scale
+        return (inputs.float() - self.get_buffer("low0")) / self.get_buffer("scale0")
 
     def entered(self, values: Tensor) -> list[Tensor]:
         """Convert ``values`` (B, ...) in [0, 1] to the inputs of the client's code."""
-        sizes = [math.prod(shape) for shape in self.shapes]
-        shaped = (
-            part.reshape(len(values), *self.shapes[k]) for k, part in enumerate(values.flatten(1).split(sizes, 1))
-        )
+        parts = values.flatten(1).split([math.prod(shape) for shape in self.shapes], 1)
+        shaped = (part.reshape(len(values), *shape) for part, shape in zip(parts, self.shapes, strict=True))
         return [getattr(self, f"low{k}") + getattr(self, f"scale{k}") * each for k, each in enumerate(shaped)]
 
     def forward(self, values: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Observation of third-party training by PyTorch's hooks and wrapped methods, which leave numbers and streams
-unchanged.
-"""
+"""Observe third-party training by PyTorch's hooks and wrapped methods, which leave numbers and streams unchanged."""
 
 from __future__ import annotations
 
@@ -87,10 +85,9 @@ class Watched:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlyExamples:
-    """Restriction of loaders to one batch with their examples ``first`` to ``first + number``.
+    """Restriction of loaders to one batch with their examples ``first`` to ``first + number`` over its batches.
 
     Attributes:
-        first: number of the first example through the loader's batches.
         number: number of examples; ``None`` for the loader's own first batch.
         evaluation: ``True`` for evaluation mode: no batch norm over the batch, no dropout.
         at_call: ``True`` for a training without loaders: tensors are cut as they enter modules before the first step,
@@ -331,10 +328,8 @@ class TrainingWatch:
     def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         seen = self.seen
         if not seen.gradients:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            for parameter in parameters:
-                if id(parameter) in seen.names and parameter.grad is not None:
-                    seen.gradients[seen.names[id(parameter)]] = parameter.grad.detach().clone()
+            own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            seen.gradients |= {seen.names[id(p)]: p.grad.detach().clone() for p in own if id(p) in seen.names}
 
     def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
