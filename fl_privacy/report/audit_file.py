@@ -205,12 +205,7 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
 
 def _plain_answer(answer: Answer) -> dict[str, Any]:
-    def show(values: Any) -> dict[str, Any] | list[Any]:
-        if answer.kind != "image":
-            return [value.item() if isinstance(value, np.generic) else value for value in values]
-        levels = levels_of(values)
-        return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
-
+    show = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
     told = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
     told["shown"] = [
         {
@@ -223,9 +218,14 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
     return told
 
 
+def _plain_picture(image: Any) -> dict[str, Any]:
+    levels = levels_of(image)
+    return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
+
+
 def _answer(told: object, where: str) -> Answer:
     kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
-    show = _picture if kind == "image" else _NUMBERS
+    show = _CHECKED.get(str(kind), _NUMBERS)
     return made(
         Answer,
         told,
@@ -280,6 +280,10 @@ def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], b
 def _refused(told: object, where: str) -> None:
     raise ValueError(f"{where} is not part of what a sandbox sends")
 
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
+_CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
+"""Kind of examples -> conversion to JSON, and checked conversion from it; others are lists of numbers."""
 
 _NUMBERS = partial(_list, what="a list of numbers", right=lambda told: all(isinstance(v, int | float) for v in told))
 _LABELS = partial(_list, what="two whole numbers", right=lambda told: len(told) == 2 and fits(told, Sequence[int]))
