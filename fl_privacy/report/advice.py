@@ -172,9 +172,8 @@ _STRONGER: Mapping[Threat, Mapping[Threat, str]] = {
 
 def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threat) -> list[str]:
     found, lines = defense.by_threat[threat], [ONCE]
-    little = defense.epsilon is not None and promises_little(
-        epsilon=defense.epsilon, delta=1.0 if defense.delta is None else defense.delta
-    )
+    chance = 1.0 if defense.delta is None else defense.delta
+    little = defense.epsilon is not None and promises_little(epsilon=defense.epsilon, delta=chance)
     delta = "an unknown delta" if defense.delta is None else f"delta {defense.delta:.3g}"
     if doubted := doubts(found):
         lines.append(doubted)

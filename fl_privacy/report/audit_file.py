@@ -22,7 +22,7 @@ from fl_privacy.files import write_private
 from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts, Words
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.audit_page import AuditRecord, Captured, CountedLeak, Line, Volume, render_audit
+from fl_privacy.report.audit_page import AuditRecord, Captured, CountedLeak, Line, Volume, levels_of, render_audit
 from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.types.plan import Normalization
 
@@ -123,9 +123,7 @@ def _plain_app(record: AuditRecord) -> dict[str, Any]:
         "rungs": [_plain_examples(answer) for answer in record.steps],
         "survivors": [_plain_aggregate(answer) for answer in record.aggregate],
         "inventory": [asdict(line) for line in record.lines],
-        "stated": record.stated,
-        "problems": record.problems,
-        "notes": record.notes,
+        **{name: getattr(record, name) for name in ("stated", "problems", "notes")},
         "facts": dict(record.facts),
         "seconds": record.seconds,
     }
@@ -221,14 +219,13 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
 
 
 def _plain_picture(image: Any) -> dict[str, Any]:
-    """Return an image (C, H, W) in [0, 1] in 256 levels."""
-    levels = (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
+    levels = levels_of(image)
     return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
 
 
 def _answer(told: object, where: str) -> Answer:
     kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
-    show = _CHECKED.get(str(kind), _values)
+    show = _CHECKED.get(str(kind), _NUMBERS)
     return made(
         Answer,
         told,
@@ -237,7 +234,7 @@ def _answer(told: object, where: str) -> Answer:
         counts=_counts,
         estimate=_estimate,
         control=_counts if question == "examples" else _estimate,
-        labels=_labels,
+        labels=lambda value, part: None if value is None else _LABELS(value, part),
         among=_refused,
         shown=partial(
             each, partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)), at_least=0
@@ -257,20 +254,6 @@ def _picture(told: object, where: str) -> np.ndarray:
         raise ValueError(f"{where} is no picture") from error
 
 
-def _values(told: object, where: str) -> tuple[float, ...]:
-    if not isinstance(told, list) or not all(isinstance(one, int | float) for one in told):
-        raise ValueError(f"{where} is {beginning(told)}, not a list of numbers")
-    return tuple(told)
-
-
-def _labels(told: object, where: str) -> tuple[int, ...] | None:
-    if told is None:
-        return None
-    if not isinstance(told, list) or len(told) != 2 or not fits(told, Sequence[int]):
-        raise ValueError(f"{where} is {beginning(told)}, not two whole numbers")
-    return tuple(told)
-
-
 def _counts(told: object, where: str) -> Counts | None:
     if told is None:
         return None
@@ -288,10 +271,10 @@ def _estimate(told: object, where: str) -> Estimate | None:
     return None if told is None else made(Estimate, told, where)
 
 
-def _pairs(told: object, where: str) -> tuple[tuple[str, str], ...]:
-    if not isinstance(told, list) or not all(fits(pair, Sequence[str]) and len(pair) == 2 for pair in told):
-        raise ValueError(f"{where} is {beginning(told)}, not a list of names and values")
-    return tuple((name, value) for name, value in told)
+def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
+    if not isinstance(told, list) or not right(told):
+        raise ValueError(f"{where} is {beginning(told)}, not {what}")
+    return tuple(tuple(one) if isinstance(one, list) else one for one in told)
 
 
 def _refused(told: object, where: str) -> None:
@@ -299,18 +282,24 @@ def _refused(told: object, where: str) -> None:
 
 
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
-"""Kind of examples -> conversion to JSON; others become lists of numbers."""
-
 _CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
-"""Kind of examples -> checked conversion from JSON."""
+"""Kind of examples -> conversion to JSON, and checked conversion from it; others are lists of numbers."""
+
+_NUMBERS = partial(_list, what="a list of numbers", right=lambda told: all(isinstance(v, int | float) for v in told))
+_LABELS = partial(_list, what="two whole numbers", right=lambda told: len(told) == 2 and fits(told, Sequence[int]))
+_PAIRS = partial(
+    _list,
+    what="a list of names and values",
+    right=lambda told: all(fits(pair, Sequence[str]) and len(pair) == 2 for pair in told),
+)
 
 _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "answers": partial(each, _answer, at_least=0),
     "findings": partial(each, partial(made, CountedLeak), at_least=0),
     "lines": partial(each, partial(made, Line), at_least=0),
     "volumes": partial(each, partial(made, Volume), at_least=0),
-    "facts": _pairs,
-    "environment": _pairs,
+    "facts": _PAIRS,
+    "environment": _PAIRS,
     "captured": _refused,
 }
 """Field of a record -> checked conversion from JSON."""

@@ -28,7 +28,6 @@ KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 
-
 ASKED = ("one", "batch", "later")
 """Scenarios whose uploads clients are asked for."""
 
@@ -46,7 +45,6 @@ READ_MEANS: Mapping[str, str] = {
     ),
     "text": "A text counts as reconstructed if four fifths of its different words are right, in any order.",
 }
-
 
 Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
@@ -413,16 +411,14 @@ def _views(step: Answer, shown: Sequence[Shown]) -> list[dict[str, Any]]:
     return [_VIEWS[step.kind](one) for one in shown] if step.kind in _VIEWS else []
 
 
-def _picture(one: Any) -> dict[str, Any]:
-    def uri(image: Any) -> str:
-        return data_uri((np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8))
+def levels_of(image: Any) -> np.ndarray:
+    """Return an image (C, H, W) in [0, 1] in 256 levels."""
+    return (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
 
-    return {
-        "original": uri(one.original),
-        "guess": "" if one.guess is None else uri(one.guess),
-        "read": one.reconstructed,
-        "small": min(one.original.shape[1:]) < 128,
-    }
+
+def _picture(one: Any) -> dict[str, Any]:
+    guess, small = "" if one.guess is None else data_uri(levels_of(one.guess)), min(one.original.shape[1:]) < 128
+    return {"original": data_uri(levels_of(one.original)), "guess": guess, "read": one.reconstructed, "small": small}
 
 
 def _row(one: Any) -> dict[str, Any]:

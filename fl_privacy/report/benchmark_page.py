@@ -28,7 +28,6 @@ from fl_privacy.runs.folder.verdict import Tone, tone_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 SCRIPT = "benchmark.js"
 """Script that sorts and filters; without it the page shows its first board."""
 
@@ -108,33 +107,23 @@ def _within(value: float, name: str) -> float:
 
 def render_benchmark(measured: MeasuredBenchmark) -> str:
     """Render the HTML of a benchmark."""
-    track, standings, boards = measured.track, measured.standings, measured.boards
-    losses, chosen = track.accuracy_loss, _chosen(measured)
+    track, standings, chosen = measured.track, measured.standings, _chosen(measured)
     return render(
         "benchmark.html.j2",
         script=SCRIPT,
-        track=track,
+        measured=measured,
         headline=_headline(measured, chosen),
         lede=" ".join([*_found(measured, chosen), measured.track.about]),
         tiles=_tiles(measured),
-        foreign_code=measured.code if len(measured.code) > 1 else (),
         missing=[(s.entry.name, why) for s in standings if (why := why_incomplete(s))],
-        jobs=measured.jobs,
-        jobs_done=measured.jobs_done,
         judged_by=measured.metric,
         kind=KINDS.get(measured.metric, "image"),
         defenses=len({s.entry.family for s in standings}) - 1,
-        strengths=len(standings),
-        standings=standings,
         chosen=chosen,
-        rows=[row for board in boards for row in _rows(board, list(track.uploads))],
-        threats=measured.threats,
+        rows=[row for board in measured.boards for row in _rows(board, list(track.uploads))],
         threat_words=IN_WORDS,
-        losses=losses,
-        uploads=list(track.uploads),
         picture=_picture(measured, chosen),
         fixed=_fixed(measured),
-        left_out=track.left_out,
         lost=lambda points: f"{round(points, 1) + 0.0:.1f}",  # without a negative zero
     )
 
@@ -207,11 +196,10 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
 
 
 def _tiles(measured: MeasuredBenchmark) -> list[tuple[str, str, str]]:
-    track = measured.track
     families = len({s.entry.family for s in measured.standings}) - 1
     return [
         ("Defenses", str(families), f"at {len(measured.standings) - 1} strengths"),
-        ("Ways to attack", str(len(track.cells)), "uploads, states of the model, servers"),
+        ("Ways to attack", str(len(measured.track.cells)), "uploads, states of the model, servers"),
         ("Victims", measured.victims, "in each of them"),
         ("Measured in", seconds(measured.seconds), f"of work, {measured.jobs_done} of {measured.jobs} jobs"),
     ]
@@ -244,16 +232,9 @@ def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:
             for place, standing in enumerate(shown):
                 if (found := standing.candidate(threat)) is not None:
                     x, end = min(found.psnr, farthest), min(found.upper, farthest)
-                    axes.errorbar(
-                        [x],
-                        [place + 0.22 * (number - 1)],
-                        xerr=[[0.0], [max(end - x, 0.0)]],
-                        fmt="os^"[number],
-                        markersize=4.5,
-                        color=SERIES[number],
-                        elinewidth=1.2,
-                        capsize=2,
-                    )
+                    style: dict[str, Any] = {"markersize": 4.5, "elinewidth": 1.2, "capsize": 2}
+                    style |= {"fmt": "os^"[number], "color": SERIES[number], "xerr": [[0.0], [max(end - x, 0.0)]]}
+                    axes.errorbar([x], [place + 0.22 * (number - 1)], **style)
         axes.set_yticks(range(len(shown)), [standing.entry.name for standing in shown], fontsize=8)
         unit = f" in {METRICS[name].unit}" if METRICS[name].unit else ""
         axes.set(xlabel=f"{title(name)}{unit}", xlim=(0.0, farthest * 61 / 60), ylim=(len(shown) - 0.5, -0.5))

@@ -69,11 +69,11 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class ChartPoint:
-    """A run in a plane, with error bars (low, high) if known."""
+    """A run, or a defense at one strength, in a plane, with error bars (low, high) if known."""
 
     x: float
     y: float
-    label: str
+    label: str = ""
     x_range: tuple[float, float] | None = None
     y_range: tuple[float, float] | None = None
 
@@ -197,20 +197,15 @@ def top_of(values: Sequence[float], bound: float | None) -> float:
 def draw_bound(axes: Axes, bound: float, label: str) -> None:
     """Draw a labelled line at the height ``bound``."""
     axes.axhline(bound, color=MUTED, linestyle="--", linewidth=1.0)
-    side = _free_side(axes, bound)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    lines = (line for line in axes.get_lines() if line.get_transform() == axes.transData)
+    marks = (mark for line in lines for mark in np.asarray(line.get_xydata(), float))
+    close = [(x - left) / (right - left) for x, y in marks if -0.02 < (y - bound) / (high - low) < 0.09]
+    side = int(min(close, default=1.0) < min((1 - x for x in close), default=1.0))  # 1: right, the freer one
     axes.annotate(
         label, (side, bound), xycoords=("axes fraction", "data"), xytext=(2 - 4 * side, 3),
         textcoords="offset points", ha="right" if side else "left", color=MUTED, fontsize=9,
     )  # fmt: skip
-
-
-def _free_side(axes: Axes, bound: float) -> int:
-    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
-    marks = [
-        np.asarray(line.get_xydata(), float) for line in axes.get_lines() if line.get_transform() == axes.transData
-    ]
-    close = [(x - left) / (right - left) for own in marks for x, y in own if -0.02 < (y - bound) / (high - low) < 0.09]
-    return int(min(close, default=1.0) < min((1 - x for x in close), default=1.0))
 
 
 def widen(axes: Axes) -> None:

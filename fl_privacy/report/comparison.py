@@ -146,9 +146,8 @@ def _charts(rows: Sequence[RunRow]) -> dict[str, Markup]:
             Curve(x=[r.round for r in row.summary.tested], y=[r.accuracy for r in row.summary.tested], label=row.letter)
             for row in tested
         ]
-        alt = "Test accuracy over rounds: " + ", ".join(
-            f"{row.letter} ends at {percent(row.summary.final_accuracy)}" for row in tested
-        )
+        ends = ", ".join(f"{row.letter} ends at {percent(row.summary.final_accuracy)}" for row in tested)
+        alt = f"Test accuracy over rounds: {ends}"
         charts["Test accuracy"] = line_chart(curves, x="Round", y="Test accuracy", percent=True, alt=alt)
     use_pmm = bool(tested) and all(row.pmm is not None or row.run.identity.undefended for row in tested)
     x_axis = "Accuracy kept, percent" if use_pmm else "Test accuracy, percent"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from markupsafe import Markup
 
@@ -62,25 +62,19 @@ def films_of_run(
             last = max(images[f.id, f.image]["round"] for f in known)
             shown = [f for f in known if images[f.id, f.image]["round"] == last][:VICTIMS_SHOWN]
             title = f"{attacker.capitalize()} attacker" if len(films) > 1 else ""
-            reels = [_reel(film, images[film.id, film.image], pairs, sentences) for film in shown]
+            truths = [(sentences if isinstance(f, TextFilm) else pairs).get((f.id, f.image)) for f in shown]
+            reels = [_reel(f, images[f.id, f.image], truth) for f, truth in zip(shown, truths, strict=True)]
             moments, chart = _losses(shown, [losses[film.id] for film in shown], [reel.where for reel in reels])
             found.append(Screening(title=title, reels=reels, moments=moments, chart=chart))
     return found
 
 
-def _reel(
-    film: Film,
-    image: Mapping[str, object],
-    pairs: Mapping[tuple[str, int], Pair],
-    sentences: Mapping[tuple[str, int], Sentence],
-) -> Reel:
-    victim = film.id, film.image
+def _reel(film: Film, image: Mapping[str, object], truth: Any) -> Reel:
+    original = None if truth is None else truth.original
     if isinstance(film, TextFilm):
-        text = sentences[victim].original if victim in sentences else None
-        frames = [colored(_spread(film.frames, k), text) for k in range(FRAMES)]
-        place, tokens = place_of(image, "text"), uncolored(text or ())
+        frames = [colored(_spread(film.frames, k), original) for k in range(FRAMES)]
+        place, tokens = place_of(image, "text"), uncolored(original or ())
         return Reel(where=place, member=film.member, original=tokens, frames=frames, template="text")
-    original = pairs[victim].original if victim in pairs else None
     return Reel(
         where=place_of(image),
         member=film.member,

@@ -91,14 +91,20 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageView:
-    """One attacked image; pictures are PNGs as data URIs, empty if not available."""
+class ExampleView:
+    """One attacked example in words; ``rank`` is that of the few that are shown first, or empty."""
 
     rank: str = ""
     where: str
     figures: str
     label: str
     failure: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageView(ExampleView):
+    """One attacked image; pictures are PNGs as data URIs, empty if not available."""
+
     original: str
     guess: str
     transformed: str

@@ -14,11 +14,6 @@ from fl_privacy.runs.folder.defense_choice import TOLD
 from fl_privacy.runs.folder.leakage import AttackedUploads, AttackFacts
 from fl_privacy.runs.folder.verdict import Ground, Tone
 
-UNDEFENDED_UNREAD = (
-    "Clients did not defend themselves: that nothing was reconstructed describes this attack, not a protection. A"
-    " stronger one (more iterations, attack=auto) may reconstruct more."
-)
-
 
 @dataclass(frozen=True)
 class Headline:
@@ -58,13 +53,8 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     text = rest.lstrip(" ,;")
     if text.startswith("("):
         text = text[1:].replace(")", "", 1)
-    return Headline(
-        "".join(clause.text for clause in clauses),
-        " ".join(_basis(verdict, kind)),
-        verdict.tone,
-        lead,
-        f"{_capital(text)}." if text else "",
-    )
+    whole, scope = "".join(clause.text for clause in clauses), f"{_capital(text)}." if text else ""
+    return Headline(whole, " ".join(_basis(verdict, kind)), verdict.tone, lead, scope)
 
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
@@ -181,9 +171,7 @@ def _who(verdict: Verdict) -> str:
 def _knowing(verdict: Verdict) -> str:
     most = verdict.most
     rivals = [r for r in verdict.readings if most and r.round == most.round and r.attacker is not most.attacker]
-    if most is None or not most.counts.read or not rivals:
-        return ""
-    if any(rival.counts.share == most.counts.share for rival in rivals):
+    if most is None or not most.counts.read or not rivals or most.counts.share in {r.counts.share for r in rivals}:
         return ""
     return f" ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
 
@@ -308,7 +296,10 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
     if not bounded and 0 < number < FEW:
         sentences.append(f"This rests on {number} upload{'' if number == 1 else 's'} alone.")
     if verdict.facts.undefended and not bounded:
-        sentences.append(UNDEFENDED_UNREAD)
+        sentences.append(
+            "Clients did not defend themselves: that nothing was reconstructed describes this attack, not a protection."
+            " A stronger one (more iterations, attack=auto) may reconstruct more."
+        )
     if verdict.bound is not None and not bounded:
         sentences.append(
             f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets an attacker name the right"

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
-from fl_privacy.report.words import MISSING, percent, ratio
+from fl_privacy.report.words import MISSING, percent
 from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.folder.defense_choice import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
 from fl_privacy.runs.folder.verdict import CHANCE_TONES, Tone
@@ -89,12 +89,11 @@ class MethodRow:
 
     finding: Finding
     cells: Sequence[MeasureCell | None]
-    epsilon: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferredView:
-    """Methods for one question, strongest first; ``proves`` is ``True`` if there is an empirical epsilon."""
+    """Methods for one question, strongest first."""
 
     heading: str
     question: str
@@ -103,7 +102,6 @@ class InferredView:
     rows: Sequence[MethodRow]
     chart: Markup | None
     notes: Sequence[str]
-    proves: bool
     seconds: float | None
 
 
@@ -158,17 +156,9 @@ def _view(about: str, every: Sequence[Finding]) -> InferredView:
         question=question,
         told=sentence(every, about),
         columns=[MEASURES[n] for n in names],
-        rows=[
-            MethodRow(
-                finding=f,
-                cells=[_cell(n, f.measures.get(n), among) for n in names],
-                epsilon=MISSING if f.proven_epsilon is None else ratio(f.proven_epsilon),
-            )
-            for f in ordered
-        ],
+        rows=[MethodRow(finding=f, cells=[_cell(n, f.measures.get(n), among) for n in names]) for f in ordered],
         chart=roc_chart(curves) if curves else None,
         notes=list(dict.fromkeys(note for f in findings for note in f.notes)),
-        proves=any(f.proven_epsilon is not None for f in ordered),
         seconds=max((f.seconds for f in findings if f.seconds is not None), default=None),
     )
 

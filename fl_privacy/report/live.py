@@ -17,18 +17,7 @@ from fl_privacy.report.texts import Piece, uncolored
 from fl_privacy.report.words import percent, seconds
 from fl_privacy.report.write import page_of_run
 from fl_privacy.runs.config.parse import select
-from fl_privacy.runs.folder import Run, read_run, verdict_of
-from fl_privacy.runs.folder.ongoing import (
-    IDENTITY,
-    METRICS,
-    PROGRESS,
-    SUMMARY,
-    is_aside,
-    read_guesses,
-    read_ongoing,
-    read_planned,
-    read_texts,
-)
+from fl_privacy.runs.folder import Run, ongoing, read_run, verdict_of
 from fl_privacy.runs.folder.verdict import OPEN
 
 LAST_ROUNDS = 5
@@ -37,7 +26,7 @@ LAST_ROUNDS = 5
 SILENT = 300.0
 """Seconds without news after which a run may have been killed."""
 
-_WATCHED = (METRICS, SUMMARY, IDENTITY)
+_WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)
 """Files that change when a run records something."""
 
 
@@ -63,7 +52,7 @@ class LiveRun:
             return cls(name=path.name, link=link, doing=str(told))
         doing, share, left = _doing(path, told)
         hidden = told.finished or told.shared
-        news = max(changed_at(path / name) for name in (*_WATCHED, PROGRESS))
+        news = max(changed_at(path / name) for name in (*_WATCHED, ongoing.PROGRESS))
         return cls(
             name=path.name,
             link=link,
@@ -73,8 +62,8 @@ class LiveRun:
             left=left,
             silent=max(0.0, time.time() - news),
             verdict=told.verdict,
-            guesses=[] if hidden else [data_uri(image) for image in read_guesses(path)],
-            texts=[] if hidden else [uncolored(text) for text in read_texts(path)],
+            guesses=[] if hidden else [data_uri(image) for image in ongoing.read_guesses(path)],
+            texts=[] if hidden else [uncolored(text) for text in ongoing.read_texts(path)],
         )
 
     @property
@@ -123,8 +112,8 @@ class Told:
 def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
     if told.finished:
         return "Finished", 1.0, None
-    if (ongoing := read_ongoing(path)) is not None:
-        return ongoing.what, ongoing.share, ongoing.left
+    if (task := ongoing.read_ongoing(path)) is not None:
+        return task.what, task.share, task.left
     if told.total is None:
         return f"In progress, {told.attacked} attacked examples recorded", None, None
     if told.rounds >= told.total:
@@ -179,7 +168,7 @@ class WatchedFolder:
             return None if make is None else make()
 
     def _pages(self) -> Mapping[str, Callable[[], str]]:
-        if (self.folder / IDENTITY).is_file():
+        if (self.folder / ongoing.IDENTITY).is_file():
             return self._pages_of(self.folder, "")
         pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
         for path in self._folders():
@@ -200,9 +189,9 @@ class WatchedFolder:
         return {f"{front}report.html" if front else "": page, f"{front}status": status}
 
     def _folders(self) -> list[Path]:
-        own = (path for path in self.folder.iterdir() if not path.is_symlink() and not is_aside(path))
-        found = (path for path in own if os.access(path, os.X_OK) and (path / IDENTITY).is_file())
-        return sorted(found, key=lambda path: (changed_at(path / IDENTITY), path.name))
+        own = (path for path in self.folder.iterdir() if not path.is_symlink() and not ongoing.is_aside(path))
+        found = (path for path in own if os.access(path, os.X_OK) and (path / ongoing.IDENTITY).is_file())
+        return sorted(found, key=lambda path: (changed_at(path / ongoing.IDENTITY), path.name))
 
     def _read(self, path: Path) -> Told | UserError:
         """Return the run's status, or the error in opening it, so that other runs can still be shown."""
@@ -230,7 +219,7 @@ class WatchedFolder:
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
-        for path in sorted(self._folders(), key=lambda path: changed_at(path / METRICS), reverse=True):
+        for path in sorted(self._folders(), key=lambda path: changed_at(path / ongoing.METRICS), reverse=True):
             told = self._read(path)
             if isinstance(told, Told) and told.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):
@@ -241,13 +230,13 @@ class WatchedFolder:
 
     def _status_of_all(self) -> str:
         standings = self._standings()
-        planned = set(read_planned(self.folder))
+        planned = set(ongoing.read_planned(self.folder))
         done = sum(one.finished for one in standings if not planned or one.name in planned)
         going = sorted((one for one in standings if not one.finished), key=lambda one: one.silent > SILENT)
         return self._status(going, over=self._over(standings), done=done, planned=len(planned))
 
     def _over(self, standings: list[LiveRun]) -> bool:
-        planned = read_planned(self.folder)
+        planned = ongoing.read_planned(self.folder)
         done = {one.name for one in standings if one.finished}
         return bool(planned) and done.issuperset([*planned, *(one.name for one in standings)])
 

@@ -1,7 +1,6 @@
 """Group runs into mechanisms at several strengths."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fl_privacy.errors import UserError
@@ -80,17 +79,9 @@ def _circumstances(run: Run) -> dict[str, str]:
     return {k: v for k, v in telling_settings(run).items() if not is_within(k, NO_CIRCUMSTANCES)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClaimView:
-    """One claim on a page, and the rows of its figures."""
-
-    record: ClaimRecord
-    rows: Sequence[tuple[str, str]]
-
-
-def claim_views(records: Sequence[ClaimRecord]) -> list[ClaimView]:
-    """Make a view of each claim."""
-    return [ClaimView(record=r, rows=_rows(r)) for r in records]
+def claim_views(records: Sequence[ClaimRecord]) -> list[tuple[ClaimRecord, list[tuple[str, str]]]]:
+    """Return each claim with the rows of its figures."""
+    return [(record, _rows(record)) for record in records]
 
 
 def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
@@ -114,7 +105,7 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
 
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
     """Render the page on ``records``."""
-    return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0].headline)
+    return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0])
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:

@@ -83,7 +83,12 @@ def _scatter(found: Findings) -> Markup:
         axes.plot(*_places([found.untransformed]), "x", color=INK, markersize=7, zorder=3, label="no transformation")
         axes.axhline(found.threshold, color=INK, linestyle="--", linewidth=1.0)
         axes.axvline(found.untransformed.privacy, color=INK, linestyle="--", linewidth=1.0)
-        _scale([s.accuracy for s in [*rest, *fine, found.untransformed]], axes)
+        scores = [s.accuracy for s in [*rest, *fine, found.untransformed]]
+        if min(scores) < _WIDE * max(scores):
+            axes.set_yscale("symlog", linthresh=1.0)
+            axes.yaxis.set_minor_formatter("")  # none
+            axes.set_ylim(1.6 * min(scores), max(scores) / 1.6)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}".replace("-", "\N{MINUS SIGN}"))
         axes.set(xlabel="Leakage score, lower is better", ylabel="Accuracy score, higher is better")
         axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=9, handletextpad=0.2)
 
@@ -93,14 +98,6 @@ def _scatter(found: Findings) -> Markup:
 
 def _places(some: Sequence[Scored]) -> tuple[list[float], list[float]]:
     return [s.privacy for s in some], [s.accuracy for s in some]
-
-
-def _scale(scores: Sequence[float], axes: Axes) -> None:
-    if min(scores) < _WIDE * max(scores):
-        axes.set_yscale("symlog", linthresh=1.0)
-        axes.yaxis.set_minor_formatter("")  # none
-        axes.set_ylim(1.6 * min(scores), max(scores) / 1.6)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}".replace("-", "\N{MINUS SIGN}"))
 
 
 def _ranking(found: Findings) -> Markup:

@@ -18,7 +18,6 @@ from fl_privacy.runs.folder.study import StudyRow, Versus
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 DISTANCES: Mapping[str, str] = {
     "reconstruction": "Reconstruction: rMSE",
     "label": "Label: share wrong",
@@ -180,6 +179,7 @@ def ppc_view_of(samples: Sequence[Sample]) -> PpcView | None:
 
 
 def _bars(found: Sequence[Cap], attack: str) -> Markup:
+    """Draw bars of CAP (SPN, Figure 25) of the strongest attacker, with a line at that of a plain one."""
     worst = {(e.mechanism, e.distance): e.value for e in found if e.versus == Versus(attack, "worst")}
     values: dict[str, dict[str, tuple[float, float | None]]] = {}
     words = []
@@ -189,7 +189,23 @@ def _bars(found: Sequence[Cap], attack: str) -> Markup:
             shown = (entry.value, None) if value is None else (value, entry.value)
             values.setdefault(entry.mechanism, {})[entry.distance] = shown
             words.append(f"{entry.mechanism}, {entry.distance} {shown[0]:.2f}")
-    return cap_chart(values, alt=f"CAP under {attack}, of the attacker that came nearest: {'; '.join(words)}")
+    kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
+
+    def draw(axes: Axes) -> None:
+        width = 0.8 / max(1, len(values))
+        for number, (mechanism, of_kind) in enumerate(values.items()):
+            color = SERIES[number % len(SERIES)]
+            places = [kinds.index(kind) - 0.4 + width * (number + 0.5) for kind in of_kind]
+            axes.bar(places, [worst for worst, _ in of_kind.values()], width * 0.92, color=color, label=mechanism)
+            for place, (_, plain) in zip(places, of_kind.values(), strict=True):
+                if plain is not None:
+                    axes.hlines(plain, place - width / 2, place + width / 2, color=INK, linewidth=2.0)
+        axes.set_xticks(range(len(kinds)), [kind.capitalize() for kind in kinds])
+        axes.set(ylabel="CAP, higher is better")
+        axes.grid(visible=False, axis="x")
+        axes.legend(fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0.0, 1.0))
+
+    return draw_svg(draw, f"CAP under {attack}, of the attacker that came nearest: {'; '.join(words)}")
 
 
 def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
@@ -234,26 +250,5 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
         axes.yaxis.label.set_color(_ORANGE)
         right.yaxis.label.set_color(_BLUE)
         right.grid(visible=False)
-
-    return draw_svg(draw, alt)
-
-
-def cap_chart(values: Mapping[str, Mapping[str, tuple[float, float | None]]], *, alt: str) -> Markup:
-    """Draw bars of CAP (SPN, Figure 25): mechanism -> distance -> of the strongest attacker, and of a plain one."""
-    kinds = list(dict.fromkeys(kind for of_mechanism in values.values() for kind in of_mechanism))
-
-    def draw(axes: Axes) -> None:
-        width = 0.8 / max(1, len(values))
-        for number, (mechanism, of_kind) in enumerate(values.items()):
-            color = SERIES[number % len(SERIES)]
-            places = [kinds.index(kind) - 0.4 + width * (number + 0.5) for kind in of_kind]
-            axes.bar(places, [worst for worst, _ in of_kind.values()], width * 0.92, color=color, label=mechanism)
-            for place, (_, plain) in zip(places, of_kind.values(), strict=True):
-                if plain is not None:
-                    axes.hlines(plain, place - width / 2, place + width / 2, color=INK, linewidth=2.0)
-        axes.set_xticks(range(len(kinds)), [kind.capitalize() for kind in kinds])
-        axes.set(ylabel="CAP, higher is better")
-        axes.grid(visible=False, axis="x")
-        axes.legend(fontsize=9, ncols=3, loc="lower left", bbox_to_anchor=(0.0, 1.0))
 
     return draw_svg(draw, alt)

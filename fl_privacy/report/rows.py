@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_privacy.measure.registry import TABLE_METRIC
-from fl_privacy.report.gallery import SHOWN, described, from_many, rank_by
+from fl_privacy.report.gallery import SHOWN, ExampleView, described, from_many, rank_by
 from fl_privacy.report.words import metric
 from fl_privacy.runs.folder import Run
 from fl_privacy.runs.folder.pictures import RowGuess, RowPair
@@ -38,14 +38,9 @@ class RowLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowView:
-    """One attacked row; ``rank`` is that of the three best, or empty."""
+class RowView(ExampleView):
+    """One attacked row, column by column."""
 
-    rank: str = ""
-    where: str
-    figures: str
-    label: str
-    failure: str | None
     lines: Sequence[RowLine]
     known: bool
     adaptive: bool

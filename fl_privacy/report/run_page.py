@@ -211,15 +211,13 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
 
     A ``live`` page shows an unfinished run and refreshes itself.
     """
-    pairs, sentences = shown.pairs, shown.sentences
     verdict = verdict_of(run)
     found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
-    modality = shown.modality(found)
+    modality, audited = shown.modality(found), audit_of_run(run.name, verdict) if is_audit(run) else None
     kind = modality.one
-    audited = audit_of_run(run.name, verdict) if is_audit(run) else None
     return render(
         "run.html.j2" if audited is None else "audit.html.j2",
         page=audited,
@@ -229,11 +227,9 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         rows=all_rows(run, shown.rows) if shown.rows else [],
         best_rows=best_rows(run, shown.rows) if shown.rows else [],
         best_rows_said=best_rows_in_words(run) if shown.rows else "",
-        sentences=all_sentences(run, sentences) if sentences else [],
-        extreme_sentences=extreme_sentences(run, sentences, TEXT_METRIC) if sentences else [],
+        sentences=all_sentences(run, shown.sentences) if shown.sentences else [],
+        extreme_sentences=extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
         run=run,
-        summary=run.summary,
-        adaptive=run.summary.adaptive,
         verdict=headline_of(verdict, kind),
         claims=claim_views(run.claims),
         counted=_count_rows(verdict, last),
@@ -246,11 +242,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=view_extremes(run, pairs) if modality.pixels else [],
-        images=view_all(run, pairs) if modality.pixels else [],
+        extremes=view_extremes(run, shown.pairs) if modality.pixels else [],
+        images=view_all(run, shown.pairs) if modality.pixels else [],
         images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
         gallery_title=gallery_title(run).replace("images", f"{kind}s"),
-        films=films_of_run(run, shown.films, pairs, sentences),
+        films=films_of_run(run, shown.films, shown.pairs, shown.sentences),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],
         members=[reading for reading in last if reading.members],
@@ -262,7 +258,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
         partition_picture=_partition(run),
-        excluded=_excluded(run),
+        excluded=[
+            f"Round {record['round']}, client {client}: {reason}"
+            for record in run.of_kind("round")
+            for client, reason in record["excluded"].items()
+        ],
         overview=overview(run),
         environment=_environment_rows(run),
     )
@@ -394,17 +394,8 @@ def _partition(run: Run) -> Markup | None:
     return partition_chart(counts, run.partition.class_names, alt=alt)
 
 
-def _excluded(run: Run) -> list[str]:
-    return [
-        f"Round {record['round']}, client {client}: {reason}"
-        for record in run.of_kind("round")
-        for client, reason in record["excluded"].items()
-    ]
-
-
 def _environment_rows(run: Run) -> list[tuple[str, str]]:
     environment = dict(run.environment)
-    packages = environment.pop("packages", {})
-    gpus = environment.pop("gpus", [])
+    packages, gpus = environment.pop("packages", {}), environment.pop("gpus", [])
     rows = [(key.replace("_", " "), str(value)) for key, value in environment.items()]
     return [*rows, ("gpus", ", ".join(gpus) or "none"), *packages.items()]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_privacy.report.gallery import SHOWN, described, extremes, place_of, rank_by
+from fl_privacy.report.gallery import SHOWN, ExampleView, described, extremes, place_of, rank_by
 from fl_privacy.runs.folder import Run, Sentence
 from fl_privacy.types.modality import as_shown
 from fl_privacy.types.victim_ids import Attacker
@@ -25,14 +25,9 @@ class Piece:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentenceView:
+class SentenceView(ExampleView):
     """One attacked text as tokens; ``original`` is empty if not known, ``adaptive`` is ``None`` without one."""
 
-    rank: str = ""
-    where: str
-    figures: str
-    label: str
-    failure: str | None
     original: Sequence[Piece]
     guess: Sequence[Piece]
     adaptive: Sequence[Piece] | None

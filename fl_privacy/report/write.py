@@ -18,7 +18,7 @@ from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
-from fl_privacy.report.charts import EXACT, INK, SERIES, draw_bound, draw_svg, reach, top_of, widen
+from fl_privacy.report.charts import EXACT, INK, SERIES, ChartPoint, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
@@ -99,7 +99,9 @@ def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: fl
 
 def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | None = None) -> str:
     """Recommend a defense of a sweep in a few sentences."""
-    return trade_off_sentences(read_study(entries), psnr_below=psnr_below)
+    _, candidates = _asked_and_candidates(read_study(entries))
+    headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
+    return f"{headline}. {answer(candidates, psnr_below)}".strip()
 
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
@@ -182,19 +184,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurvePoint:
-    """A defense at one strength: utility, leakage and its 95 % interval."""
-
-    x: float
-    y: float
-    y_range: tuple[float, float] | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
     """Points of one family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
 
-    points: Sequence[CurvePoint]
+    points: Sequence[ChartPoint]
     series: int | None
     adaptive: bool
 
@@ -205,6 +198,7 @@ def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float |
     best = best_unread(candidates, psnr_below)
     versus = list(dict.fromkeys(v for row in rows for v in row.leakage))
     chosen = next((row for row in rows if best and row.name == best.name), None)
+    shown = [name for names in COMPARED.values() for name in names]
     return render(
         "trade_off.html.j2",
         rows=rows,
@@ -218,7 +212,10 @@ def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float |
         versus=versus,
         figures=figures_of(*rows),
         series=_series(rows),
-        charts={attack: _charts(rows, attack, chosen) for attack in dict.fromkeys(v.attack for v in versus)},
+        charts={
+            attack: {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, chosen))}
+            for attack in dict.fromkeys(v.attack for v in versus)
+        },
         inferred_charts=inferred_charts(rows, chosen),
         inferred=[about for about in AXES if about in asked],
         strongest=strongest,
@@ -229,13 +226,6 @@ def render_trade_off(rows: Sequence[StudyRow], out: Path, *, psnr_below: float |
         links={row.entry.training: link_to(row.entry.training, out) for row in rows},
         attack_links=[{c.title: link_to(path, out) for c, path in row.entry.attacks.items()} for row in rows],
     )
-
-
-def trade_off_sentences(rows: Sequence[StudyRow], *, psnr_below: float | None) -> str:
-    """Recommend a defense by ``rows``, with the evidence."""
-    _, candidates = _asked_and_candidates(rows)
-    headline = _headline(candidates, best_unread(candidates, psnr_below), psnr_below)
-    return f"{headline}. {answer(candidates, psnr_below)}".strip()
 
 
 def _asked_and_candidates(rows: Sequence[StudyRow]) -> tuple[Any, list[Candidate]]:
@@ -265,23 +255,18 @@ def _series(rows: Sequence[StudyRow]) -> dict[str, int]:
     return {family: number for number, family in enumerate(families)}
 
 
-def _charts(rows: Sequence[StudyRow], attack: str, best: StudyRow | None) -> dict[str, Markup]:
-    shown = [name for names in COMPARED.values() for name in names]
-    return {METRICS[name].title: chart for name in shown if (chart := _chart(rows, attack, name, best)) is not None}
-
-
 def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str, Markup]:
     """Draw a chart of each attack on membership or an attribute, with a line for guessing."""
     (utility_of, x), series, charts = _utility(rows), _series(rows), {}
     for about, axis in AXES.items():
-        points: dict[str, list[CurvePoint]] = {}
+        points: dict[str, list[ChartPoint]] = {}
         ring, chances, told = None, [], []
         for row in rows:
             found, utility = strongest(row.findings, about), utility_of(row)
             if found is None or utility is None:
                 continue
             method, measure = found
-            point = CurvePoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
+            point = ChartPoint(x=utility, y=100 * measure.value, y_range=(100 * measure.low, 100 * measure.high))
             points.setdefault(row.entry.family, []).append(point)
             chances.append(100 * measure.chance)
             told.append(f"{row.name} {percent(measure.value)} by {method.title}")
@@ -302,7 +287,7 @@ def inferred_charts(rows: Sequence[StudyRow], best: StudyRow | None) -> dict[str
 def _chart(rows: Sequence[StudyRow], attack: str, name: str, best: StudyRow | None) -> Markup | None:
     (utility_of, x), series, curves = _utility(rows), _series(rows), []
     for attacker in Attacker:
-        points: dict[str, list[CurvePoint]] = {}
+        points: dict[str, list[ChartPoint]] = {}
         for row in rows:
             if (point := _point(row, Versus(attack, attacker), name, utility_of)) is not None:
                 points.setdefault(row.entry.family, []).append(point)
@@ -330,11 +315,11 @@ def _chart(rows: Sequence[StudyRow], attack: str, name: str, best: StudyRow | No
 Utility = Callable[[StudyRow], float | None]
 
 
-def _point(row: StudyRow, versus: Versus, name: str, utility_of: Utility) -> CurvePoint | None:
+def _point(row: StudyRow, versus: Versus, name: str, utility_of: Utility) -> ChartPoint | None:
     statistic, utility = row.statistic(versus, name), utility_of(row)
     if statistic is None or utility is None:
         return None
-    return CurvePoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
+    return ChartPoint(x=utility, y=statistic.mean, y_range=statistic.ci95)
 
 
 def _utility(rows: Sequence[StudyRow]) -> tuple[Utility, str]:
@@ -364,7 +349,6 @@ def trade_off_chart(
     ring: tuple[float, float] | None,
 ) -> Markup:
     """Draw curves with error bars; infinite values are labelled above all others."""
-
     top = top_of([p.y for curve in curves for p in curve.points], bound)
 
     def draw(axes: Axes) -> None:
@@ -372,19 +356,11 @@ def trade_off_chart(
             color = INK if curve.series is None else SERIES[curve.series % len(SERIES)]
             # half-lengths (2, n) of the error bars, zero without one
             ends = [reach(p.y, p.y_range) or [[0.0], [0.0]] for p in curve.points]
-            axes.errorbar(
-                [p.x for p in curve.points],
-                [min(p.y, top) for p in curve.points],
-                yerr=[[low[0] for low, _ in ends], [high[0] for _, high in ends]],
-                fmt="*" if curve.series is None else "--o" if curve.adaptive else "-o",
-                markersize=10 if curve.series is None else 4.5,
-                markerfacecolor="none" if curve.adaptive else color,
-                color=color,
-                linewidth=1.4,
-                elinewidth=0.8,
-                capsize=1.5,
-                zorder=4 if curve.series is None else 3,
-            )
+            bars = [[low[0] for low, _ in ends], [high[0] for _, high in ends]]
+            mark, size, order = ("*", 10.0, 4) if curve.series is None else ("--o" if curve.adaptive else "-o", 4.5, 3)
+            style: dict[str, Any] = {"color": color, "linewidth": 1.4, "elinewidth": 0.8, "capsize": 1.5}
+            style |= {"markersize": size, "markerfacecolor": "none" if curve.adaptive else color, "zorder": order}
+            axes.errorbar([p.x for p in curve.points], [min(p.y, top) for p in curve.points], bars, fmt=mark, **style)
             for point in curve.points:
                 if math.isinf(point.y):
                     axes.annotate(EXACT, (point.x, top), xytext=(6, 5), textcoords="offset points", fontsize=9)
