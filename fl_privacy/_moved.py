@@ -45,6 +45,7 @@ _NAMES = """
     attacks.text.peeling=attacks.text.dager attacks.text.spans=attacks.text.token_candidates
     attacks.trees.boxes=attacks.trees.reconstruct attacks.trees.exchanges=attacks.trees.grid
     attacks.trees.ubjson=attacks.trees.model auditing.app.loaded=auditing.app.environment
+    auditing.app.drawn=auditing.app.stand_in
     checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.workers=cli.studies
     config.foreign=runs.config.untrusted config.reading=runs.config.parse config=runs.config cores=federation.cores
     data.attributes=data.datasets defenses.policy_search.definition=defenses.policy_search.selection

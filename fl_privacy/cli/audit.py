@@ -24,53 +24,52 @@ ALL_RIGHTS = (
     " runs nothing of it."
 )
 
+NodeConfig = Annotated[
+    list[str] | None, typer.Option(help="As `flower-supernode` takes it, of every node; {partition} is its number.")
+]
+StandIn = Annotated[
+    bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
+]
+Script = Annotated[Path | None, typer.Option(help="Of a project without the app format: what starts the simulation.")]
+Clients = Annotated[
+    list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
+]
+ClientArgs = Annotated[
+    str | None, typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")]
+Isolated = Annotated[
+    bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
+]
+Reads = Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the app may read there.")]
+Environment = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An environment variable for the sandbox.")]
+Limits = Annotated[str, typer.Option(help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")]
+
 
 def audit(  # noqa: PLR0917
     app: AppPlace,
     nodes: Annotated[int | None, typer.Option(help="Clients; by default the app's own number, or 10.")] = None,
     rounds: Annotated[int, typer.Option(help="Rounds of training; 0 takes the app's own number.")] = 1,
     run_config: RunConfig = None,
-    node_config: Annotated[
-        list[str] | None,
-        typer.Option(help="As `flower-supernode` takes it, of every node; {partition} is its number."),
-    ] = None,
+    node_config: NodeConfig = None,
     mirror: Mirror = None,
-    stand_in: Annotated[
-        bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
-    ] = False,
-    script: Annotated[
-        Path | None, typer.Option(help="Of a project without the app format: what starts the simulation.")
-    ] = None,
+    stand_in: StandIn = False,
+    script: Script = None,
     server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
-    client: Annotated[
-        list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
-    ] = None,
+    client: Clients = None,
     server_args: Annotated[str | None, typer.Option(help="Arguments of --script or --server: '--rounds 3'.")] = None,
-    client_args: Annotated[
-        str | None,
-        typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'."),
-    ] = None,
+    client_args: ClientArgs = None,
     out: Annotated[Path, typer.Option(help="Folder of audits.")] = Path("audit"),
     victims: Annotated[int, typer.Option(help="Number of single examples to attack.")] = 8,
     budget: Annotated[str, typer.Option(help="Budget of the attack: quick, standard, thorough.")] = "quick",
     seconds: Annotated[float, typer.Option(help="Time after which no further attack starts.")] = 600.0,
     seed: Annotated[int, typer.Option(help="Seed of the attacks and of the app's random streams.")] = 0,
     device: Annotated[str, typer.Option(help="Device of the attacks: auto, cpu, cuda or cuda:1.")] = "cpu",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")
-    ] = False,
-    sandbox: Annotated[
-        bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
-    ] = False,
-    reads: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the app may read there.")
-    ] = None,
-    environment: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An environment variable for the sandbox.")
-    ] = None,
-    limits: Annotated[
-        str, typer.Option(help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")
-    ] = "",
+    as_json: AsJson = False,
+    sandbox: Isolated = False,
+    reads: Reads = None,
+    environment: Environment = None,
+    limits: Limits = "",
     check: Annotated[
         bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
     ] = False,
@@ -81,7 +80,6 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
-
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         "seed": whole("--seed", seed, at_least=0, at_most=(1 << 32) - 1, example=0),
         "device": device,
@@ -97,21 +95,29 @@ def audit(  # noqa: PLR0917
     found = check_app(read_app(app, asked["chosen"]))
     if check:
         say(found.in_words())
-        if found.stops:
-            raise typer.Exit(1)
-        return
     if found.stops:
-        raise UserError(found.stops)
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
-
+        raise typer.Exit(1) if check else UserError(found.stops)
+    if check:
+        return
+    allowed = None
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
-        run: Callable[[Callable[[str], None]], tuple[str, Path]] = Sandbox(app, asked, out, allowed).audit
     elif reads or environment or limits:
         raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
+    _run(app, asked, out, allowed, as_json=as_json, open_page=open_page)
+
+
+def _run(
+    app: Path, asked: Mapping[str, Any], out: Path, allowed: Allowed | None, *, as_json: bool, open_page: bool
+) -> None:
+    """Audit the app, in a sandbox if its rights there are given by ``allowed``, and print the result."""
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
+    run: Callable[[Callable[[str], None]], tuple[str, Path]] = partial(_audited, app, asked, out)
+    if allowed is not None:
+        run = Sandbox(app, asked, out, allowed).audit
     else:
         say(ALL_RIGHTS, aside=True)
-        run = partial(_audited, app, asked, out)
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines, aside:
         line, page = run(lines.tell)
@@ -155,9 +161,8 @@ def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
 
     logging.getLogger("flwr").propagate = False  # it writes its own lines
-    mirror = None if asked["mirror"] is None else Path(asked["mirror"])
-    asked = dict(asked)
-    done = audit_app(read_app(app, asked.pop("chosen")), AppAuditRequest(**{**asked, "mirror": mirror}, out=out), tell)
+    settings = {**asked, "mirror": None if asked["mirror"] is None else Path(asked["mirror"])}
+    done = audit_app(read_app(app, settings.pop("chosen")), AppAuditRequest(**settings, out=out), tell)
     return done.line, done.page
 
 

@@ -8,9 +8,8 @@ import pytest
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.drawn import Shape, column, pictures, texts
 from fl_privacy.auditing.app.lent import trackers_left_out
-from fl_privacy.auditing.app.stand_in import Drawing, stood_in
+from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, stood_in, texts
 
 HEAD = """
 import flwr as fl, torch

@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
-from fl_privacy.auditing.app.check import ready_or_not
+from fl_privacy.auditing.app.check import check_app
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, rounds_held, seeded, shown_as_it_is
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
@@ -50,9 +50,8 @@ class AppAuditRequest:
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
         stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
-        device: device of the attacks.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
-        sandboxed: ``True`` if this process is isolated.
+        sandboxed: whether this process is isolated.
     """
 
     nodes: int | None = None
@@ -72,10 +71,7 @@ class AppAuditRequest:
 
 
 def audit_app(
-    app: App,
-    asked: AppAuditRequest,
-    tell: Callable[[str], None] | None = None,
-    show: Show | None = None,
+    app: App, asked: AppAuditRequest, tell: Callable[[str], None] | None = None, show: Show | None = None
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
@@ -87,7 +83,8 @@ def audit_app(
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
-    ready_or_not(app)
+    if why := check_app(app).stops:
+        raise UserError(why)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
     try:
         make_private_folder(folder / "files", folder)

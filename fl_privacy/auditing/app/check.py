@@ -19,7 +19,7 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.lent import HOMES, TRACKERS
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
-from fl_privacy.errors import UserError, visible
+from fl_privacy.errors import visible
 
 DISTRIBUTIONS: Mapping[str, str] = {
     "Crypto": "pycryptodome",
@@ -46,7 +46,9 @@ DISTRIBUTIONS: Mapping[str, str] = {
 }
 """Module -> the distribution that has it, where the two are named differently."""
 
-_TABLES = {"read_csv", "read_parquet", "read_excel", "read_json", "read_table", "read_feather", "read_pickle"}
+TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
+"""Functions of pandas that read a file."""
+
 _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
 _DATA = re.compile(
     r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
@@ -58,12 +60,7 @@ _VISION = re.compile(r"(^|\.)(datasets)\.([A-Z]\w+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class DataAsked:
-    """A data set or file that the code names.
-
-    Attributes:
-        what: the call, with its name or path.
-        there: ``True`` if the app has it as a file, ``None`` if that can't be known.
-    """
+    """The call that names a data set or file, and whether the app has the file; ``None`` if that can't be known."""
 
     what: str
     where: str
@@ -75,14 +72,12 @@ class Check:
     """What an app needs, and what of it is missing here.
 
     Attributes:
-        runs: modules or scripts that are started.
         missing: packages that are imported when it starts but not installed, as ``pip install`` takes them.
         later: packages that are not installed, which it imports only in some functions or an audit goes without.
         versions: requirements that what is installed does not meet, in words.
         python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         lent: names of Flower that have moved since, as ``module.name``.
-        network: modules that contact other hosts.
         nodes, rounds: numbers that it names itself; 0: none.
     """
 
@@ -103,18 +98,17 @@ class Check:
     def stops(self) -> str:
         """The sentence that says why an audit can't start, with the remedy; "" if nothing stops it."""
         if self.modules:
-            names = ", ".join(self.modules)
             return (
-                f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)} {names}, which its"
-                " pyproject.toml names, but its folder has none: correct the name there."
+                f"The app {self.app} is expected to have the module{'s' * (len(self.modules) > 1)}"
+                f" {', '.join(self.modules)}, which its pyproject.toml names, but its folder has none: correct the name"
+                " there."
             )
         if not self.missing:
             return ""
-        names, many = ", ".join(self.missing), len(self.missing) > 1
+        are, them = ("are", "them") if len(self.missing) > 1 else ("is", "it")
         return (
-            f"The app {self.app} imports {names}, which {'are' if many else 'is'} not installed here:"
-            f" run {install(self.missing.values())}, or set PYTHONPATH to the folder that holds"
-            f" {'them' if many else 'it'}."
+            f"The app {self.app} imports {', '.join(self.missing)}, which {are} not installed here:"
+            f" run {install(self.missing.values())}, or set PYTHONPATH to the folder that holds {them}."
         )
 
     def as_plain(self) -> dict[str, Any]:
@@ -140,10 +134,8 @@ class Check:
             )
         if self.network:
             lines.append(f"The sandbox has no network: {', '.join(self.network)} will fail there.")
-        lines.append(
-            f"Clients: {self.nodes or 'not named; 10 unless --nodes says'}. Rounds: {self.rounds or 'not named'}."
-        )
-        return "\n".join(map(visible, lines))
+        clients, rounds = self.nodes or "not named; 10 unless --nodes says", self.rounds or "not named"
+        return "\n".join(map(visible, [*lines, f"Clients: {clients}. Rounds: {rounds}."]))
 
 
 def install(requirements: Iterable[str]) -> str:
@@ -158,17 +150,15 @@ def check_app(app: App) -> Check:
     entries, modules = _entries(app, files)
     near = reached(entries, files)
     own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
+    own |= sys.stdlib_module_names
     asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
     def absent(names: Iterable[str]) -> dict[str, str]:
-        found = {}
-        for name in sorted(names):
-            if name not in own and name not in sys.stdlib_module_names and not _is_installed(name):
-                distribution = DISTRIBUTIONS.get(name, name.replace("_", "-"))
-                found[name] = asked.get(_normal(distribution), asked.get(_normal(name), distribution))
-        return found
+        found = {name: DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in sorted({*names} - own)}
+        wanted = {name: asked.get(_normal(text), asked.get(_normal(name), text)) for name, text in found.items()}
+        return {name: text for name, text in wanted.items() if not _is_installed(name)}
 
     try:
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
@@ -191,16 +181,6 @@ def check_app(app: App) -> Check:
         nodes=min(app.nodes or 0, MOST_NODES),
         rounds=rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0,
     )
-
-
-def ready_or_not(app: App) -> None:
-    """Stop an audit before it begins where packages or modules are missing.
-
-    Raises:
-        UserError: names all that are missing, and the command that installs them.
-    """
-    if why := check_app(app).stops:
-        raise UserError(why)
 
 
 def _entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
@@ -268,8 +248,9 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
         except metadata.PackageNotFoundError:
             continue
         wanted = Requirement(text)
-        applies = wanted.marker is None or wanted.marker.evaluate()
-        if applies and not wanted.specifier.contains(here, prereleases=True):
+        if (wanted.marker is None or wanted.marker.evaluate()) and not wanted.specifier.contains(
+            here, prereleases=True
+        ):
             yield f"it asks for {text}, and {here} is installed."
 
 
@@ -290,27 +271,21 @@ def _has(module: str) -> bool:
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
-    name, last = ast.unparse(node.func)[-80:], called(node)
-    told = {each.arg: each.value for each in node.keywords}
+    name, last, told = ast.unparse(node.func)[-80:], called(node), {each.arg: each.value for each in node.keywords}
     first = node.args[0] if node.args else told.get("dataset", told.get("path", told.get("filepath_or_buffer")))
     where = f"{file.path.relative_to(app.folder).as_posix()}:{node.lineno}"
     text = constant(first)
+    known = repr(text) if isinstance(text, str) else ""
     if last in _HUB:
-        yield DataAsked(what=f"{last}({text!r})" if isinstance(text, str) else f"{last}(...)", where=where)
+        yield DataAsked(what=f"{last}({known or '...'})", where=where)
     elif (found := _VISION.search(name)) and "keras" not in name:
         yield DataAsked(what=f"torchvision's {found[3]}", where=where)
     elif _FETCHED.match(last) and ("keras" in name or last.startswith("fetch_")):
-        yield DataAsked(what=f"{name}({text!r})" if isinstance(text, str) else f"{name}()", where=where)
-    elif last in _TABLES or (last in _FILES and isinstance(text, str) and _DATA.search(text)):
-        if isinstance(text, str):
-            written = (
-                last == "open" and any(mark in str(constant(node.args[1])) for mark in "wax")
-                if node.args[1:]
-                else False
-            )
-            path = Path(text)
-            places = [path] if path.is_absolute() else [app.folder / path, file.path.parent / path]
-            if not written:
-                yield DataAsked(what=f"{last}({text!r})", where=where, there=any(each.exists() for each in places))
-        elif last in _TABLES:
-            yield DataAsked(what=f"{last}({ast.unparse(first)[:60] if first is not None else ''})", where=where)
+        yield DataAsked(what=f"{name}({known})", where=where)
+    elif isinstance(text, str) and (last in TABLES or (last in _FILES and _DATA.search(text))):
+        mode = str(constant(node.args[1])) if last == "open" and node.args[1:] else ""
+        if not set(mode) & set("wax"):
+            there = any((place / text).exists() for place in (app.folder, file.path.parent))
+            yield DataAsked(what=f"{last}({text!r})", where=where, there=there)
+    elif last in TABLES:
+        yield DataAsked(what=f"{last}({ast.unparse(first)[:60] if first is not None else ''})", where=where)

@@ -35,6 +35,9 @@ from fl_privacy.flower.inside.legacy import LegacyServer
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
 """File suffix -> format name of ``datasets``."""
 
+FORMATS = {"parquet", "csv", "json", "imagefolder", "text", "arrow"}
+"""Formats of ``datasets``, which are no names on the hub."""
+
 MOST_BYTES, MOST_FILES = 128 << 20, 5000
 """Largest size in total and number of an app's files that are copied."""
 
@@ -52,8 +55,7 @@ class Around:
         data: names of data sets that the app loaded from the mirror.
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
-        lent: moved names of Flower that it uses.
-        silent: packages that report elsewhere, which it goes without.
+        lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
     """
 
     data: set[str]
@@ -72,11 +74,11 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
     """
     with ExitStack() as stack:
         data = stack.enter_context(data_sets_of(mirror))
-        before, path = Path.cwd(), list(sys.path)
+        before, path, place = Path.cwd(), list(sys.path), files / (inner or "")
         missing = copied_files(app, files)
-        (files / (inner or "")).mkdir(parents=True, exist_ok=True)
-        os.chdir(files / (inner or ""))
-        stack.callback(lambda: sys.path.__setitem__(slice(None), path))
+        place.mkdir(parents=True, exist_ok=True)
+        os.chdir(place)
+        stack.callback(sys.path.__setitem__, slice(None), path)
         stack.callback(os.chdir, before)
         audits = list[bool]()
 
@@ -106,7 +108,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
 
     def redirected(original: Any) -> Any:
         def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
-            if str(path) in {"parquet", "csv", "json", "imagefolder", "text", "arrow"} or Path(str(path)).exists():
+            if str(path) in FORMATS or Path(str(path)).exists():
                 return original(path, name, *args, split=split, **kwargs)
             asked.add(str(path))
             found = None if folder is None else find_mirrored(folder, str(path), name)
@@ -177,16 +179,14 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[None]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
 
-    def held(number: Any) -> Any:
-        return min(number, rounds) if rounds is not None and isinstance(number, int) else number
-
     def started(original: Any) -> Any:
         signature = inspect.signature(original)
 
         def start(self: Any, *args: Any, **kwargs: Any) -> Any:
             given = signature.bind(self, *args, **kwargs)
             given.apply_defaults()
-            given.arguments["num_rounds"] = held(given.arguments["num_rounds"])
+            if rounds is not None and isinstance(number := given.arguments["num_rounds"], int):
+                given.arguments["num_rounds"] = min(number, rounds)
             return original(*given.args, **given.kwargs)
 
         return start
@@ -230,12 +230,10 @@ READERS = (
 
 
 class LoadedBy:
-    """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers.
+    """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers, into ``tables``.
 
-    Args:
-        tables: columns of all tables loaded so far.
-        since: time in seconds since 1970 after which a written file may be a log of the app.
-        answered: number of messages so far; a longer table is no log but data that the app wrote.
+    A file written after ``since``, in seconds since 1970, may be a log of the app; a table longer than ``answered``,
+    the number of messages so far, is no log but data that the app wrote.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

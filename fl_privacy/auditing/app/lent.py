@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -73,7 +73,6 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier name -> its present name, in the modules above."""
 
-
 TRACKERS = ("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX")
 """Packages that report a run elsewhere, which an audit goes without where they are not installed."""
 
@@ -95,8 +94,7 @@ def moved_names_lent() -> Iterator[list[str]]:
             try:
                 module: Any = importlib.import_module(place)
             except ModuleNotFoundError:
-                module = ModuleType(place)
-                sys.modules[place] = module
+                module = sys.modules[place] = ModuleType(place)
                 stack.callback(sys.modules.pop, place, None)
                 parent, _, leaf = place.rpartition(".")
                 owner = sys.modules[parent]
@@ -115,10 +113,8 @@ def moved_names_lent() -> Iterator[list[str]]:
 def _lender(place: str, before: Any, asked: list[str]) -> Any:
     def lend(name: str) -> Any:
         if before is not None:
-            try:
+            with suppress(AttributeError):
                 return before(name)
-            except AttributeError:
-                pass
         for home in HOMES[place] if not name.startswith("__") else ():
             try:
                 module = importlib.import_module(home)
@@ -173,10 +169,8 @@ def trackers_left_out() -> Iterator[list[str]]:
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            if top not in absent:
-                return None
-            asked.extend([top] if top not in asked else [])
-            return ModuleSpec(name, Finder(), is_package=True)
+            asked.extend([top] if top in absent and top not in asked else [])
+            return ModuleSpec(name, Finder(), is_package=True) if top in absent else None
 
         def create_module(self, spec: ModuleSpec) -> ModuleType:
             return _Silent(spec.name)

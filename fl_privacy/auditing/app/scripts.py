@@ -64,7 +64,7 @@ class Scripts:
 
     def in_words(self, folder: Path) -> str:
         """Say what is run, with paths relative to ``folder``."""
-        names = [_named(path, folder) for path in (self.server, *self.clients)]
+        names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.clients:
             said += f" as the server, and {', '.join(names[1:])} as the client{'s' * (len(names) > 2)}"
@@ -75,11 +75,7 @@ class Scripts:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A parsed file of a project.
-
-    Attributes:
-        imports: files of the project that it imports.
-    """
+    """A parsed file of a project, and the files of the project that it imports."""
 
     path: Path
     tree: ast.Module
@@ -110,14 +106,13 @@ class SourceFile:
     @cached_property
     def is_script(self) -> bool:
         """Return whether running the file does more than define names."""
-        for node in self.tree.body:
-            if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
-                return True
-            if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef) and any(
-                isinstance(each, ast.Call) and self.begins(each) for each in ast.walk(node)
-            ):
-                return True
-        return self.path.suffix == ".ipynb" and bool(self.starts)
+        if self.path.suffix == ".ipynb" and self.starts:
+            return True
+        if any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in self.tree.body):
+            return True
+        kinds = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
+        run = (each for node in self.tree.body if not isinstance(node, kinds) for each in ast.walk(node))
+        return any(isinstance(each, ast.Call) and self.begins(each) for each in run)
 
 
 def find_scripts(
@@ -130,12 +125,8 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Args:
-        server, clients: given scripts, relative to the folder; nothing else is searched for then.
-        server_arguments, client_arguments: given command lines; by default guessed from the scripts' own parsers.
-
-    Returns:
-        ``None`` if no script of the folder starts Flower.
+    Given scripts are relative to the folder, and nothing else is searched for then; command lines are guessed from the
+    scripts' own parsers by default. ``None`` if no script of the folder starts Flower.
 
     Raises:
         UserError: a given script does not exist.
@@ -159,8 +150,8 @@ def find_scripts(
     def arguments(given: Sequence[str] | None, path: Path, *, of_client: bool) -> tuple[str, ...]:
         if given is not None:
             return tuple(given)
-        near = [path, *(files[path].imports if path in files else ())]
-        return tuple(_guessed([files[each].tree for each in near if each in files], of_client=of_client))
+        near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
+        return tuple(_guessed([each.tree for each in near], of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -237,37 +228,29 @@ def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[Sou
 def _chosen(
     folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str]
 ) -> tuple[Path, list[Path]] | None:
-    def rank(path: Path, kinds: set[str], words: Sequence[str]) -> tuple[bool, int, int, int, str]:
-        stem = path.stem.lower()
-        place = next((n for n, word in enumerate(words) if word in stem), len(words))
-        return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, len(path.stem), str(path)
-
     def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
-        return sorted(
-            (path for path, starts in starting.items() if starts & kinds), key=lambda p: rank(p, kinds, words)
-        )
+        def rank(path: Path) -> tuple[bool, int, int, int, str]:
+            place = next((n for n, word in enumerate(words) if word in path.stem.lower()), len(words))
+            return not files[path].starts & kinds, len(path.relative_to(folder).parts), place, len(path.stem), str(path)
+
+        return sorted((path for path, starts in starting.items() if starts & kinds), key=rank)
+
+    def note_others(paths: Sequence[Path], what: str, option: str) -> None:
+        if others := ", ".join(named(path, folder) for path in paths[1:4]):
+            notes.append(f"Others start a {what}, too ({others}): {option} chooses.")
 
     simulations, servers = best(SIMULATIONS, _LIKELY), best(SERVERS, ("server", *_LIKELY))
     servers.sort(key=lambda path: bool(starting[path] & CLIENTS))  # a server between others starts a client as well
     if simulations:
-        if len(simulations) > 1:
-            others = ", ".join(_named(path, folder) for path in simulations[1:4])
-            notes.append(f"Others start a simulation, too ({others}): --script chooses.")
+        note_others(simulations, "simulation", "--script")
         return simulations[0], []
-    if not servers:
+    clients = best(CLIENTS, ("client",))
+    if not servers or not clients:
         return None
     server = servers[0]
-    near = sorted(
-        best(CLIENTS, ("client",)),
-        key=lambda path: (path.parent != server.parent, path == server, *rank(path, CLIENTS, ("client",))),
-    )
-    if not near:
-        return None
-    alike = [path for path in near if _unnumbered(path, folder) == _unnumbered(near[0], folder)]
-    if len(servers) > 1:
-        others = ", ".join(_named(path, folder) for path in servers[1:4])
-        notes.append(f"Others start a server, too ({others}): --server chooses.")
-    return server, sorted(alike) or near[:1]
+    nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server))
+    note_others(servers, "server", "--server")
+    return server, sorted(path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder))
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
@@ -288,8 +271,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             flag = next((each for each in flags if each.startswith("--")), flags[0])
             name = flag.lstrip("-").lower()
             needed = not flag.startswith("-") or constant(told.get("required")) is True
-            value = None
-            choices, first = constant(told.get("choices")), _first_of_range(told.get("choices"))
+            value, choices, first = None, constant(told.get("choices")), _first_of_range(told.get("choices"))
             if of_client and name and _OF_CLIENT.match(name):
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
                 value = value or (f"{{partition+{first}}}" if first else "{partition}")
@@ -305,16 +287,9 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
-    places = [
-        node.slice.value
-        for tree in trees[:1]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript)
-        and ast.unparse(node.value).endswith("argv")
-        and isinstance(node.slice, ast.Constant)
-        and isinstance(node.slice.value, int)
-    ]
-    if of_client and places and max(places) >= 1:
+    taken = [node for tree in trees[:1] for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    places = [constant(node.slice) for node in taken if ast.unparse(node.value).endswith("argv")]
+    if of_client and any(isinstance(place, int) and place >= 1 for place in places):
         yield "{partition}"
 
 
@@ -339,5 +314,6 @@ def constant(node: ast.AST | None) -> object:
         return None
 
 
-def _named(path: Path, folder: Path) -> str:
+def named(path: Path, folder: Path) -> str:
+    """Return a path relative to ``folder``, or the whole path outside of it."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

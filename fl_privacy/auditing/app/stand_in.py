@@ -6,29 +6,52 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.drawn import (
-    IMAGE,
-    LABEL,
-    TEST,
-    TEXT,
-    TRAIN,
-    Shape,
-    column,
-    labels,
-    numbers,
-    pictures,
-    texts,
-)
-from fl_privacy.auditing.app.environment import find_mirrored
+from fl_privacy.auditing.app.check import TABLES
+from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
 from fl_privacy.auditing.instrument.watch import replaced
+
+TRAIN, TEST = 600, 200
+"""Numbers of drawn examples."""
+
+LABEL = re.compile(
+    r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
+    r"|sentiment|output|character)s?$|[-_ ](label|target|class|y|type|flag)$|^(fine|coarse|is)[-_]|^y_|label",
+    re.IGNORECASE,
+)
+IMAGE = re.compile(r"^(x|img|image|pixel|picture|photo|scan|slide)s?$|image|pixel|img|^x_", re.IGNORECASE)
+TEXT = re.compile(r"text|sentence|content|review|comment|prompt|message|tweet|email|document|question", re.IGNORECASE)
+TIME = re.compile(r"date|time", re.IGNORECASE)
+
+_TEXT = """
+the patient was seen on monday with pain in left knee after a fall at home and no fever since two days doctor
+found swelling gave ice rest asked for x ray which showed broken bone then plan to come back next week if it
+gets worse people like this film because story is good actors play well but end too long music makes you feel
+sad happy price of stock rose market closed team won game last night police said fire near river new study
+shows coffee may help sleep school opens again children learn to read number of new cases fell
+"""
+_WORDS = _TEXT.split()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What examples look like: pixels of a picture's side and its colors, or columns of rows without the label."""
+
+    side: int = 32
+    channels: int = 3
+    classes: int = 10
+    features: int = 10
+
 
 PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = (
     (re.compile(r"fashion.?mnist|kmnist|(^|/)mnist|qmnist"), Shape(side=28, channels=1), "image", "label"),
@@ -50,9 +73,7 @@ TEXTS: tuple[tuple[re.Pattern[str], str, int], ...] = (
 """Name of a data set -> its column of texts, and its number of classes."""
 
 OF_TORCHVISION: dict[str, Shape] = {
-    "MNIST": Shape(side=28, channels=1),
-    "FashionMNIST": Shape(side=28, channels=1),
-    "KMNIST": Shape(side=28, channels=1),
+    **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST"), Shape(side=28, channels=1)),
     "EMNIST": Shape(side=28, channels=1, classes=47),
     "CIFAR10": Shape(),
     "CIFAR100": Shape(classes=100),
@@ -60,7 +81,6 @@ OF_TORCHVISION: dict[str, Shape] = {
     "STL10": Shape(side=96),
 }
 
-_READERS = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 _DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
 """Suffixes of files that are drawn where they are missing."""
 
@@ -68,12 +88,53 @@ _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
-class Drawing:
-    """Draws what an app asks for, and notes it.
+def labels(number: int, classes: int) -> np.ndarray:
+    """Return ``number`` labels (N,), each class in turn."""
+    return np.arange(number) % max(classes, 1)
 
-    Args:
-        files: the app's code, which names columns and numbers of classes.
-        folder: place for files that the app looks for.
+
+def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
+    """Draw smooth pictures (N, H, W, C) of bytes: of each class its own coarse pattern, with another one on top."""
+
+    def smooth(many: int) -> np.ndarray:
+        coarse = rng.normal(size=(many, 6, 6, shape.channels))
+        factor = shape.side / 6
+        return zoom(coarse, (1, factor, factor, 1), order=1)[:, : shape.side, : shape.side]
+
+    patterns, own = smooth(max(shape.classes, 1)), smooth(number)
+    values = 0.5 + 0.15 * (patterns[labels(number, shape.classes)] + own) + 0.02 * rng.normal(size=own.shape)
+    return (values.clip(0, 1) * 255).astype(np.uint8)
+
+
+def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw rows (N, columns) of numbers, whose means depend on the class."""
+    means = rng.normal(size=(max(classes, 1), columns))
+    return (means[labels(number, classes)] + rng.normal(size=(number, columns))).round(3)
+
+
+def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
+    """Draw texts of 8 to 24 common words, with words of their own for each class."""
+    weights = 1 / np.arange(1, len(_WORDS) + 1)
+    found = []
+    for label in labels(number, classes):
+        drawn = rng.choice(len(_WORDS), size=rng.integers(8, 25), p=weights / weights.sum())
+        found.append(" ".join(_WORDS[(n + 7 * int(label)) % len(_WORDS)] for n in drawn))
+    return found
+
+
+def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Sequence[object] | np.ndarray:
+    """Draw a column of a table by what its name says: a label, a text, days, or numbers."""
+    if LABEL.search(name):
+        return labels(number, classes)
+    if TEXT.search(name):
+        return texts(number, classes, rng)
+    if TIME.search(name):
+        return np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(number)).tolist()
+    return numbers(number, 1, classes, rng)[:, 0]
+
+
+class Drawing:
+    """Draws what an app asks for, by the columns and numbers of classes in its code; ``folder`` is for its files.
 
     Attributes:
         asked: requested data -> drawn data in their place.
@@ -130,6 +191,9 @@ class Drawing:
             " let through is the app's; how real examples look is not, so that counts and accuracy on them may differ."
         )
 
+    def saved(self, path: object) -> Any:
+        return self.hub(str(path), None, None)
+
     def hub(self, path: str, name: object, split: object) -> Any:
         """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
         hf = importlib.import_module("datasets")
@@ -182,12 +246,11 @@ class Drawing:
 
     def table(self, path: object) -> Any:
         """Draw a table of pandas with the columns that the code names; further ones are drawn when it asks for them."""
-        pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), self.classes or 2
+        pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
         label = [name for name in names if LABEL.search(name)][:1] or ["label"]
         rest = [name for name in names if name not in label]
         rest += [f"feature_{n}" for n in range(len(rest), self.features or max(len(rest), 10))]
-        classes = max(classes, 2)
 
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
@@ -225,10 +288,8 @@ class Drawing:
         if not str(path).endswith(".npz"):
             return array(Path(str(path)).stem)
         usual = ("x_train", "y_train", "x_test", "y_test")
-        return {
-            key: array(key)
-            for key in dict.fromkeys([*usual, *(n for n in self.names if LABEL.search(n) or IMAGE.search(n))])
-        }
+        named = (name for name in self.names if LABEL.search(name) or IMAGE.search(name))
+        return {key: array(key) for key in dict.fromkeys([*usual, *named])}
 
     def lines(self, path: object) -> np.ndarray:
         """Draw rows of numbers, the class in the last column."""
@@ -265,30 +326,28 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
     """Answer by ``drawing`` whatever the app loads and is not here, until the block ends.
 
-    Args:
-        mirror: says whether a folder has the data set of that name and configuration; then it is loaded as it is.
+    ``mirror`` says whether a folder has the data set of that name and configuration; then it is loaded as it is.
     """
+    saved, lines = partial(_if_missing, drawing.saved), partial(_if_missing, drawing.lines)
+    arrays = {"load": partial(_if_missing, drawing.archive), "loadtxt": lines, "genfromtxt": lines}
+    hub = {"load_dataset": partial(_of_hub, drawing, mirror), "load_from_disk": saved}
+    tables = dict.fromkeys(TABLES, partial(_if_missing, drawing.table))
     with ExitStack() as stack:
-        lines = _if_missing(drawing.lines)
-        arrays = {"load": _if_missing(drawing.archive), "loadtxt": lines, "genfromtxt": lines}
-        for module, hooks in (("datasets", _of_hub(drawing, mirror)), ("numpy", arrays)):
+        for module, hooks in (("datasets", hub), ("numpy", arrays), ("pandas", tables)):
             if importlib.util.find_spec(module) is not None:
-                for name, around in hooks.items():
-                    stack.enter_context(replaced(importlib.import_module(module), name, around))
-        if importlib.util.find_spec("pandas") is not None:
-            pandas = importlib.import_module("pandas")
-            for name in filter(lambda each: hasattr(pandas, each), _READERS):
-                stack.enter_context(replaced(pandas, name, _if_missing(drawing.table)))
+                library = importlib.import_module(module)
+                for name in filter(partial(hasattr, library), hooks):
+                    stack.enter_context(replaced(library, name, hooks[name]))
         if importlib.util.find_spec("torchvision") is not None:
             vision = importlib.import_module("torchvision.datasets")
             for name in OF_TORCHVISION:
                 if "__init__" in vars(getattr(vision, name)):  # others inherit it
-                    stack.enter_context(replaced(getattr(vision, name), "__init__", _of_vision(drawing)))
-            stack.enter_context(replaced(vision.ImageFolder, "__init__", _of_folder(drawing)))
+                    stack.enter_context(replaced(getattr(vision, name), "__init__", partial(_of_vision, drawing)))
+            stack.enter_context(replaced(vision.ImageFolder, "__init__", partial(_of_folder, drawing)))
         if importlib.util.find_spec("sklearn") is not None:
             learn = importlib.import_module("sklearn.datasets")
             for name in (each for each in dir(learn) if each.startswith("fetch_")):
-                stack.enter_context(replaced(learn, name, _of_sklearn(drawing, name)))
+                stack.enter_context(replaced(learn, name, partial(_of_sklearn, drawing, name)))
         for owner, names in ((os.path, ("exists", "isfile")), (Path, ("exists", "is_file"))):
             for name in names:
                 stack.enter_context(replaced(owner, name, _is_there))
@@ -309,106 +368,78 @@ def _names(value: object) -> list[str]:
     return [each for each in found if isinstance(each, str) and 0 < len(each) <= 60 and "/" not in each]
 
 
-def _of_hub(drawing: Drawing, mirror: Callable[[str, object], bool]) -> dict[str, Any]:
-    def around(original: Any) -> Any:
-        def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
-            local = {"parquet", "csv", "json", "imagefolder", "text", "arrow"}
-            if str(path) in local or os.access(str(path), os.F_OK) or mirror(str(path), name):
-                return original(path, name, *args, split=split, **kwargs)
-            return drawing.hub(str(path), name, split)
+def _of_hub(drawing: Drawing, mirror: Callable[[str, object], bool], original: Any) -> Any:
+    def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
+        if str(path) in FORMATS or os.access(str(path), os.F_OK) or mirror(str(path), name):
+            return original(path, name, *args, split=split, **kwargs)
+        return drawing.hub(str(path), name, split)
 
-        return load
-
-    return {"load_dataset": around, "load_from_disk": _if_missing(lambda path: drawing.hub(str(path), None, None))}
+    return load
 
 
-def _if_missing(draw: Callable[[object], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def around(original: Callable[..., Any]) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            path = (
-                args[0]
-                if args
-                else next((value for key, value in kwargs.items() if "path" in key or key == "file"), "")
-            )
-            if not isinstance(path, str | Path) or os.access(path, os.F_OK):
-                return original(*args, **kwargs)
-            return draw(path)
+def _if_missing(draw: Callable[[object], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        named = (value for key, value in kwargs.items() if "path" in key or key == "file")
+        path = args[0] if args else next(named, "")
+        there = not isinstance(path, str | Path) or os.access(path, os.F_OK)
+        return original(*args, **kwargs) if there else draw(path)
 
-        return read
-
-    return around
+    return read
 
 
-def _of_vision(drawing: Drawing) -> Any:
-    def around(original: Any) -> Any:
-        def init(self: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
-            try:
-                original(self, root, *args, **{**kwargs, "download": False})
-                return
-            except (RuntimeError, OSError):
-                pass
-            name = next((each.__name__ for each in type(self).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
-            shape, torch = OF_TORCHVISION[name], importlib.import_module("torch")
-            vision = importlib.import_module("torchvision.datasets")
-            words = ("split", "train") if name == "EMNIST" else ("train",)
-            words = ("split",) if name in {"SVHN", "STL10"} else words
-            told = {**dict(zip((*words, "transform", "target_transform"), args, strict=False)), **kwargs}
-            train = told.get("train", True) if "train" in words else told.get("split", "train") != "test"
-            kept = {key: told.get(key) for key in ("transform", "target_transform")}
-            vision.VisionDataset.__init__(self, root, **kept)
-            number = TRAIN if train else TEST
-            drawn, given = pictures(number, shape, drawing.rng(f"{name} {number}")), labels(number, shape.classes)
-            self.train, self.split = train, told.get("split", "train")
-            if shape.channels == 1:
-                self.data, self.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(given)
-            elif name in {"SVHN", "STL10"}:
-                self.data, self.labels = drawn.transpose(0, 3, 1, 2).copy(), given
-            else:
-                self.data, self.targets = drawn, given.tolist()
-                self.classes = [f"class {n}" for n in range(shape.classes)]
-                self.class_to_idx = {each: n for n, each in enumerate(self.classes)}
-            drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
+def _of_vision(drawing: Drawing, original: Any) -> Any:
+    def init(self: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
+        with suppress(RuntimeError, OSError):
+            original(self, root, *args, **{**kwargs, "download": False})
+            return
+        name = next((each.__name__ for each in type(self).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
+        shape, torch = OF_TORCHVISION[name], importlib.import_module("torch")
+        words = {"EMNIST": ("split", "train"), "SVHN": ("split",), "STL10": ("split",)}.get(name, ("train",))
+        told = {**dict(zip((*words, "transform", "target_transform"), args, strict=False)), **kwargs}
+        train = told.get("train", True) if "train" in words else told.get("split", "train") != "test"
+        kept = {key: told.get(key) for key in ("transform", "target_transform")}
+        importlib.import_module("torchvision.datasets").VisionDataset.__init__(self, root, **kept)
+        number = TRAIN if train else TEST
+        drawn, given = pictures(number, shape, drawing.rng(f"{name} {number}")), labels(number, shape.classes)
+        self.train, self.split = train, told.get("split", "train")
+        if shape.channels == 1:
+            self.data, self.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(given)
+        elif name in {"SVHN", "STL10"}:
+            self.data, self.labels = drawn.transpose(0, 3, 1, 2).copy(), given
+        else:
+            self.data, self.targets = drawn, given.tolist()
+            self.classes = [f"class {n}" for n in range(shape.classes)]
+            self.class_to_idx = {each: n for n, each in enumerate(self.classes)}
+        drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
 
-        return init
-
-    return around
+    return init
 
 
-def _of_folder(drawing: Drawing) -> Any:
-    def around(original: Any) -> Any:
-        def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
-            there = Path(str(root)).is_dir() and any(each.is_dir() for each in Path(str(root)).iterdir())
-            original(self, root if there else str(drawing.folder(root)), *args, **kwargs)
+def _of_folder(drawing: Drawing, original: Any) -> Any:
+    def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+        there = Path(str(root)).is_dir() and any(each.is_dir() for each in Path(str(root)).iterdir())
+        original(self, root if there else str(drawing.folder(root)), *args, **kwargs)
 
-        return init
-
-    return around
+    return init
 
 
-def _of_sklearn(drawing: Drawing, name: str) -> Any:
-    def around(original: Any) -> Any:
-        def fetch(*args: Any, **kwargs: Any) -> Any:
-            asked = str(args[0] if args else kwargs.get("name") or kwargs.get("data_id") or name)
-            pictured = "mnist" in asked.lower()
-            classes = 10 if pictured else max(drawing.classes, 2)
-            rng, number = drawing.rng(asked), TRAIN + TEST
-            rows = (
-                pictures(number, Shape(side=28, channels=1), rng).reshape(number, -1).astype(float)
-                if pictured
-                else numbers(number, drawing.features or 8, classes, rng)
-            )
-            target: Any = labels(number, classes)
-            target = target.astype(str) if pictured else target
-            if kwargs.get("as_frame") is True:
-                pandas = importlib.import_module("pandas")
-                rows = pandas.DataFrame(rows, columns=[f"feature_{n}" for n in range(rows.shape[1])])
-                target = pandas.Series(target, name="class")
-            drawing.note(asked, f"{number} drawn {'pictures' if pictured else 'rows'}")
-            if kwargs.get("return_X_y"):
-                return rows, target
-            bunch = importlib.import_module("sklearn.utils").Bunch
-            return bunch(data=rows, target=target, feature_names=[f"feature_{n}" for n in range(np.shape(rows)[1])])
+def _of_sklearn(drawing: Drawing, name: str, original: Any) -> Any:
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        asked = str(args[0] if args else kwargs.get("name") or kwargs.get("data_id") or name)
+        pictured = "mnist" in asked.lower()
+        classes = 10 if pictured else max(drawing.classes, 2)
+        rng, number = drawing.rng(asked), TRAIN + TEST
+        mnist = Shape(side=28, channels=1)
+        drawn = pictures(number, mnist, rng) if pictured else numbers(number, drawing.features or 8, classes, rng)
+        rows: Any = drawn.reshape(number, -1).astype(float)
+        target: Any = labels(number, classes).astype(str if pictured else int)
+        names = [f"feature_{n}" for n in range(rows.shape[1])]
+        if kwargs.get("as_frame") is True:
+            pandas = importlib.import_module("pandas")
+            rows, target = pandas.DataFrame(rows, columns=names), pandas.Series(target, name="class")
+        drawing.note(asked, f"{number} drawn {'pictures' if pictured else 'rows'}")
+        if kwargs.get("return_X_y"):
+            return rows, target
+        return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
 
-        return fetch
-
-    return around
+    return fetch

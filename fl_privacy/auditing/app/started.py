@@ -9,8 +9,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +22,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.scripts import Scripts, source_of
+from fl_privacy.auditing.app.scripts import Scripts, named, source_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
@@ -37,16 +38,21 @@ _PLACES = (
     *("flwr.client", "flwr.client.app", "flwr.compat.client.app"),
     *("flwr.simulation", "flwr.simulation.app", "flwr.simulation.run_simulation"),
 )
-"""Modules that have them, in this version of Flower or an earlier one."""
+"""Modules that have starting functions, in this version of Flower or an earlier one."""
+
+_STARTS = {
+    "start_simulation": ("simulations", ("client_fn", "num_clients")),
+    "run_simulation": ("simulations", ("server_app", "client_app", "num_supernodes")),
+    "start_server": ("servers", ("server_address", "server", "config", "strategy")),
+    "start_client": ("clients", ("client",)),
+    "start_numpy_client": ("clients", ("client",)),
+}
+"""Starting function -> what it starts, and its arguments in order; of a client's, those that are not text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """What scripts would have started.
-
-    Attributes:
-        nodes: number of clients that they name, if any.
-    """
+    """What scripts would have started, and the number of clients that they name, if any."""
 
     server: ServerApp
     client: ClientApp
@@ -61,29 +67,19 @@ class _AtStart(BaseException):
 class _Calls:
     """What the scripts gave to Flower's starting functions."""
 
-    simulations: list[dict[str, Any]]
-    servers: list[dict[str, Any]]
-    clients: list[dict[str, Any]]
+    simulations: list[dict[str, Any]] = field(default_factory=list)
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    clients: list[dict[str, Any]] = field(default_factory=list)
 
-    def start_simulation(self, *given: Any, **told: Any) -> None:
-        self.simulations.append({**dict(zip(("client_fn", "num_clients"), given, strict=False)), **told})
-        raise _AtStart
+    def noting(self, kind: str, names: Sequence[str], original: Callable[..., Any]) -> Callable[..., None]:
+        """Return what replaces a starting function of ``_STARTS``."""
 
-    def run_simulation(self, *given: Any, **told: Any) -> None:
-        names = ("server_app", "client_app", "num_supernodes")
-        self.simulations.append({**dict(zip(names, given, strict=False)), **told})
-        raise _AtStart
+        def start(*given: Any, **told: Any) -> None:
+            ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
+            getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
+            raise _AtStart
 
-    def start_server(self, *given: Any, **told: Any) -> None:
-        self.servers.append(
-            {**dict(zip(("server_address", "server", "config", "strategy"), given, strict=False)), **told}
-        )
-        raise _AtStart
-
-    def start_client(self, *given: Any, **told: Any) -> None:
-        given = tuple(each for each in given if not isinstance(each, str))
-        self.clients.append({**dict(zip(("client",), given, strict=False)), **told})
-        raise _AtStart
+        return start
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
@@ -99,30 +95,29 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     if not calls.simulations:
         if not calls.servers:
             raise UserError(
-                f"{runner.named(scripts.server)} is expected to start a simulation or a server, but ended without:"
+                f"{named(scripts.server, folder)} is expected to start a simulation or a server, but ended without:"
                 " name another by --script or --server, or its arguments by --server-args."
             )
         given, of_clients = calls.servers[0], calls.clients
         if not scripts.clients and not of_clients:
             raise UserError(
-                f"{runner.named(scripts.server)} starts a server, but no script with a client was found: say --client."
+                f"{named(scripts.server, folder)} starts a server, but no script with a client was found: say --client."
             )
         least = getattr(given.get("strategy"), "min_available_clients", USUAL_CLIENTS)
         nodes = max(least if isinstance(least, int) else 0, len(scripts.clients), len(of_clients), USUAL_CLIENTS)
         clients = _Clients(scripts, runner, of_clients, nodes)
         return Started(server=_server_of(given), client=_ScriptApp(clients), nodes=nodes)
     given = calls.simulations[0]
-    if isinstance(given.get("server_app"), ServerApp) and isinstance(given.get("client_app"), ClientApp):
-        return Started(
-            server=given["server_app"], client=given["client_app"], nodes=_count(given.get("num_supernodes"))
-        )
+    server, client = given.get("server_app"), given.get("client_app")
+    if isinstance(server, ServerApp) and isinstance(client, ClientApp):
+        return Started(server=server, client=client, nodes=_count(given.get("num_supernodes")))
     if not callable(given.get("client_fn")):
         raise UserError(
-            f"{runner.named(scripts.server)} is expected to start a simulation with a client_fn or two apps, but gave"
+            f"{named(scripts.server, folder)} is expected to start a simulation with a client_fn or two apps, but gave"
             f" {', '.join(sorted(given)) or 'nothing'}."
         )
-    named = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
-    return Started(server=_server_of(given), client=ClientApp(client_fn=_client_fn(given["client_fn"])), nodes=named)
+    many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
+    return Started(server=_server_of(given), client=ClientApp(client_fn=_client_fn(given["client_fn"])), nodes=many)
 
 
 def _count(number: Any) -> int | None:
@@ -134,26 +129,16 @@ def _server_of(given: dict[str, Any]) -> ServerApp:
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         told = config if isinstance(config, dict) else getattr(config, "__dict__", {})
         config = ServerConfig(num_rounds=_count(told.get("num_rounds")) or 1, round_timeout=told.get("round_timeout"))
-    server = given.get("server")
-    kept = (
-        {"server": server}
-        if server is not None
-        else {"strategy": given.get("strategy"), "client_manager": given.get("client_manager")}
-    )
+    names = ("strategy", "client_manager") if given.get("server") is None else ("server",)
+    kept: dict[str, Any] = {name: given.get(name) for name in names}
     return ServerApp(server_fn=lambda context: ServerAppComponents(config=config, **kept))
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
     """Take what ``made`` returns for a context or, as in earlier versions, for a client's number as text."""
-
-    parameters = [*inspect.signature(made).parameters.values()]
-    named = {each.name for each in parameters}
-
-    def client_fn(context: Context) -> LegacyClient:
-        takes = "context" in named or any("Context" in str(each.annotation) for each in parameters)
-        return _as_client(made(context) if takes else made(str(context.node_config["partition-id"])))
-
-    return client_fn
+    parameters = inspect.signature(made).parameters.values()
+    takes = any(each.name == "context" or "Context" in str(each.annotation) for each in parameters)
+    return lambda context: _as_client(made(context if takes else str(context.node_config["partition-id"])))
 
 
 def _as_client(found: Any) -> LegacyClient:
@@ -184,19 +169,16 @@ class _Clients:
         calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=self._nodes)
         if not calls.clients:
             raise UserError(
-                f"{self._runner.named(path)} is expected to start a client, but ended without: name its arguments by"
-                " --client-args '--option {partition}'."
+                f"{named(path, self._runner.folder)} is expected to start a client, but ended without: name its"
+                " arguments by --client-args '--option {partition}'."
             )
         return calls.clients[0]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore the networks and optimizers that clients hold when the block ends."""
-        held = [
-            (each, copy.deepcopy(each.state_dict()))
-            for made in self._made.values()
-            for each in _parts(made.get("client"))
-        ]
+        parts = chain.from_iterable(_parts(made.get("client")) for made in self._made.values())
+        held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
         try:
             yield
         finally:
@@ -205,13 +187,9 @@ class _Clients:
 
 
 def _parts(client: Any) -> list[Any]:
-    holders = [client, *(vars(client).values() if hasattr(client, "__dict__") else ())]
-    return [
-        each
-        for holder in holders
-        for each in (vars(holder).values() if hasattr(holder, "__dict__") and not isinstance(holder, type) else ())
-        if isinstance(each, torch.nn.Module | torch.optim.Optimizer)
-    ]
+    holders = [client, *getattr(client, "__dict__", {}).values()]
+    held = (getattr(holder, "__dict__", {}).values() for holder in holders if not isinstance(holder, type))
+    return [each for each in chain.from_iterable(held) if isinstance(each, torch.nn.Module | torch.optim.Optimizer)]
 
 
 class _ScriptApp(ClientApp):
@@ -226,10 +204,7 @@ class _Runner:
     """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def named(self, path: Path) -> str:
-        return str(path.relative_to(self._folder) if path.is_relative_to(self._folder) else path)
+        self.folder = folder
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
         """Run a script until it starts Flower.
@@ -238,7 +213,7 @@ class _Runner:
             UserError: the script raises an error.
         """
         words = [_filled(each, partition, nodes) for each in arguments]
-        first, second = str(path.parent), str(self._folder)
+        first, second = str(path.parent), str(self.folder)
         try:
             return self._run(path, words, (first, second))
         except UserError as error:
@@ -247,7 +222,7 @@ class _Runner:
             return self._run(path, words, (second, first))  # as `python -m` from the project's folder
 
     def _run(self, path: Path, words: Sequence[str], places: Sequence[str]) -> _Calls:
-        calls, name, module = _Calls([], [], []), self.named(path), ModuleType("__main__")
+        calls, name, module = _Calls(), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
@@ -257,7 +232,7 @@ class _Runner:
             def forget() -> None:  # so that the next script gets modules of its own
                 for each in set(sys.modules) - before:
                     place = getattr(sys.modules[each], "__file__", None)
-                    if place and Path(place).is_relative_to(self._folder):
+                    if place and Path(place).is_relative_to(self.folder):
                         del sys.modules[each]
 
             stack.enter_context(_taken_over(calls))
@@ -273,12 +248,12 @@ class _Runner:
             except UserError as error:
                 if not isinstance(error.__cause__, SystemExit):
                     raise
-                if not (calls.simulations or calls.servers or calls.clients):
+                if not any(vars(calls).values()):
                     raise UserError(
                         f"{name} ended with {in_one_line(error.__cause__)} before it started anything; its arguments"
                         f" were {' '.join(words) or 'none'}: name them by --client-args or --server-args."
                     ) from error.__cause__
-            if not (calls.simulations or calls.servers or calls.clients):
+            if not any(vars(calls).values()):
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
@@ -302,29 +277,14 @@ def _filled(text: str, partition: int, nodes: int) -> str:
     return re.sub(r"\{partition(?:\+(\d+))?(?::([^}]*))?\}", value, text).replace("{nodes}", str(nodes))
 
 
-def _instead(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    return noted
-
-
 @contextmanager
 def _taken_over(calls: _Calls) -> Iterator[None]:
     """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
-    taken = {
-        "start_simulation": calls.start_simulation,
-        "run_simulation": calls.run_simulation,
-        "start_server": calls.start_server,
-        "start_client": calls.start_client,
-        "start_numpy_client": calls.start_client,
-    }
 
     def at_once(original: Callable[..., Any]) -> Callable[..., Any]:
         def start(process: Any) -> None:
-            target = getattr(process, "_target", None)
-            if (getattr(target, "__module__", None) or "").partition(".")[0] in {
-                "torch",
-                "concurrent",
-                "multiprocessing",
-            }:
+            place = getattr(getattr(process, "_target", None), "__module__", None) or ""
+            if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
                 return original(process)
             with suppress(_AtStart):
                 process.run()
@@ -338,9 +298,9 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
                 module = importlib.import_module(place)
             except ImportError:
                 continue
-            for name, noted in taken.items():
+            for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
-                    stack.enter_context(replaced(module, name, partial(_instead, noted)))
+                    stack.enter_context(replaced(module, name, partial(calls.noting, kind, names)))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original: lambda process, timeout=None: None))
         yield
