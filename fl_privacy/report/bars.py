@@ -30,7 +30,7 @@ class Bar:
 
     Attributes:
         figure: the share in words, for people who see no picture too.
-        aside: what the figure is of, or why there is none.
+        aside: words on the figure, or why there is none.
         best: views of the best reconstructions.
     """
 

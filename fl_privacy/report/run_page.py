@@ -9,7 +9,6 @@ from markupsafe import Markup
 from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
-from fl_privacy.report.audit_page import audit_of_run
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
@@ -206,6 +205,13 @@ class ShownVictims:
         return next((modality for modality, shown in kept.items() if shown), modality_attacked(found))
 
 
+def _audited(run: Run, verdict: Verdict) -> Any:
+    """Return the record of a strategy's audit, whose module knows PyTorch: a page that is not there needs none."""
+    from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
+
+    return audit_of_run(run.name, verdict)
+
+
 def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:
     """Render the HTML of ``run`` with the victims in ``shown``; all problems go into a banner.
 
@@ -216,7 +222,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     last = in_round(found, max((reading.round for reading in found), default=0))
     proven = [reading for reading in found if reading.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
-    modality, audited = shown.modality(found), audit_of_run(run.name, verdict) if is_audit(run) else None
+    modality, audited = shown.modality(found), _audited(run, verdict) if is_audit(run) else None
     kind = modality.one
     return render(
         "run.html.j2" if audited is None else "audit.html.j2",

@@ -13,7 +13,7 @@ from fl_privacy.auditing.scenarios import LEAST_EVALUATIONS, Scenarios, seconds_
 
 
 def observed(width: int) -> Any:
-    upload, plan = SimpleNamespace(num_examples=2), SimpleNamespace(mode="train")
+    upload, plan = SimpleNamespace(num_examples=2), SimpleNamespace(mode="train", steps=1)
     model = nn.Sequential(nn.Conv2d(3, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(width * 36, 2))
     return SimpleNamespace(model=model, upload=upload, plan=plan, input_shape=(3, 8, 8))
 

@@ -51,7 +51,7 @@ class AppAuditRequest:
         stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
-        sandboxed: whether this process is isolated.
+        sandboxed: ``True`` if this process is isolated.
     """
 
     nodes: int | None = None

@@ -47,7 +47,6 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     "flwr.server.server_app": ("flwr.server", "flwr.serverapp.server_app"),
     "flwr.server.serverapp_components": ("flwr.server",),
     "flwr.server.typing": ("flwr.serverapp.typing", "flwr.compat.server.typing"),
-    "flwr.simulation.app": ("flwr.simulation",),
 }
 """Earlier module -> the present modules that have its names, tried in this order."""
 

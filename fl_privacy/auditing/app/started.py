@@ -226,7 +226,12 @@ class _Runner:
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
+        files = [path for place in places for path in (*Path(place).glob("*.py"), *Path(place).glob("*/__init__.py"))]
+        own = {path.parent.name if path.stem == "__init__" else path.stem for path in files} - sys.stdlib_module_names
         with ExitStack() as stack:
+            own -= {"flwr", "torch", "fl_privacy"}
+            hidden = [name for name in sys.modules if name.partition(".")[0] in own]
+            stack.callback(sys.modules.update, {name: sys.modules.pop(name) for name in hidden})  # such as datasets
 
             @stack.callback
             def forget() -> None:  # so that the next script gets modules of its own

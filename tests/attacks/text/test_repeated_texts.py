@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from fl_privacy.attacks.exact.certificate import Reproduction, least_squares, mo
 from fl_privacy.attacks.gradient_inversion.embeddings import known_lengths
 from fl_privacy.attacks.text.encoder_assembly import parts_of
 from fl_privacy.attacks.text.explanation import Explanation
-from fl_privacy.attacks.text.token_candidates import Candidates, Lengths, find_candidates
+from fl_privacy.attacks.text.token_candidates import Candidates, Lengths, Span, find_candidates
 from fl_privacy.models import TextModel
 from fl_privacy.models.text_model import Positions
 from fl_privacy.models.transformers import Bert
@@ -56,14 +58,14 @@ def test_the_longest_text_shows_in_the_gradient_of_positions() -> None:
     assert Lengths.of(observed(language_model, texts([7, 5])), language_model()).told == (4, 6)
 
 
-def test_a_stray_candidate_behind_the_longest_text_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stray_candidate_behind_the_longest_text_leaves_the_others() -> None:
     near, far = 1e-6, 0.8
     table = torch.tensor([[near, near, far, near], [near, far, far, far]])
-    monkeypatch.setattr("fl_privacy.attacks.text.token_candidates._distances", lambda *_: table)
+    span = cast(Span, SimpleNamespace(width=1, distance=lambda states: table))
 
     def found(told: tuple[int, ...] | None) -> Candidates:
         lengths = Lengths(number=2, longest=4, told=told)
-        return find_candidates(encoder(), None, tokens=torch.tensor([7, 8]), lengths=lengths, tolerance=0.05)  # type: ignore[arg-type]
+        return find_candidates(encoder(), span, tokens=torch.tensor([7, 8]), lengths=lengths, tolerance=0.05)
 
     assert found(None).whole and found(None).length == 2
     assert [at.tolist() for at in found(None).tokens] == [[7, 8], [7]]
