@@ -10,6 +10,7 @@ here. PYTHON has the packages that ``fl-privacy audit --check`` lists as missing
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from argparse import Namespace
@@ -23,6 +24,9 @@ from row_file import RowFile
 HERE = Path(__file__).resolve().parent
 ROWS = HERE / "rows" / "first_tries"
 COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 60"
+
+CELL = re.compile(r"[^\s\"]*fl-privacy-cell-\w+[^\s\":]*")
+"""A folder in the sandbox of an audit."""
 
 FIELDS = ("headline", "tone", "models", "findings", "rungs", "survivors", "problems", "notes")
 """Fields of an audit's record that a row keeps."""
@@ -85,7 +89,7 @@ def main() -> None:
     kept = RowFile(ROWS)
     for name in asked.only or PROJECTS:
         if asked.again or asked.only or kept.find({"example": name}) is None:
-            row = tried(name, asked)
+            row = json.loads(CELL.sub("SANDBOX", json.dumps(tried(name, asked))))
             kept.add({"example": name}, row)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
 
