@@ -94,3 +94,12 @@ def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.Captu
 def test_an_app_that_has_all_is_let_in(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["audit", "examples/flower_quickstart", "--check"]) == 0
     assert "all that it imports at its start are here" in capsys.readouterr().out
+
+
+def test_code_that_nests_without_end_ends_in_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    deep = "import flwr as fl\nfl" + ".a" * 4000 + "()\nif " + "(" * 90 + "1" + ")" * 90 + " == '__main__':\n    pass\n"
+    (tmp_path / "deep.py").write_text(deep)
+    (tmp_path / "server.py").write_text("import flwr as fl\nfl.server.start_server()\n")
+    (tmp_path / "client.py").write_text("import flwr as fl\nfl.client.start_client(client=None)\n")
+    assert run_command_line(["audit", str(tmp_path), "--check"]) == 0
+    assert "server.py is run as the server" in capsys.readouterr().out

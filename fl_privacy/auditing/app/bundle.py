@@ -123,7 +123,7 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
         told, project = dict(chosen or {}), place / "pyproject.toml"
-        named = project.is_file() and "serverapp" in project.read_text(encoding="utf-8", errors="replace")
+        named = project.is_file() and (project.stat().st_size > LARGEST_PROJECT or b"serverapp" in project.read_bytes())
         if place.is_dir() and (told.get("server") is not None or not named):
             scripts = find_scripts(place, **told)
             if scripts is not None:

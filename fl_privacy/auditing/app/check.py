@@ -18,7 +18,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.lent import HOMES, TRACKERS
 from fl_privacy.auditing.app.review import NETWORK
-from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
+from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, guards_main, parsed, reached
 from fl_privacy.errors import visible
 
 DISTRIBUTIONS: Mapping[str, str] = {
@@ -212,7 +212,7 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try):
                 visit([each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)], optional)
             elif isinstance(node, ast.If):
-                main = "__main__" in ast.dump(node.test)
+                main = guards_main(node)
                 visit([*node.body, *node.orelse], into if main else optional)
             elif isinstance(node, ast.ClassDef | ast.With):
                 visit(node.body, into)
@@ -271,7 +271,7 @@ def _has(module: str) -> bool:
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
-    name, last, told = ast.unparse(node.func)[-80:], called(node), {each.arg: each.value for each in node.keywords}
+    name, last, told = dotted(node.func)[-80:], called(node), {each.arg: each.value for each in node.keywords}
     first = node.args[0] if node.args else told.get("dataset", told.get("path", told.get("filepath_or_buffer")))
     where = f"{file.path.relative_to(app.folder).as_posix()}:{node.lineno}"
     text = constant(first)
@@ -288,4 +288,4 @@ def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
             there = any((place / text).exists() for place in (app.folder, file.path.parent))
             yield DataAsked(what=f"{last}({text!r})", where=where, there=there)
     elif last in TABLES:
-        yield DataAsked(what=f"{last}({ast.unparse(first)[:60] if first is not None else ''})", where=where)
+        yield DataAsked(what=f"{last}({dotted(first) if first is not None else ''})", where=where)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
+from fl_privacy.auditing.app.scripts import dotted
 from fl_privacy.errors import visible
 from fl_privacy.site.gate.entries import epsilon_of
 
@@ -150,7 +151,7 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
         found.network.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in NETWORK)
         found.pickles.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in PICKLES)
     elif isinstance(node, ast.ClassDef):
-        for base in filter(_STRATEGY.fullmatch, (_name(each).rpartition(".")[2] for each in node.bases)):
+        for base in filter(_STRATEGY.fullmatch, (dotted(each).rpartition(".")[2] for each in node.bases)):
             found.strategies.append(CodeNote(what=f"{node.name}, which is derived from {base}", where=where))
     elif isinstance(node, ast.FunctionDef):
         _look_at_answers(node, file, found)
@@ -159,7 +160,7 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
         for keyword in node.keywords:
             if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
                 for each in keyword.value.elts:
-                    name = _name(each.func if isinstance(each, ast.Call) else each)
+                    name = dotted(each.func if isinstance(each, ast.Call) else each)
                     kind = DEFENSES.get(name.rpartition(".")[2])
                     what = name or "a mod that is made on the spot"
                     known = found.mods if kind is None else found.protections
@@ -167,7 +168,7 @@ def _look(node: ast.AST, file: str, found: Review) -> None:
 
 
 def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
-    name = _name(node.func)
+    name = dotted(node.func)
     last = name.rpartition(".")[2]
     if last in DEFENSES:
         found.protections.append(CodeNote(what=f"{last}: {DEFENSES[last]}", where=where))
@@ -194,7 +195,7 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
     app = found.client.partition(":")[2]
     for each in node.decorator_list:
         called = each.func if isinstance(each, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in ANSWERS and _name(called.value) == app:
+        if isinstance(called, ast.Attribute) and called.attr in ANSWERS and dotted(called.value) == app:
             given = _constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
             what = f"{called.attr}.{given}" if isinstance(given, str) else called.attr
             found.answers.append(CodeNote(what=what, where=f"{file}:{node.lineno}"))
@@ -252,15 +253,6 @@ def _constant(node: ast.AST) -> Any:
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _name(node: ast.AST) -> str:
-    parts = []
-    while isinstance(node, ast.Attribute):  # a loop, since thousands of dots exceed the recursion limit
-        parts.append(node.attr)
-        node = node.value
-    parts += [node.id] if isinstance(node, ast.Name) else []
-    return ".".join(reversed(parts))
 
 
 def _section(title: str, notes: list[CodeNote]) -> list[str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
 from fl_privacy.errors import UserError
@@ -16,8 +17,8 @@ CLIENTS = {"start_client", "start_numpy_client"}
 STARTS = SIMULATIONS | SERVERS | CLIENTS
 """Names of Flower's functions that start a simulation, a server or a client."""
 
-MOST_FILES, MOST_BYTES = 2000, 4 << 20
-"""Largest number of files that are searched, and largest size of one in bytes."""
+MOST_FILES, MOST_BYTES, MOST_LISTED = 2000, 4 << 20, 100_000
+"""Largest number of files that are searched, size of one in bytes, and number of files that are listed."""
 
 _LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
@@ -101,14 +102,14 @@ class SourceFile:
 
     def begins(self, node: ast.Call) -> bool:
         """Return whether a call is one of Flower's starting functions, and not the project's own of that name."""
-        return called(node) in STARTS and ast.unparse(node.func).partition(".")[0] in self.flower
+        return called(node) in STARTS and dotted(node.func).partition(".")[0] in self.flower
 
     @cached_property
     def is_script(self) -> bool:
         """Return whether running the file does more than define names."""
         if self.path.suffix == ".ipynb" and self.starts:
             return True
-        if any(isinstance(node, ast.If) and "__main__" in ast.dump(node.test) for node in self.tree.body):
+        if any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body):
             return True
         kinds = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
         run = (each for node in self.tree.body if not isinstance(node, kinds) for each in ast.walk(node))
@@ -182,7 +183,8 @@ def source_of(path: Path) -> str:
 def parsed(folder: Path) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed."""
     found: dict[Path, SourceFile] = {}
-    for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ipynb"))):
+    sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
+    for path in sorted(islice(sources, MOST_LISTED)):
         inner = path.relative_to(folder).parts
         if len(found) >= MOST_FILES or _LEFT_OUT & set(inner) or any(part.startswith(".") for part in inner):
             continue
@@ -288,7 +290,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
         if asked:
             return
     taken = [node for tree in trees[:1] for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
-    places = [constant(node.slice) for node in taken if ast.unparse(node.value).endswith("argv")]
+    places = [constant(node.slice) for node in taken if dotted(node.value).endswith("argv")]
     if of_client and any(isinstance(place, int) and place >= 1 for place in places):
         yield "{partition}"
 
@@ -299,6 +301,21 @@ def _first_of_range(node: ast.AST | None) -> int | None:
         return None
     first = constant(node.args[0]) if len(node.args) > 1 else 0
     return first if isinstance(first, int) else None
+
+
+def dotted(node: ast.AST) -> str:
+    """Return ``a.b.c`` of an attribute; a loop, since thousands of dots exceed the recursion limit."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    parts += [node.id] if isinstance(node, ast.Name) else []
+    return ".".join(reversed(parts))
+
+
+def guards_main(node: ast.If) -> bool:
+    """Return whether a statement is ``if __name__ == "__main__"``."""
+    return any(isinstance(each, ast.Constant) and each.value == "__main__" for each in ast.walk(node.test))
 
 
 def called(node: ast.Call) -> str:

@@ -18,7 +18,7 @@ from scipy.ndimage import zoom
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
-from fl_privacy.auditing.app.scripts import SourceFile, called, constant, parsed, reached
+from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, parsed, reached
 from fl_privacy.auditing.instrument.watch import replaced
 
 TRAIN, TEST = 600, 200
@@ -157,7 +157,7 @@ class Drawing:
         if isinstance(node, ast.Subscript):
             self.names += _names(constant(node.slice))
         elif isinstance(node, ast.Assign):
-            pairs = [(ast.unparse(target).rpartition(".")[2], constant(node.value)) for target in node.targets]
+            pairs = [(dotted(target).rpartition(".")[2], constant(node.value)) for target in node.targets]
         elif isinstance(node, ast.Call):
             pairs = [(each.arg or "", constant(each.value)) for each in node.keywords]
             for key, value in [*pairs, *(("", constant(each)) for each in node.args if called(node) == "drop")]:
