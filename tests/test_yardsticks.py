@@ -13,12 +13,12 @@ from tests.test_shape import ROOT
 
 CEILINGS = {
     "things at the top of the package": 20,
-    "lines of the package": 85_618,
+    "lines of the package": 85_630,
     "files": 432,
     "private helpers of at most 6 lines, called once": 79,
     "public class names with two homes": 1,
     "argument lines without their noun, in percent": 0,
-    "words in docstrings": 94_643,
+    "words in docstrings": 94_667,
     "words of our own in docstrings": 14,
     "words of our own in docs and README": 0,
     "words in the guide": 24_976,
