@@ -271,7 +271,7 @@ def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -
     first = record["rungs"][0]
     assert first["rung"] == "evaluation" and not first["uploaded"]
     assert first["counts"]["read"] == 2 and first["labels"] == [2, 2], first
-    assert "2 examples, since its code takes no fewer," in rung(record, "gradient")["made"]
+    assert "2 examples, as its code (such as batch norm) takes no fewer," in rung(record, "gradient")["made"]
     plain = audited(tmp_path / "plain", "app_not_normed", PLAIN)
     assert next(each["rung"] for each in plain["rungs"]) == "gradient"
 
