@@ -27,19 +27,24 @@ SETS = {
     "celeba": (64, "RGB", 2), "imagenet_sample": (64, "RGB", 25), "tiny_imagenet": (64, "RGB", 20),
 }  # fmt: skip
 """Side, mode and classes."""
+SMALL = {"iterations": 2, "critics": 2, "images_per_class": 2, "outer_steps": 1, "inner_steps": 1}
+"""Of defenses that train a network or images of their own."""
 KINDS = ("experiment", "data", "model", "defense", "attack", "inference", "partition", "server")
 LEFT_OUT = ("out", "weights", "victims", "films", "evaluator", "defense.evaluator", "intercept.rounds")
 
 
+def kinds(words: list[str]) -> set[tuple[str, str]]:
+    return {(words[0], word) for word in words if word.split("=")[0] in KINDS}
+
+
 def shortest(calls: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """List the runs and attacks: one of each kind, and the others."""
-    first, others, seen = [], [], set()
-    for program, *words in calls:
-        if program == "fl-privacy" and words[0] in ("run", "attack"):
-            kind = (words[0], *(word for word in words if word.split("=")[0] in KINDS))
-            (others if kind in seen else first).append(words)
-            seen.add(kind)
-    return first, others
+    """List the runs and attacks: few that have one of each kind among them, and the others."""
+    runs = [words for program, *words in calls if program == "fl-privacy" and words[0] in ("run", "attack")]
+    first, missing = [], set().union(*map(kinds, runs))
+    while missing:
+        first.append(max(runs, key=lambda words: len(kinds(words) & missing)))
+        missing -= kinds(first[-1])
+    return first, [words for words in runs if words not in first]
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +82,10 @@ def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     few = ["victims=1", "films=0", f"out={out}", "baseline=false", "candidates=12"]
     few += [f"evaluator={evaluator}"] if judged else []
     few += [f"defense.evaluator={evaluator}"] if "evaluator" in (config.defense or {}) else []
+    few += [f"defense.{name}={most}" for name, most in SMALL.items() if (config.defense or {}).get(name, 0) > most]
     few += ["batch_size=8"] if config.batch_size > 8 else []
     few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
+    few += ["attack.evaluations=20"] if "evaluations" in (config.attack or {}) else []
     few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
     few += ["data.image_size=64"] if (config.data["image_size"] or 0) > 64 else []
     few += ["model.width=8"] if (config.model.get("width") or 0) > 16 else []
