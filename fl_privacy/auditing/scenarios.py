@@ -31,7 +31,7 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.foreign_app import MOST_IMAGES
 from fl_privacy.types import Observation, Reconstruction
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SOLVED, KNOWN = 1e-3, 0.01
 """Largest residual of solved equations relative to their right side, and relative distance of an input from a known

@@ -107,7 +107,7 @@ def _named(told: Mapping[str, object]) -> dict[str, Any]:
     return {str(key): value for key, value in told.items()}
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PATIENCE, _POLL = 600.0, 0.5
 """Seconds to wait for the first client, and between two looks."""

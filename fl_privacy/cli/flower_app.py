@@ -62,7 +62,7 @@ registered ones, as ``trust=`` on the command line."""
 
 SECAGG = "secagg"
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 server_app = ServerApp()
 

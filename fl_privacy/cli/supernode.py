@@ -17,7 +17,7 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0
 """Seconds before a dead worker, or a node that is not admitted, is started again."""

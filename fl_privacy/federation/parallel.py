@@ -125,7 +125,7 @@ def one_line(error: Exception) -> str:
     return f"{type(cause).__name__}: {cause}".splitlines()[0]
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
 

@@ -27,7 +27,7 @@ from fl_privacy.federation.cores import LEFT, usable_cores
 from fl_privacy.models.gradients.memory import share_among
 from fl_privacy.rng import cpu_threads
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
 

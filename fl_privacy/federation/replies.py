@@ -15,7 +15,7 @@ from fl_privacy.types import ModelState, Tensors, Upload
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FACTOR = 100.0
 """Multiple of the largest median norm so far above which replies are excluded; honest clients stay far below."""

@@ -18,7 +18,7 @@ from fl_privacy.models.gradients.memory import freed_memory_kept
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Observation, Upload, VictimId
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

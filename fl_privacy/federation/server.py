@@ -21,7 +21,7 @@ from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Tamper = Callable[[ModelState, int], ModelState]
 """(global model, client id) -> model sent to that client by a malicious server."""

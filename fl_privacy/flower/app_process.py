@@ -13,7 +13,7 @@ from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.policy import AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOAD_SECONDS = 600.0
 

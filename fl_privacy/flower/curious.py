@@ -22,7 +22,7 @@ from fl_privacy.flower.strategy import PROBE
 from fl_privacy.flower.wrappers import StrategyAround
 from fl_privacy.types import ModelState, VictimId
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

@@ -28,7 +28,7 @@ from fl_privacy.site.gate.policy import SitePolicy, plain_kind, read_policy
 from fl_privacy.site.gate.rules import REASONS, RefusedError
 from fl_privacy.types import ModelState, Tensors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 REFUSED = 2
 """Flower's code of an error that a ClientApp raised."""

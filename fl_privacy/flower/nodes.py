@@ -15,7 +15,7 @@ from fl_privacy.federation.replies import attempt
 from fl_privacy.flower.grids import SILENCE, pair
 from fl_privacy.flower.records import CLIENT, DATA_PATH, OWN_DATA, PARTITION, PARTITIONS, SIMULATED
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0

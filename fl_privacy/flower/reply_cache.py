@@ -23,7 +23,7 @@ from fl_privacy.flower.audit_protocol import PROBED, asked_probe, is_evaluation,
 from fl_privacy.flower.inside.serialized import bytes_of, records_of
 from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 ROUNDS_OF_RUN = "num-server-rounds"
 """Key of a run's config in Flower's own apps."""

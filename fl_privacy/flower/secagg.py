@@ -315,7 +315,7 @@ def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> 
     return step / 2 * math.sqrt(clients) * most / examples
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 EXAMPLES = "query.examples"
 """Type of the message that asks for the number of examples, which is sent in the clear under SecAgg+."""

@@ -22,7 +22,7 @@ from fl_privacy.types import ModelState
 PROBE = "train.probe"
 PERSONALIZE = "evaluate.personalize"
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)

@@ -48,7 +48,7 @@ class StrategyAround(Strategy):
         self.strategy.summary()
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

@@ -115,7 +115,7 @@ def _directions(features: Tensor) -> Tensor:
     return features / (features.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 

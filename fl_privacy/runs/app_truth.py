@@ -36,7 +36,7 @@ MOST_DRAWN = 20_000
 
 Images = Iterator[tuple[Tensor, int]]
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -225,7 +225,7 @@ def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[st
     return found.weight, found.bias
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 FILMED = 3
 """Default number of filmed victims of a round."""

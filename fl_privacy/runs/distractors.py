@@ -16,7 +16,7 @@ from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.rng import derive_generator
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MOST = 1000
 """Default number of distractor images."""

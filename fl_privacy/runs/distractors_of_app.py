@@ -23,7 +23,7 @@ from fl_privacy.runs.app_truth import KnownImages
 from fl_privacy.runs.distractors import MOST, at_most, shipped_others
 from fl_privacy.types import Batch, VictimId
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 NO_CLASS = -1
 """Class of images shipped by packages."""

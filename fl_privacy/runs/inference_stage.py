@@ -29,7 +29,7 @@ from fl_privacy.runs.privacy import UNKNOWN, Privacy
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch, ModelState, Observation
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)

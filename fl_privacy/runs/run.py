@@ -29,7 +29,7 @@ from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, desc
 from fl_privacy.runs.weights import MODEL, write_weights
 from fl_privacy.types import Observation
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SIMULATED_CLIENTS = Whereabouts()
 

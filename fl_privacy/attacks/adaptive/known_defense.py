@@ -28,7 +28,7 @@ from fl_privacy.attacks.adaptive.countermeasures import (
 from fl_privacy.effects import Clipped, Description, Effect, Noise, NoisedLayers, SlicedNoise, Summed
 from fl_privacy.types import Observation, Tensors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_SEQUENCES = 1024  # largest number of sequences of transforms that are tried one by one
 

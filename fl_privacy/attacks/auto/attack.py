@@ -43,7 +43,7 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Found = Mapping[int, Reconstruction]
 """Reconstructions by position."""

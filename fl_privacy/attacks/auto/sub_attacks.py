@@ -24,7 +24,7 @@ from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.effects import Quantized, Sparse
 from fl_privacy.types import Observation
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 Budget = Literal["quick", "standard", "thorough"]
 

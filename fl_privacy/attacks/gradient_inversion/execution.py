@@ -212,7 +212,7 @@ def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool
     )
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE_OF_GPU = 0.35

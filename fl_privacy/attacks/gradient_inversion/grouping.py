@@ -125,7 +125,7 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
     return image
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueError)
 """Errors that one victim's numbers can cause: in factorizations, empty sets of candidates or shapes."""

@@ -24,7 +24,7 @@ from fl_privacy.flower.grids import LocalGrid
 from fl_privacy.site.gate.policy import SitePolicy
 from fl_privacy.site.gate.rules import REASONS
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 MOST_DETAILS, MOST_FIGURES = 12, 12
 """Largest number of reported kinds of refusals, and of figures."""

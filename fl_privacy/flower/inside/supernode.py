@@ -28,7 +28,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fl_privacy.federation.replies import Failure, attempt
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 APP_RAISED = 2
 """Flower's error code for an exception in a ClientApp."""

@@ -31,7 +31,7 @@ from fl_privacy.rng import derive_generator, streams_put_back
 from fl_privacy.runs.folder.claims import records_of, write_claims
 from fl_privacy.types import Tensors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 CANARIES = "fl-privacy.canaries"
 """Record of ``context.state`` with the number of rounds and the seed of canaries."""

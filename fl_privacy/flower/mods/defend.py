@@ -25,7 +25,7 @@ from fl_privacy.types import Tensors
 LOSS = "loss"
 """Key of an evaluation's loss in a kept answer."""
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)

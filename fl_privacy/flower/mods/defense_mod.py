@@ -19,7 +19,7 @@ from fl_privacy.flower import audit_protocol, records, upload_defense
 from fl_privacy.flower.reply_cache import answered_once, content_of, like_form, refusing
 from fl_privacy.types import Tensors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def defense_mod(

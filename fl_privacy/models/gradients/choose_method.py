@@ -23,7 +23,7 @@ from fl_privacy.models.gradients.victims import (
 )
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _TOLERANCE = 1e-3
 

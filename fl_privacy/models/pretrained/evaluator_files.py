@@ -97,7 +97,7 @@ def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> Ev
     return network
 
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 SMALL = EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
 DIGITS = 2500

@@ -26,7 +26,7 @@ from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.rules import RefusedError
 from fl_privacy.site.gate.warden import ENDED
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 PIECE = 1 << 20
 """Bytes written or received at once."""
