@@ -1,9 +1,9 @@
-"""How long ten commands take, version by version: CPU seconds, seconds by the clock and the largest memory of a process.
+"""How long ten commands take, version by version: CPU seconds, seconds by the clock, largest memory of a process.
 
     python experiments/history.py --commits v0.2.0 HEAD --out experiments/rows/history
 
-Each command is run by the code of each commit in one Python environment; rows that are there already are kept. Wants a machine
-on which nothing else runs: rows of one machine are comparable, those of two are not.
+Each command is run by the code of each commit in one Python environment; rows that are there already are kept. Wants a
+machine on which nothing else runs: rows of one machine are comparable, those of two are not.
 """
 
 import argparse
@@ -26,13 +26,14 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "attack.iterations=50",
     ),
     "rows": ("attack", "data=breast_cancer", "model=table_mlp", "victims=8"),
-    "words": ("attack", "data=tweets", "model=lm_transformer", "victims=2", "attack.budget=quick"),
+    "a demo": ("run", "experiment=demo"),
     "a defense and who knows it": (
         "attack",
         "defense=dp_noise",
         "threat_model=adaptive",
         "victims=4",
-        "attack.budget=quick",
+        "attack=inverting_gradients",
+        "attack.iterations=100",
     ),
     "an audited app": ("audit", "examples/flower_quickstart", "--seconds", "30"),
 }
