@@ -1,7 +1,9 @@
 """What ``-m`` leaves out: tests that would not run are not even made, since each process of the suite pays for it."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,3 +33,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if any(collection_path == config.invocation_params.dir / name.partition("::")[0] for name in config.args):
         return None
     return True if LEFT_OUT.intersection(OF_A_FILE.findall(collection_path.read_text())) else None
+
+
+def few(cases: Iterable[Any], keep: int = 3) -> list[Any]:
+    """Leave the first ``keep`` cases of a family of tests to ``make test``; the others are long."""
+    first, others = list(cases)[:keep], list(cases)[keep:]
+    return [*first, *(pytest.param(case, marks=pytest.mark.long) for case in others)]

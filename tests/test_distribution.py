@@ -6,6 +6,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
 import os, time
@@ -21,6 +23,7 @@ def test_one(number):
 ON_RAY = TESTS.replace("@pytest.mark.parametrize", "@pytest.mark.ray\n@pytest.mark.parametrize")
 
 
+@pytest.mark.long
 def test_a_file_stays_in_one_process_and_those_on_ray_share_one(tmp_path: Path) -> None:
     for name, content in {"a": TESTS, "b": ON_RAY, "c": TESTS, "d": TESTS, "e": ON_RAY}.items():
         (tmp_path / f"test_{name}.py").write_text(content)

@@ -75,6 +75,7 @@ def said(folder: Path) -> dict[str, list[str]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.long
 def test_the_core_attacks_and_reports_without_them(said: dict[str, list[str]], folder: Path) -> None:
     assert said["attack"][0] == 0, said["attack"]
     assert list(folder.glob("runs/*/report.html"))

@@ -85,6 +85,7 @@ def test_every_defense_is_trained_and_attacked_in_every_cell(page: Path) -> None
     assert found["track"]["left_out"] == {"ats": "for the test"}
 
 
+@pytest.mark.long
 def test_boards_rank_by_what_the_worst_attacker_read(page: Path) -> None:
     found = figures(page)
     by_name = {(s["defense"], s["strength"]): s for s in found["settings"]}

@@ -36,6 +36,7 @@ def test_trains_once_and_tells_where(tmp_path, capfd):
     assert file.stat().st_mtime_ns == written
 
 
+@pytest.mark.long
 def test_without_out_it_goes_into_the_cache_by_its_settings(cache):
     for settings in ([], [], ["seed=1"], ["data.channels=3"], ["split=test"]):
         assert run_command_line([*TINY, *settings]) == 0
@@ -52,6 +53,7 @@ def test_another_network_is_not_overwritten_unawares(tmp_path, capfd):
     assert run_command_line([*TINY, f"out={file}", "seed=1", "overwrite=true"]) == 0
 
 
+@pytest.mark.long
 def test_a_student_is_another_network_and_is_shown_beside_its_teacher(tmp_path, capfd):
     teacher, student, other = (tmp_path / f"{name}.safetensors" for name in ("teacher", "student", "other"))
     assert run_command_line([*TINY, "widths=[10,10,10]", f"out={teacher}"]) == 0

@@ -20,6 +20,7 @@ def test_a_setting_is_of_one_composition_alone(few: int, monkeypatch: pytest.Mon
     assert compose_run(options) == before
 
 
+@pytest.mark.long
 def test_sections_composed_by_themselves_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = [group for group in compose_run().choices if group != "experiment"]
     for number in range(8):

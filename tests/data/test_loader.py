@@ -249,6 +249,7 @@ def test_hub_that_can_not_be_reached(monkeypatch, cause):
 REAL = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "cifar10_exact" / "test.parquet"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not REAL.is_file(), reason="FL_PRIVACY_DATA has no cifar10_exact")
 def test_real_parquet_files():
     test = load_data("cifar10_exact", root=str(REAL.parents[1])).test

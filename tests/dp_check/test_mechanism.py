@@ -110,6 +110,7 @@ def test_a_replaced_unit_moves_twice_as_far() -> None:
     assert not check_mechanism(noised(2 * needed(1)), claimed=claim, like=LIKE, clip_norm=1.0, draws=1000).contradicted
 
 
+@pytest.mark.long
 def test_noise_of_another_shape_is_judged_by_counts_alone() -> None:
     rng = torch.Generator().manual_seed(4)
 

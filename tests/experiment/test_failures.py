@@ -65,6 +65,7 @@ def test_when_all_clients_fail_the_run_stops_in_one_line_and_stays_readable(tmp_
     assert write_report([folder]).is_file()
 
 
+@pytest.mark.long
 def test_a_sweep_tells_which_of_its_attacks_came_to_nothing(tmp_path, capfd) -> None:
     swept = run("attack", "-m", "victims=1", "attack=idlg,analytic", "model=lenet", out=tmp_path)
     assert swept.status == 3

@@ -128,6 +128,7 @@ def test_mixtures_are_repeated_for_the_evaluation():
         assert one.labels.shape == (2, 10)
 
 
+@pytest.mark.long
 def test_known_labels_are_those_of_the_mixture(tmp_path):
     settings = ("attack", "defense=instahide", "victims=1", "attack.iterations=30", "threat_model.knows_defense=false")
     known, inferred = (run(*settings, f"threat_model.knows_labels={k}", out=tmp_path / k) for k in ("true", "false"))
@@ -137,6 +138,7 @@ def test_known_labels_are_those_of_the_mixture(tmp_path):
     assert one["attack_loss"] < two["attack_loss"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("defense", ["ats", "instahide", "soteria"])
 def test_a_victim_trains_once_defended_and_once_undefended(defense, tmp_path, monkeypatch):
     """However many ask what the model saw: for the labels, the scores of both attackers, the update's distortion."""
@@ -160,11 +162,13 @@ def test_a_run_records_both_distances(tmp_path):
     assert "<span>Transformed</span>" in page
 
 
+@pytest.mark.long
 def test_undefended_runs_have_no_transformed_images(undefended):
     assert all("transformed_psnr" not in v for v in undefended.records("image"))
     assert "<span>Transformed</span>" not in (undefended.path / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_condensation_runs_on_every_backend_alike(tmp_path):
     settings = (*TINY, *DM, "baseline=false", "federation=fedavg")
     loop, flower = (run("run", *settings, f"backend={b}", out=tmp_path / b) for b in ("loop", "flower"))

@@ -53,6 +53,7 @@ def test_the_page_shows_them(asked: Run) -> None:
     assert "Inference attacks use the training updates" in page and "0 extra batches" not in page
 
 
+@pytest.mark.long
 def test_training_is_the_same_and_so_is_the_backend(asked: Run, tmp_path) -> None:
     flower = run("run", *ASKED, "attack=none", "backend=flower", out=tmp_path)
     assert flower.records("inference") == asked.records("inference")
@@ -60,6 +61,7 @@ def test_training_is_the_same_and_so_is_the_backend(asked: Run, tmp_path) -> Non
     assert [r["train_loss"] for r in plain.records("round")] == [r["train_loss"] for r in asked.records("round")]
 
 
+@pytest.mark.long
 def test_beside_an_attack_and_with_a_budget(tmp_path) -> None:
     """Both read the same run; with differential privacy the bound stands beside every figure."""
     both = run(
@@ -78,6 +80,7 @@ def test_beside_an_attack_and_with_a_budget(tmp_path) -> None:
     assert summary.inferred[0].measures["auc"].bound is not None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("threat_model", ["honest_but_curious", "adaptive"])
 def test_who_knows_the_defense_asks_for_attributes_as_well(threat_model: str, tmp_path) -> None:
     """It tries the defense on public examples, as a client of its own."""

@@ -45,6 +45,7 @@ def test_what_was_captured_gives_the_scores_of_the_run(undefended: Run, tmp_path
     assert_same_scores(later, undefended)
 
 
+@pytest.mark.long
 def test_captures_of_a_defended_run_are_attacked_as_the_run_did(tmp_path) -> None:
     settings = (*TINY, "defense=pruning", "baseline=false", "seed=3", "batch_size=2", "federation=fedavg")
     made = run("run", *settings, "federation.plan.steps=1", "federation.plan.epochs=null", "intercept.save=true",
@@ -76,6 +77,7 @@ def test_the_model_of_a_run_can_be_attacked(undefended: Run, tmp_path) -> None:
     assert "The model is as trained elsewhere." in trained.json("threat_model.json")
 
 
+@pytest.mark.long
 def test_a_training_goes_on_from_the_model_of_a_run(undefended: Run, tmp_path) -> None:
     settings = (*TINY, "federation.server_lr=1e-12", "intercept.save=true", f"weights={undefended.path}")
     further = run("run", *settings, out=tmp_path)
@@ -86,6 +88,7 @@ def test_a_training_goes_on_from_the_model_of_a_run(undefended: Run, tmp_path) -
     assert_same_scores(later, further)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "attack"])
 def test_what_the_attacker_is_told_is_in_the_threat_model(command: str, tmp_path: Path) -> None:
     settings = TINY if command == "run" else (*ATTACK, "victims=1")
@@ -117,6 +120,7 @@ def test_an_attacker_can_start_from_images_of_its_own(tmp_path: Path) -> None:
     assert "public images" in without.records("image")[0]["failure"]
 
 
+@pytest.mark.long
 def test_an_attacker_can_start_from_what_it_made_of_an_earlier_round(tmp_path: Path) -> None:
     settings = (*TINY, "intercept.rounds=all", "attack.iterations=30", "victims=2")
     fresh = run("run", *settings, out=tmp_path)
@@ -139,6 +143,7 @@ def test_an_attacker_who_is_told_nothing_is_said_to_know_nothing(undefended: Run
     assert "The attacker knows nothing beyond the protocol." in undefended.json("threat_model.json")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "attack"])
 def test_an_attacker_that_knows_the_defense_attacks_beside_one_that_does_not(command: str, tmp_path: Path) -> None:
     settings = (*(TINY if command == "run" else (*ATTACK, "victims=2")), "defense=pruning", "baseline=false")

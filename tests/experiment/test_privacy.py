@@ -92,6 +92,7 @@ def test_without_guarantee_there_is_a_reason_and_no_epsilon():
     assert "clipped" in found.missing
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "defense",
     [

@@ -25,6 +25,7 @@ def test_flower_in_one_process(case: str, plain: dict[str, Run], tmp_path: Path)
     assert_same_run(plain[case], run("run", *TINY, *SETTINGS[case], "backend=flower", out=tmp_path))
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray(plain: dict[str, Run], tmp_path: Path) -> None:

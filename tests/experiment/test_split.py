@@ -66,6 +66,7 @@ def test_the_accuracy_of_private_layers_is_that_of_the_clients(plain, tmp_path) 
     assert accuracy[0] == accuracy[1] != accuracy[2]
 
 
+@pytest.mark.long
 def test_victims_are_attacked_without_training_too(tmp_path) -> None:
     settings = ("victims=1", "model=lenet5", "defense=split_fed", *INVERSION, "attack.iterations=2")
 
@@ -75,6 +76,7 @@ def test_victims_are_attacked_without_training_too(tmp_path) -> None:
     assert run("attack", *settings, "threat_model.colluder=0", out=tmp_path).status == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["secagg", "ckks"])
 def test_secure_aggregation_trains_like_the_plain_mean(plain, tmp_path, name) -> None:
     if name == "ckks":

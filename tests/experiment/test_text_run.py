@@ -8,6 +8,7 @@ from safetensors import safe_open
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.report.texts import colored
 from fl_privacy.runs.folder import read_run
+from tests.selection import few
 
 pytest.importorskip("tokenizers")
 
@@ -87,7 +88,8 @@ def test_defenses_of_images_are_refused(
 
 
 @pytest.mark.parametrize(
-    "defense", ["dp_noise", "dp_sgd", "local_dp", "pruning", "quantization", "selective_sharing", "ppdl", "refiner"]
+    "defense",
+    few(["dp_noise", "pruning", "dp_sgd", "local_dp", "quantization", "selective_sharing", "ppdl", "refiner"], 2),
 )
 def test_defenses_of_updates_are_attacked(run: Path, tmp_path: Path, defense: str) -> None:
     words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100"]
@@ -110,6 +112,7 @@ def test_adapters_alone_are_uploaded_and_read(run: Path, tmp_path: Path) -> None
     assert uploaded and all("lora" in name or "classifier" in name for name in uploaded)
 
 
+@pytest.mark.long
 def test_lamp_reads_with_public_texts(run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["attack", "data=text_folder", f"data.root={run.parent.parent}", "data.vocabulary_size=100", "victims=1"]
     more = ["model=bert_tiny", "attack=lamp", "attack.iterations=4", "attack.starts=3", f"out={tmp_path}"]

@@ -105,6 +105,7 @@ def claims(folder: Path, *, draws: int = 300) -> list[ClaimVerdict]:
     return claims_of_app(folder, DpCheckRequest(draws=draws))
 
 
+@pytest.mark.long
 def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_arrays_are_named(folder: Path) -> None:
     (found,) = claims(write(folder, mods="LocalDpMod(1.0, 0.25, 1.0, 1e-5)"))
     assert found.status == Status.CONTRADICTED
@@ -112,6 +113,7 @@ def test_a_mod_that_adds_too_little_is_contradicted_and_figures_beside_the_array
     assert any("send train_loss: figures" in note and "no noise covers" in note for note in found.notes)
 
 
+@pytest.mark.long
 def test_of_a_claim_about_one_round_the_whole_training_is_said(folder: Path) -> None:
     (found,) = claims(write(folder, mods="LocalDpMod(1.0, 1.0, 1.0, 1e-5)", rounds=10))
     assert found.status == Status.OPEN
@@ -264,6 +266,7 @@ def test_what_else_a_client_does_is_not_held_against_opacus(more: dict[str, Any]
     assert found.claim is not None and found.recomputed.epsilon == pytest.approx(found.claim.epsilon, rel=0.05)
 
 
+@pytest.mark.long
 def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
     def less(training: Training) -> None:
         training.steps()

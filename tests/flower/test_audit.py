@@ -115,6 +115,7 @@ def test_clients_without_a_mod_are_read_too(tmp_path: Path) -> None:
     assert "are these yours?" in (run.path / "report.html").read_text()  # nobody said whose update is whose
 
 
+@pytest.mark.long
 def test_updates_of_many_steps_are_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fl_privacy.runs import foreign_app as foreign  # noqa: PLC0415
 
@@ -155,6 +156,7 @@ def test_any_strategy_of_flower_is_audited(name: str, tmp_path: Path) -> None:
     assert len(list((run_in(tmp_path).path / "captures").rglob("client-*.json"))) == app.CLIENTS
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_draws")
 def test_a_strategy_around_others_and_one_with_a_start_of_its_own(tmp_path: Path) -> None:
     class Counting(FedAvg):
@@ -216,6 +218,7 @@ def without_truth(captures: Path, *more: str) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_captures_are_attacked_later_without_and_with_truth(
     probed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_images_that_a_transform_draws_at_random_are_found(stream: str, tmp_path
     assert found.metrics["psnr"].n == 4 and found.metrics["psnr"].mean > 60
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_draws")
 def test_probes_pass_a_mod_of_flower_that_takes_one_config_record(tmp_path: Path) -> None:
     around = DifferentialPrivacyClientSideFixedClipping(liars.fedavg(2), 1e-9, 100.0, 2)
@@ -172,6 +173,7 @@ def test_a_full_disk_does_not_take_the_training_along(tmp_path: Path, monkeypatc
     assert strategy.failure
 
 
+@pytest.mark.long
 def test_one_client_s_normalization_is_its_own(tmp_path: Path) -> None:
     def lie(content: RecordDict, probe: bool) -> None:
         if probe:
@@ -186,6 +188,7 @@ def test_one_client_s_normalization_is_its_own(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_a_defense_that_one_of_three_tells_of_is_not_that_of_all(tmp_path: Path) -> None:
     def lie(content: RecordDict, probe: bool) -> None:
         content["fl-privacy.defended"] = ConfigRecord(

@@ -7,11 +7,12 @@ from flwr.app import Message
 
 from fl_privacy.federation.replies import WITHHELD
 from tests.flower.oracles import OTHERS, PRIVATE, ordinary, questions, seen, worlds
+from tests.selection import few
 
 ASKED = 8
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", few(PRIVATE, 8))
 def test_nothing_of_a_private_client_s_reply_tells_a_bit(name: str, tmp_path: Path) -> None:
     dark, bright = worlds(PRIVATE[name], name, tmp_path)
     assert all(world.ask(ordinary()).has_content() for world in (dark, bright))

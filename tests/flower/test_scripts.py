@@ -91,6 +91,7 @@ def test_a_simulation_is_audited_for_the_rounds_that_are_asked(tmp_path: Path) -
     assert "main.py is run" in " ".join(record["notes"])
 
 
+@pytest.mark.long
 def test_two_apps_in_one_script_are_audited(tmp_path: Path) -> None:
     record = audited(project(tmp_path / "a", app=parts.APPS, network=parts.NETWORK), tmp_path / "out", rounds=2)
     assert record["nodes"] == 2 and record["rounds"] == 2 and not record["problems"]
@@ -104,6 +105,7 @@ def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path
     assert counts_in(audited(folder, tmp_path / "again"))[:2] == counts_in(record)[:2]
 
 
+@pytest.mark.long
 def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
     network = parts.NETWORK.replace("def get_parameters(self, config)", "def get_parameters(self)")
     network = network.replace("self.get_parameters({})", "weights_to_parameters and self.get_parameters()")
@@ -113,6 +115,7 @@ def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
     assert "flwr.common.Weights" in " ".join(record["notes"])
 
 
+@pytest.mark.long
 def test_as_many_clients_join_as_a_server_waits_for(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=2)
@@ -120,6 +123,7 @@ def test_as_many_clients_join_as_a_server_waits_for(tmp_path: Path) -> None:
     assert sum(record["models"].values()) == 3
 
 
+@pytest.mark.long
 def test_a_project_s_own_module_comes_before_a_package_of_that_name(tmp_path: Path) -> None:
     import datasets  # noqa: PLC0415
 
@@ -129,6 +133,7 @@ def test_a_project_s_own_module_comes_before_a_package_of_that_name(tmp_path: Pa
     assert importlib.import_module("datasets") is datasets
 
 
+@pytest.mark.long
 def test_a_notebook_is_a_script(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", network=parts.NETWORK)
     lines = ["%matplotlib inline\n", "!pip install flwr\n", *parts.SIMULATION.splitlines(keepends=True)]

@@ -10,6 +10,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import trackers_left_out
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, stood_in, texts
+from tests.selection import few
 
 HEAD = """
 import flwr as fl, torch
@@ -66,7 +67,7 @@ loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(label
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", few(LOADERS, 1))
 def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) -> None:
     inputs, classes, loading = LOADERS[kind]
     folder = tmp_path / "app"

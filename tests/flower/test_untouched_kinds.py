@@ -59,6 +59,7 @@ def test_what_the_loss_takes_beside_examples_breaks_no_attack(
     assert not [each for each in record["rungs"] if each["rung"] == "later"]  # of one round
 
 
+@pytest.mark.long
 def test_as_many_weights_of_classes_as_examples_are_no_labels(tmp_path: Path) -> None:
     weighted = PLAIN.replace("CrossEntropyLoss()", "CrossEntropyLoss(weight=torch.tensor([1., 2., 1., 1.]))")
     record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=30.0, victims=1)

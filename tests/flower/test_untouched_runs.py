@@ -119,6 +119,7 @@ def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "audit-app_already" / "files" / "own").exists()
 
 
+@pytest.mark.long
 def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = audited(tmp_path, "app_probed", PROBED, ALREADY)
     monkeypatch.chdir(tmp_path)
@@ -166,6 +167,7 @@ def test_a_bundle_is_audited_as_its_folder_and_leaves_nothing(tmp_path: Path) ->
     assert not place.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("client", [UNEVEN, LISTED])
 def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
     legacy = client is LISTED

@@ -201,6 +201,7 @@ def test_wrong_folders_are_one_line(tmp_path, out):
         write_report([run_in(out, "open")], tmp_path)
 
 
+@pytest.mark.long
 def test_the_picture_of_pairs(tmp_path, out):
     images = (pictures(5, (1, 28, 28)) * 255).to(torch.uint8).numpy()
     grid_picture(list(images), [*images[:4], None], ["$a_b$"] * 5, tmp_path / "new" / "grid.png")
@@ -253,6 +254,7 @@ def test_a_first_round_that_failed_hides_no_curve_of_texts(monkeypatch):
     assert "over the attacked rounds" in str(single._over_rounds([failed, read, replace(read, round=3)]))
 
 
+@pytest.mark.long
 def test_rounds_that_were_read_exactly_stand_on_top_of_their_curve(tmp_path, monkeypatch):
     monkeypatch.setattr(single, "ROUNDS_SHOWN", 1)
     drawn = []

@@ -94,6 +94,7 @@ def test_a_copy_has_figures_and_no_pictures(runs, tmp_path):
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["copy"]
 
 
+@pytest.mark.long
 def test_with_consent_a_copy_has_pictures_for_its_owner(runs, tmp_path):
     page = share_report(runs[:1], tmp_path / "copy", with_originals=True)
     text = page.read_text()
@@ -117,6 +118,7 @@ def test_a_copy_without_pictures_never_gets_them_back(runs, tmp_path):
     assert not (second.parent / "reconstructions").exists()
 
 
+@pytest.mark.long
 def test_several_runs_are_copied_with_their_comparison(runs, tmp_path):
     page = share_report(runs, tmp_path / "copy")
     assert page == tmp_path / "copy" / "comparison.html"

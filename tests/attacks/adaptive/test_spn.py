@@ -87,6 +87,7 @@ def test_labels_are_optimized_beside_it():
     assert error_of(images, smooth_images(2)) < 0.2 * mean_error(attack, seen)
 
 
+@pytest.mark.long
 def test_each_round_has_its_own():
     defense = spn(alpha2=0.3, bits=16)
     seen = informed(victims(defense, rounds=2), defense, rounds_known=True)
@@ -120,6 +121,7 @@ def test_without_a_private_loss_nothing_is_guessed():
     assert torch.equal(plain, adaptive) and countermeasures == ()
 
 
+@pytest.mark.long
 def test_the_factor_of_the_cross_entropy_is_known_without_a_private_loss_too():
     defense = spn(alpha1=0.25, alpha2=0)
     seen = victims(defense)

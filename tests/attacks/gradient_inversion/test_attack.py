@@ -62,6 +62,7 @@ def test_company_chunks_and_order_do_not_matter(attack: GradientInversion) -> No
     assert attack(victims, seed=8)[0].loss != together[0].loss
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attack",
     [

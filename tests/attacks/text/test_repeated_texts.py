@@ -109,6 +109,7 @@ def test_a_text_that_is_there_twice_is_read_twice(make: Callable[[], TextModel],
         assert sorted(both.tolist()) == [0, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("make", "lengths"), [(wide.encoder, [4, 3]), (encoder, [5, 3])])
 def test_texts_that_are_there_three_times_end_no_call(make: Callable[[], TextModel], lengths: list[int]) -> None:
     """At some positions no word is likely then; the victims beside it are read all the same."""
@@ -126,6 +127,7 @@ def scaled(observation: Observation, factor: float, number: int) -> Observation:
     return replace(observation, upload=replace(observation.upload, tensors=tensors, num_examples=number))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [encoder, decoder, language_model, two_layers])
 def test_a_text_that_adds_nothing_is_not_taken_for_a_copy_of_another(make: Callable[[], TextModel]) -> None:
     """Of two texts one is predicted so well that its gradient is zero: nobody can know it."""

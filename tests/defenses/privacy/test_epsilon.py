@@ -9,6 +9,7 @@ from fl_privacy.errors import UserError
 SETTINGS = {"noise_multiplier": 1.1, "sample_rate": 0.05, "delta": 1e-5}
 
 
+@pytest.mark.long
 def test_a_course_is_what_opacus_says_step_by_step():
     accountant = RDPAccountant()
     expected = []
@@ -18,6 +19,7 @@ def test_a_course_is_what_opacus_says_step_by_step():
     assert epsilons(**SETTINGS, steps=range(1, 31)) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.long
 def test_the_tight_course_is_an_upper_bound_exact_at_both_ends():
     steps = range(2, 80)
     course = epsilons(**SETTINGS, steps=steps, accountant="prv")
