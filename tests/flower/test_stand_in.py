@@ -9,7 +9,8 @@ import pytest
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import trackers_left_out
-from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, stood_in, texts
+from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
+from fl_privacy.auditing.app.stood_in import stood_in
 from tests.selection import few
 
 HEAD = """

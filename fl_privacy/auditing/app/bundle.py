@@ -1,17 +1,20 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import platform
+import re
 import shutil
+import sys
 import tempfile
 import tomllib
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import Scripts, find_scripts
-from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.auditing.app.scripts import Scripts, find_scripts, holders
+from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded
 
 if TYPE_CHECKING:
@@ -20,11 +23,20 @@ if TYPE_CHECKING:
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
 """Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
 
+MOST_PLACES = 6
+"""Largest number of folders that are added to an app's search path."""
+
 MOST_NODES = 1000
 """Largest number of nodes from a file; ``--nodes`` may ask for more."""
 
 ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
 """Run config keys of the number of rounds, the likeliest first."""
+
+NOT_PUBLISHED = re.compile(
+    r"(my_?)?(data(set|loader|_?utils|_loader)?s?|utils?|helpers?|common|configs?|settings|models?|nets?|networks?"
+    r"|clients?|servers?|strateg(y|ies)|train(ing|er)?|tasks?|preprocess(ing)?|src|core|lib|app|constants)"
+)
+"""Names of a project's own modules, which no package index has under this meaning."""
 
 Config = dict[str, bool | int | float | str]
 
@@ -58,17 +70,24 @@ class App:
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
-        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
-                server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+                server, client = self._loaded(self.server), self._loaded(self.client)
         except UserError as error:
-            if isinstance(error.__cause__, ModuleNotFoundError):
-                raise UserError(self._missing(error.__cause__)) from error.__cause__
-            raise
+            missing = isinstance(cause := error.__cause__, ModuleNotFoundError)
+            said = self._missing(cause) if missing else str(error)
+            if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
+                said = (
+                    f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
+                    f" {platform.python_version()}: run fl-privacy with that Python."
+                )
+            if (scripts := None if self.scripts else find_scripts(self.folder)) is None:
+                raise UserError(said) from cause
+            begun = start_scripts(scripts, self.folder)
+            return replace(begun, note=f"{said} {scripts.in_words(self.folder)}")
         except FileNotFoundError as error:
             raise UserError(
                 f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
@@ -81,8 +100,28 @@ class App:
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
+    def _loaded(self, reference: str) -> Any:
+        """Load an app; modules that it imports without their package are looked for in the whole folder."""
+        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
+
+        for _ in range(MOST_PLACES):
+            try:
+                return loaded(reference, self.folder)
+            except ModuleNotFoundError as error:
+                near = self.folder.joinpath(*reference.partition(":")[0].split("."))
+                places = [each for each in holders(self.folder, error.name or "", near) if each not in sys.path]
+                if not places:
+                    raise
+                sys.path.append(places[0])
+        return loaded(reference, self.folder)
+
     def _missing(self, error: ModuleNotFoundError) -> str:
         module = error.name or "a module"
+        if NOT_PUBLISHED.fullmatch(module.partition(".")[0]) and not self.dependencies.count(module):
+            return (
+                f"The app {self.name} imports {module}, a file of its own that its folder does not have: set PYTHONPATH"
+                " to the folder that holds it."
+            )
         for reference in (self.server, self.client):
             if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
                 return (

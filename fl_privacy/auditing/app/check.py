@@ -15,7 +15,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
+from fl_privacy.auditing.app.bundle import MOST_NODES, NOT_PUBLISHED, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.lent import HOMES, TRACKERS
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, guards_main, parsed, reached
@@ -105,6 +105,11 @@ class Check:
             )
         if not self.missing:
             return ""
+        if own := [name for name in self.missing if NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]:
+            return (
+                f"The app {self.app} imports {', '.join(own)}, of its own, which its folder does not have: set"
+                " PYTHONPATH to the folder that holds it."
+            )
         are, them = ("are", "them") if len(self.missing) > 1 else ("is", "it")
         return (
             f"The app {self.app} imports {', '.join(self.missing)}, which {are} not installed here:"
@@ -147,8 +152,8 @@ def install(requirements: Iterable[str]) -> str:
 def check_app(app: App) -> Check:
     """Read the code of ``app`` and say what it needs that is not here; nothing of it is run or imported."""
     files = parsed(app.folder)
-    entries, modules = _entries(app, files)
-    near = reached(entries, files)
+    begun, modules = entries(app, files)
+    near = reached(begun, files)
     own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
     own |= sys.stdlib_module_names
     asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
@@ -183,7 +188,8 @@ def check_app(app: App) -> Check:
     )
 
 
-def _entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
+def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
+    """Return the files of ``app`` that are loaded first, and the modules that it names and lacks."""
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []

@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.lent import moved_names_lent, trackers_left_out
+from fl_privacy.auditing.app.lent import cpu_lent, moved_names_lent, trackers_left_out
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -56,6 +56,7 @@ class Around:
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
         lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
+        devices: devices that it names and this machine lacks.
     """
 
     data: set[str]
@@ -63,6 +64,7 @@ class Around:
     audits: list[bool]
     lent: list[str]
     silent: list[str]
+    devices: list[str]
 
 
 @contextmanager
@@ -88,7 +90,7 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
 
         stack.enter_context(replaced(AuditedStrategy, "start", lambda original: start))
         lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
-        yield Around(data, missing, audits, lent, silent)
+        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What apps are lent: names that Flower had since version 1.8 and has elsewhere now, and packages that only report."""
+"""What apps are lent: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
 import importlib
 import importlib.util
@@ -10,6 +10,10 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+import torch
+
+from fl_privacy.auditing.instrument.watch import replaced
 
 _COMPAT = "flwr.compat.common"
 
@@ -72,8 +76,11 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier name -> its present name, in the modules above."""
 
-TRACKERS = ("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX")
-"""Packages that report a run elsewhere, which an audit goes without where they are not installed."""
+TRACKERS = (
+    *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
+    *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
+)
+"""Packages that report or show a run, which an audit goes without where they are not installed."""
 
 
 def lent_in_words(lent: list[str]) -> str:
@@ -89,6 +96,11 @@ def moved_names_lent() -> Iterator[list[str]]:
     """Provide the names of ``HOMES``, where missing, until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
+        if importlib.util.find_spec("flwr_datasets") is not None:
+            sets: Any = importlib.import_module("flwr_datasets").FederatedDataset
+            if not hasattr(sets, "load_full"):  # as before version 0.3
+                sets.load_full = sets.load_split
+                stack.callback(delattr, sets, "load_full")
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -130,6 +142,41 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
         raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return lend
+
+
+@contextmanager
+def cpu_lent() -> Iterator[list[str]]:
+    """Let code that names a GPU where there is none run on the CPU; list the asked devices until the block ends."""
+    asked: list[str] = []
+
+    def on_cpu(value: Any) -> Any:
+        if not isinstance(value, str | torch.device) or not str(value).startswith("cuda"):
+            return value
+        asked.extend([] if str(value) in asked else [str(value)])
+        return torch.device("cpu")
+
+    def moved(original: Any) -> Any:
+        def to(*args: Any, **kwargs: Any) -> Any:
+            return original(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
+
+        return to
+
+    def loaded(original: Any) -> Any:
+        def load(file: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+            return original(file, on_cpu(map_location or "cpu"), *args, **kwargs)
+
+        return load
+
+    if torch.cuda.is_available():
+        yield asked
+        return
+    plain = torch.Tensor.to
+    torch.Tensor.to, torch.Tensor.cuda = moved(plain), lambda self, *args, **kwargs: self.cpu()  # type: ignore[assignment]
+    with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
+        try:
+            yield asked
+        finally:
+            del torch.Tensor.to, torch.Tensor.cuda  # of their base again
 
 
 class _Silent(ModuleType):

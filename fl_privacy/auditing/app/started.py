@@ -1,6 +1,7 @@
 """Runs the scripts of a project without the app format, with Flower's starting functions taken over."""
 
 import argparse
+import builtins
 import copy
 import importlib
 import inspect
@@ -22,7 +23,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.scripts import Scripts, named, source_of
+from fl_privacy.auditing.app.scripts import Scripts, holders, named, source_of, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
@@ -32,6 +33,9 @@ USUAL_CLIENTS = 2
 
 WAITED = 5.0
 """Seconds to wait for a script's threads, one of which may start the server or a client."""
+
+MOST_PLACES = 6
+"""Largest number of search paths that a script is run with."""
 
 _PLACES = (
     *("flwr.server", "flwr.server.app", "flwr.compat.server.app"),
@@ -57,6 +61,7 @@ class Started:
     server: ServerApp
     client: ClientApp
     nodes: int | None
+    note: str = ""
 
 
 class _AtStart(BaseException):
@@ -131,7 +136,21 @@ def _server_of(given: dict[str, Any]) -> ServerApp:
         config = ServerConfig(num_rounds=_count(told.get("num_rounds")) or 1, round_timeout=told.get("round_timeout"))
     names = ("strategy", "client_manager") if given.get("server") is None else ("server",)
     kept: dict[str, Any] = {name: given.get(name) for name in names}
+    for held in (kept.get("strategy"), getattr(kept.get("server"), "strategy", None)):
+        _name_rounds(held)
     return ServerApp(server_fn=lambda context: ServerAppComponents(config=config, **kept))
+
+
+def _name_rounds(strategy: Any) -> None:
+    """Let a strategy that calls a round ``rnd``, as before Flower 1.0, take it as ``server_round``."""
+    for name in ("configure_fit", "aggregate_fit", "configure_evaluate", "aggregate_evaluate"):
+        method = getattr(strategy, name, None)
+        if method is not None and "rnd" in inspect.signature(method).parameters:
+
+            def called(server_round: int, *args: Any, _method: Any = method, **kwargs: Any) -> Any:
+                return _method(server_round, *args, **kwargs)
+
+            vars(strategy)[name] = called
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
@@ -214,14 +233,21 @@ class _Runner:
         """
         words = [_filled(each, partition, nodes) for each in arguments]
         first, second = str(path.parent), str(self.folder)
-        try:
-            return self._run(path, words, (first, second))
-        except UserError as error:
-            if first == second or not isinstance(error.__cause__, ImportError):
-                raise
-            return self._run(path, words, (second, first))  # as `python -m` from the project's folder
+        places = [(first, second), *([(second, first)] if first != second else [])]  # as `python -m` from the folder
+        for tried, order in enumerate(places):
+            try:
+                return self._run(path, words, order, (partition, nodes))
+            except UserError as error:
+                if not isinstance(cause := error.__cause__, ImportError):
+                    raise
+                others = [each for each in holders(self.folder, cause.name or "", path.parent) if each not in order]
+                if others and len(places) < MOST_PLACES:
+                    places.append((others[0], *order))
+                if tried == len(places) - 1:
+                    raise
+        raise AssertionError("no place")
 
-    def _run(self, path: Path, words: Sequence[str], places: Sequence[str]) -> _Calls:
+    def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
         calls, name, module = _Calls(), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
@@ -242,6 +268,7 @@ class _Runner:
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", partial(_refusing, name)))
+            stack.enter_context(replaced(builtins, "input", partial(_answered, *told)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -272,6 +299,20 @@ def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return refuse
+
+
+def _answered(partition: int, nodes: int, original: Callable[..., Any]) -> Callable[..., str]:
+    """Answer a script's question where there is no person: a client's number, an address, or a number."""
+
+    def ask(prompt: object = "") -> str:
+        with suppress(EOFError, RuntimeError, OSError):
+            return original(prompt)
+        words = re.findall(r"[a-z]+", str(prompt).lower())
+        names = ["_".join(words[n : n + many]) for many in (3, 2, 1) for n in range(len(words) - many + 1)]
+        usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
+        return _filled(next((each for each in usual if each), "1"), partition, nodes)
+
+    return ask
 
 
 def _filled(text: str, partition: int, nodes: int) -> str:
