@@ -3,14 +3,19 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.lent import trackers_left_out
+from fl_privacy.auditing.app.lent import cpu_lent, trackers_left_out
+from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
 from fl_privacy.auditing.app.stood_in import stood_in
+from fl_privacy.auditing.instrument.fitted import FittedBy
 from tests.selection import few
 
 HEAD = """
@@ -132,3 +137,85 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
 
         assert kept() == 3
     assert "wandb" not in sys.modules
+
+
+def drawing_of(code: str, folder: Path) -> Drawing:
+    (folder / "code.py").write_text(code)
+    return Drawing(list(parsed(folder).values()), folder)
+
+
+def test_columns_are_found_behind_constants_and_hold_the_texts_that_they_are_compared_with(tmp_path: Path) -> None:
+    code = "LABEL = 'Outcome'\nCOLS = ['Age', 'Sex']\nprint(df[COLS], df[LABEL])\n"
+    code += "df['Sex'] = df['Sex'].map({'M': 0, 'F': 1})\nsick = df['Outcome'] == 'ill'\n"
+    drawing = drawing_of(code, tmp_path)
+    table = drawing.table("patients.csv")
+    assert {"Age", "Sex", "Outcome"} <= {*table.columns}
+    assert {*table["Sex"]} == {"M", "F"} and {*table["Outcome"]} == {"ill", "other"}
+    assert table["Age"].dtype.kind == "f"
+
+
+def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 2)
+    before, there = net.weight.detach().clone(), tmp_path / "there.pth"
+    torch.save({"weight": before + 1, "bias": net.bias.detach()}, there)
+    drawing = drawing_of("net = nn.Conv2d(1, 8, 3)", tmp_path)
+    with stood_in(drawing):
+        net.load_state_dict(torch.hub.load_state_dict_from_url("http://127.0.0.1:1/net.pth", model_dir=str(tmp_path)))
+        net.load_state_dict(torch.load("no_model.pt")["state_dict"])
+        assert torch.equal(net.weight, before) and "without trained weights" in drawing.in_words()
+        images, labels = torch.load("client_0_train.pt")[:4]
+        assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
+        net.load_state_dict(torch.load(there))
+    assert torch.equal(net.weight, before + 1)
+    with pytest.raises(FileNotFoundError):
+        torch.load("no_model.pt")
+
+
+def test_missing_folders_and_files_are_drawn_where_the_app_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawing = drawing_of("files = glob('*.jpg')\nnum_classes = 3", tmp_path)
+    code = """
+import os, torch
+from PIL import Image
+assert sorted(os.listdir("scans/train")) == ["class_0", "class_1", "class_2"]
+assert len(os.listdir("scans/train/class_1")) == 24 and Image.open("scans/train/class_1/1.jpg").size == (64, 64)
+assert len(os.listdir("scans/normal")) == 72 and Image.open("elsewhere/9.png").size == (64, 64)
+with open("flows.csv") as file, open("made.csv", "w") as made:
+    made.write(file.readline())
+    assert sum(1 for _ in file) == 800
+assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 10_000])] == [500, 100]
+"""
+    with stood_in(drawing):
+        exec(code, {})
+        with pytest.raises(FileNotFoundError):
+            exec("import os; os.listdir('results')", {})
+    assert Path("made.csv").read_text().count("\n") == 1
+    with pytest.raises(FileNotFoundError):
+        exec("open('flows.csv')", {})
+
+
+def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with cpu_lent() as asked:
+        net = torch.nn.Linear(2, 2).to(torch.device("cuda"))
+        assert net(torch.zeros(1, 2).to("cuda:0").cuda()).device.type == "cpu" and asked == ["cuda", "cuda:0"]
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1).to("cuda")
+
+
+def test_trainings_of_keras_are_recorded_with_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Network:
+        def fit(self, x: object, y: object, epochs: int = 1) -> int:
+            return epochs
+
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(Model=type("Model", (Network,), {})))
+    fitted = FittedBy()
+    with fitted.looking():
+        network = sys.modules["keras"].Model()
+        assert network.fit(np.zeros((4, 2, 2)), np.eye(3)[[0, 2, 2, 1]], epochs=5) == 5
+        assert network.fit(np.zeros((2, 2)), np.array([[0.5], [1.0]])) == 1  # no classes
+    (fit,) = fitted.fits
+    assert fit.kind == "network" and fit.rows.shape == (4, 4) and fit.labels.tolist() == [0, 2, 2, 1]

@@ -155,23 +155,18 @@ def cpu_lent() -> Iterator[list[str]]:
         asked.extend([] if str(value) in asked else [str(value)])
         return torch.device("cpu")
 
-    def moved(original: Any) -> Any:
-        def to(*args: Any, **kwargs: Any) -> Any:
-            return original(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
+    def moved(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
 
-        return to
-
-    def loaded(original: Any) -> Any:
-        def load(file: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
-            return original(file, on_cpu(map_location or "cpu"), *args, **kwargs)
-
-        return load
+    def loaded(original: Any, file: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        return original(file, on_cpu(map_location or "cpu"), *args, **kwargs)
 
     if torch.cuda.is_available():
         yield asked
         return
     plain = torch.Tensor.to
-    torch.Tensor.to, torch.Tensor.cuda = moved(plain), lambda self, *args, **kwargs: self.cpu()  # type: ignore[assignment]
+    torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[assignment]
     with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
         try:
             yield asked

@@ -95,9 +95,13 @@ DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"
 _OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
 """Name of a folder of data, not of one class."""
 
+OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
+"""Name of a file of weights."""
+
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
+_LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -200,7 +204,7 @@ class Drawing:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []
                 features += [value] if _FEATURES.match(key) and value <= 100_000 else []
-            elif isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE):
+            elif (isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE)) or _LABELED.search(key):
                 self.names += _names(value)
 
     def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
@@ -364,8 +368,10 @@ class Drawing:
         drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
         return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
 
-    def tensors(self, path: object) -> Any:
-        """Draw a data set of tensors: pictures for a network that convolves, else rows."""
+    def saved_by_torch(self, path: object) -> Any:
+        """Stand for weights or, by its name, draw a data set: pictures for a network that convolves, else rows."""
+        if OF_MODEL.search(Path(str(path)).stem):
+            return NoWeights()
         torch, classes, rng = importlib.import_module("torch"), max(self.classes, 2), self.rng(str(path))
         number = TEST if re.search("test|val", str(path)) else TRAIN
         self.note(str(path), f"{number} drawn examples")

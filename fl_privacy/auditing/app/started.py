@@ -76,15 +76,11 @@ class _Calls:
     servers: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
 
-    def noting(self, kind: str, names: Sequence[str], original: Callable[..., Any]) -> Callable[..., None]:
+    def noting(self, kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         """Return what replaces a starting function of ``_STARTS``."""
-
-        def start(*given: Any, **told: Any) -> None:
-            ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
-            getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
-            raise _AtStart
-
-        return start
+        ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
+        getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
+        raise _AtStart
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
@@ -291,28 +287,21 @@ class _Runner:
         return calls
 
 
-def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(parser: argparse.ArgumentParser, message: str) -> None:
-        raise UserError(
-            f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
-            " as in --client-args '--id {partition}'."
-        )
-
-    return refuse
+def _refusing(name: str, original: Any, parser: argparse.ArgumentParser, message: str) -> None:
+    raise UserError(
+        f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
+        " as in --client-args '--id {partition}'."
+    )
 
 
-def _answered(partition: int, nodes: int, original: Callable[..., Any]) -> Callable[..., str]:
+def _answered(partition: int, nodes: int, original: Any, prompt: object = "") -> str:
     """Answer a script's question where there is no person: a client's number, an address, or a number."""
-
-    def ask(prompt: object = "") -> str:
-        with suppress(EOFError, RuntimeError, OSError):
-            return original(prompt)
-        words = re.findall(r"[a-z]+", str(prompt).lower())
-        names = ["_".join(words[n : n + many]) for many in (3, 2, 1) for n in range(len(words) - many + 1)]
-        usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
-        return _filled(next((each for each in usual if each), "1"), partition, nodes)
-
-    return ask
+    with suppress(EOFError, RuntimeError, OSError):
+        return original(prompt)
+    words = re.findall(r"[a-z]+", str(prompt).lower())
+    names = ["_".join(words[n : n + many]) for many in (3, 2, 1) for n in range(len(words) - many + 1)]
+    usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
+    return _filled(next((each for each in usual if each), "1"), partition, nodes)
 
 
 def _filled(text: str, partition: int, nodes: int) -> str:
@@ -327,16 +316,13 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls) -> Iterator[None]:
     """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
 
-    def at_once(original: Callable[..., Any]) -> Callable[..., Any]:
-        def start(process: Any) -> None:
-            place = getattr(getattr(process, "_target", None), "__module__", None) or ""
-            if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
-                return original(process)
-            with suppress(_AtStart):
-                process.run()
-            return None
-
-        return start
+    def at_once(original: Any, process: Any) -> None:
+        place = getattr(getattr(process, "_target", None), "__module__", None) or ""
+        if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
+            return original(process)
+        with suppress(_AtStart):
+            process.run()
+        return None
 
     with ExitStack() as stack:
         for place in _PLACES:
@@ -348,5 +334,5 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(calls.noting, kind, names)))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
-        stack.enter_context(replaced(BaseProcess, "join", lambda original: lambda process, timeout=None: None))
+        stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield

@@ -20,6 +20,7 @@ from fl_privacy.auditing.app.scripts import parsed, reached
 from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     OF_KERAS,
+    OF_MODEL,
     OF_TORCHVISION,
     TEST,
     TRAIN,
@@ -34,7 +35,6 @@ from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
-_OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone", re.I)
 
 
 @contextmanager
@@ -53,14 +53,14 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
     ``mirror`` says whether a folder has the data set of that name and configuration; then it is loaded as it is.
     """
     saved, lines = partial(_if_missing, drawing.saved), partial(_if_missing, drawing.lines)
-    weights, folders = partial(_if_unreachable, drawing, lambda *args, **kwargs: NoWeights()), partial(_filled, drawing)
+    weights, folders = partial(_if_unreachable, drawing, _begun), partial(_filled, drawing)
     hooks: list[tuple[str, str, Any]] = [
         ("datasets", "load_dataset", partial(_of_hub, drawing, mirror)),
         ("datasets", "load_from_disk", saved),
         ("numpy", "load", partial(_if_missing, drawing.archive)),
         *(("numpy", name, lines) for name in ("loadtxt", "genfromtxt")),
         *(("pandas", name, partial(_of_table, drawing)) for name in TABLES),
-        ("torch", "load", partial(_if_missing, partial(_of_torch, drawing))),
+        ("torch", "load", partial(_if_missing, drawing.saved_by_torch)),
         *((place, "load_state_dict_from_url", weights) for place in ("torch.hub", "torchvision.models._api")),
         ("torch.nn", "Module.load_state_dict", _unless_missing),
         ("torch.utils.data", "random_split", _in_proportion),
@@ -86,13 +86,13 @@ def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda pa
     if drawing.uses("cv2"):
         hooks += [("cv2", "imread", partial(_if_missing, lambda path: np.asarray(drawing.picture(path))))]
     if drawing.uses("timm"):
-        hooks += [("timm", "create_model", partial(_of_timm, drawing))]
+        hooks += [("timm.models._builder", "load_pretrained", partial(_if_unreachable, drawing, _begun))]
     if drawing.uses("medmnist"):
         hooks += [("medmnist.dataset", "MedMNIST.download", lambda original, data: None)]
     if drawing.uses("kagglehub"):
         hooks += [("kagglehub", "dataset_download", partial(_if_unreachable, drawing, "{}-data".format))]
     # after Keras, which would take it for its own
-    hooks += [("urllib.request", "urlretrieve", partial(_if_unreachable, drawing, _retrieved))]
+    hooks += [("urllib.request", "urlretrieve", partial(_if_unreachable, drawing, _got))]
     with ExitStack() as stack:
         for module, name, hook in hooks:
             _replace(stack, module, name, hook)
@@ -113,15 +113,13 @@ def _replace(stack: ExitStack, module: str, name: str, hook: Callable[..., Any])
     kind, _, last = name.rpartition(".")
     owner = getattr(owner, kind, None) if kind else owner
     if last in getattr(owner, "__dict__", ()):  # others inherit it
-        stack.enter_context(
-            replaced(owner, last, lambda original: lambda *args, **kwargs: hook(original, *args, **kwargs))
-        )
+        stack.enter_context(replaced(owner, last, hook))
 
 
 def _is_there(original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
     """Let a script that looks for data before it reads them go on: the reader draws them."""
     named = Path(str(path))
-    tensors = named.suffix in {".pt", ".pth"} and not _OF_MODEL.search(named.stem)
+    tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
     return original(path, *args, **kwargs) or named.suffix.lower() in DRAWN or tensors
 
 
@@ -130,18 +128,11 @@ def _is_missing(path: object) -> bool:
 
 
 def _of_hub(
-    drawing: Drawing,
-    mirror: Callable[[str, object], bool],
-    original: Any,
-    path: Any,
-    name: Any = None,
-    *args: Any,
-    split: Any = None,
-    **kwargs: Any,
+    drawing: Drawing, mirror: Callable[[str, object], bool], original: Any, path: Any, name: Any = None, **kwargs: Any
 ) -> Any:
     if str(path) in FORMATS or os.access(str(path), os.F_OK) or mirror(str(path), name):
-        return original(path, name, *args, split=split, **kwargs)
-    return drawing.hub(str(path), name, split)
+        return original(path, name, **kwargs)
+    return drawing.hub(str(path), name, kwargs.get("split"))
 
 
 def _if_missing(draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -158,8 +149,8 @@ def _of_table(drawing: Drawing, original: Any, *args: Any, **kwargs: Any) -> Any
     return [found] if kwargs.get("chunksize") else found
 
 
-def _of_torch(drawing: Drawing, path: object) -> Any:
-    return NoWeights() if _OF_MODEL.search(Path(str(path)).stem) else drawing.tensors(path)
+def _begun(*args: Any, **kwargs: Any) -> NoWeights:
+    return NoWeights()
 
 
 def _if_unreachable(drawing: Drawing, made: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -167,25 +158,17 @@ def _if_unreachable(drawing: Drawing, made: Callable[..., Any], original: Any, *
     if not isinstance(found, Failure):
         return found
     stands = made(*args, **kwargs)
-    untrained = isinstance(stands, NoWeights) or "pretrained" in kwargs
-    what = "a network as it begins, without trained weights," if untrained else "nothing"
-    drawing.note(str(args[0] if args else next(iter(kwargs.values()), "")), what)
+    what = "a network as it begins, without trained weights," if isinstance(stands, NoWeights) else "nothing"
+    asked = args[0] if args else next(iter(kwargs.values()), "")
+    drawing.note(asked if isinstance(asked, str) else type(asked).__name__, what)
     return stands
 
 
-def _of_timm(drawing: Drawing, original: Any, *args: Any, **kwargs: Any) -> Any:
-    def untrained(*given: Any, **told: Any) -> Any:
-        return original(*given[:1], **{**told, "pretrained": False})
-
-    return _if_unreachable(drawing, untrained, original, *args, **kwargs)
-
-
-def _retrieved(url: str, filename: object = None, *args: Any, **kwargs: Any) -> tuple[str, None]:
-    return str(filename or Path(url).name), None
-
-
-def _got(fname: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
-    return NoWeights() if re.search(r"weight|\.h5|\.keras|notop", str(fname)) else str(fname or Path(str(origin)).name)
+def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
+    """Stand for what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` returns."""
+    if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
+        return NoWeights()
+    return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
 
 
 def _unless_missing(original: Any, network: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
