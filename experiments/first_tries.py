@@ -117,7 +117,36 @@ SECOND: Mapping[str, tuple[str, str, str]] = {
 }
 """The second draw, as above: drawn before any of them was run, and run once."""
 
-PROJECTS = {**FIRST, **SECOND}
+THIRD: Mapping[str, tuple[str, str, str]] = {
+    "shriabhishek251/ps30-federated-ai": ("9436937799", "", "an app"),
+    "Meta-Collab/MetaCollab": ("34e778ea83", "", "a platform"),
+    "D1M1S4N/ftl-project": ("2b2daa0704", "", "transfer learning"),
+    "CS-26-DAT-6-07/FL-Topology-Emulation": ("d404bf6d2e", "", "topologies"),
+    "colindsouza777/FL-flower-framework": ("6c4ddbd0fe", "", "several apps"),
+    "arpit35/sga_momentum_degradation": ("4260ca669d", "", "unlearning"),
+    "Hasan-N-Mahmud/FL-training": ("d8e62d7778", "", "an app"),
+    "XIAxuanzheFrancis/property-inference-attack-in-FL-flower": ("c83a7e6765", "", "property inference"),
+    "GeorgStag/flwr-example": ("37a8c49bd4", "", "an example"),
+    "Prashant-ambati/Federated-Learning-for-Privacy-Preserving-Image-Classification": ("e9effeb4ea", "", "pictures"),
+    "htn274/Flower_FL_examples": ("8eaf381161", "", "several apps"),
+    "hamza-karim/Federated-Learning-Flower": ("21d8a0adc3", "", "time series"),
+    "pepemangrich/TCC_MLOps_Drift_Detection_Federated": ("ddb1360ee8", "", "drift"),
+    "punketeee/thesis2": ("719c247766", "", "a thesis"),
+    "chen-rz/SFL-Flower-Simulation": ("f561e0d50e", "", "split learning"),
+    "suparna-here-123/Flower-FL": ("2d0090b177", "", "several apps"),
+    "slaicha/incentives": ("dc5b4c758b", "", "incentives"),
+    "KaiserRichard/flower-federated-learning": ("73e5b48ba1", "", "an app"),
+    "Moltas18/FederatedLearning": ("0e7ddccb3f", "", "several apps"),
+    "nam21-12-06/Federated-Learning-with-Framework-Flower": ("08890ce627", "", "an app"),
+    "kayeewww/PromptFl-Flower": ("fe694e3665", "", "prompts"),
+    "nepal-manjil32/flwr-federated": ("eacfb165ab", "", "an app"),
+    "denpalrius/bft-federated-learning": ("2a52bab90d", "", "Byzantine clients"),
+    "CS-26-DAT-6-07/Xceptionally-Cyclic": ("33be658f12", "", "topologies"),
+}
+"""The third draw, drawn with the second, to be run once after kinds of errors of that were mended."""
+
+DRAWS = {1: FIRST, 2: SECOND, 3: THIRD}
+PROJECTS = {**FIRST, **SECOND, **THIRD}
 
 
 def main() -> None:
@@ -125,14 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--apps", type=Path, required=True, help="folder of checkouts, OWNER+NAME")
     parser.add_argument("--only", nargs="*", help="projects by OWNER/NAME")
-    parser.add_argument("--draw", type=int, choices=(1, 2), default=2, help="which projects")
+    parser.add_argument("--draw", type=int, choices=DRAWS, default=3, help="which projects")
     parser.add_argument("--again", action="store_true", help="projects that have a row, too")
     parser.add_argument("--out", type=Path, default=Path("first_tries"), help="folder of pages and logs")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="a Python with the apps' packages")
     parser.add_argument("--limit", type=float, default=420.0, help="seconds for an app")
     asked = parser.parse_args()
     kept = RowFile(ROWS)
-    for name in asked.only or (FIRST if asked.draw == 1 else SECOND):
+    for name in asked.only or DRAWS[asked.draw]:
         if asked.again or asked.only or kept.find({"example": name}) is None:
             row = json.loads(CELL.sub("SANDBOX", json.dumps(tried(name, asked))))
             kept.add({"example": name}, row)
@@ -155,7 +184,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
         "about": about,
         "edited": 0,
         "data": "",
-        "traceback": "Traceback" in text,
+        "traceback": bool(re.search(r"^Traceback", text, re.MULTILINE)),  # the command's, not one that an app prints
         "format": "app" if "serverapp" in _project(place) else "scripts",
         "seconds": time.perf_counter() - started,
     }
@@ -180,23 +209,27 @@ def _project(place: Path) -> str:
 def section() -> list[str]:
     """Render the section of docs/third_party_apps.md."""
     rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]).lower())
-    first, second = ([row for row in rows if row["repository"] in draw] for draw in (FIRST, SECOND))
+    draws = {number: [row for row in rows if row["repository"] in draw] for number, draw in DRAWS.items()}
     return [
         "## First tries",
         "",
-        "Two draws of further projects were audited as they were found, not a line of them edited, by"
-        f" `fl-privacy {COMMAND}`. Data that were missing were drawn.",
+        "Draws of further projects were audited as they were found, not a line of them edited, by"
+        f" `fl-privacy {COMMAND}`. Data that were missing were drawn. The first draw was tuned to: kinds of its errors"
+        " were mended. Projects of a later draw were drawn before any of them was run, nothing was tuned to them, and"
+        " each was run once: these are the figures to quote.",
         "",
-        f"The second draw is the figure to quote. Its projects were drawn before any of them was run, nothing was tuned"
-        f" to them, and each was run once: {_counts(second)}. Kinds of errors of the first draw had been mended before:"
-        f" {_counts(first)}.",
+        *(
+            f"- Draw {number}{' (tuned to)' * (number == 1)}: {_counts(held)}."
+            for number, held in draws.items()
+            if held
+        ),
         "",
         "| Project | Draw | Commit | Format | About |",
         "|---|---|---|---|---|",
         *(
-            f"| `{row['repository']}` | {1 if row in first else 2} | `{row['commit']}` | {row['format']}"
-            f" | {row['about']} |"
-            for row in rows
+            f"| `{row['repository']}` | {number} | `{row['commit']}` | {row['format']} | {row['about']} |"
+            for number, held in draws.items()
+            for row in held
         ),
         "",
         *lines_of(rows),
@@ -206,7 +239,7 @@ def section() -> list[str]:
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     pages = [row for row in rows if not why_none(row)]
     return (
-        f"of {len(rows)} projects, {sum(row['format'] == 'scripts' for row in rows)} of them without Flower's app"
+        f"{len(rows)} projects, {sum(row['format'] == 'scripts' for row in rows)} of them without Flower's app"
         f" format, {len(pages)} ended in a page on what clients upload, {sum(map(is_measured, pages))} of them with a"
         f" measured attack, and {sum(row['traceback'] for row in rows)} in a traceback"
     )

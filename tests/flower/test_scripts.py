@@ -158,10 +158,23 @@ def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> N
     assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
 
 
+def test_files_are_found_from_the_folder_above_and_a_script_may_call_what_it_imports(tmp_path: Path) -> None:
+    start = parts.SIMULATION.partition("if __name__")[0]
+    start += "def main():\n    assert open('conf/rounds.txt').read() == '1'\n"
+    start += "    fl.simulation.start_simulation(client_fn=client_fn, num_clients=3)\n"
+    go = "from federated import main\nfor _ in [0]:\n    main()\n"
+    folder = project(tmp_path / "a", code__go=go, code__federated=start, code__network=parts.NETWORK)
+    (folder / "conf").mkdir()
+    (folder / "conf" / "rounds.txt").write_text("1")
+    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+
+
 def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
     named = "class Named(fl.server.strategy.FedAvg):\n    def configure_fit(self, rnd, parameters, client_manager):\n"
     named += "        return super().configure_fit(rnd, parameters, client_manager)\n"
-    server = parts.SERVER.replace("fl.server.strategy.FedAvg(", "Named(").replace("\n\n", f"\n{named}\n", 1)
+    server = parts.SERVER.replace(
+        "fl.server.strategy.FedAvg(", "Named(fraction_eval=0.5, eval_fn=lambda weights: None, "
+    ).replace("\n\n", f"\n{named}\n", 1)
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
     assert not record["problems"] and record["models"]

@@ -196,6 +196,28 @@ assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000,
         exec("open('flows.csv')", {})
 
 
+def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stood_in(drawing_of("", tmp_path)):
+        code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
+        exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
+    assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
+
+
+def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> None:
+    drawing = drawing_of("fds = FederatedDataset(partitioner=NaturalIdPartitioner(partition_by='writer_id'))", tmp_path)
+    with stood_in(drawing):
+        assert len(torch.utils.data.Subset(range(9), [8])) == 1
+        assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
+        assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
+        assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
+        with pytest.raises(ValueError, match="train"):
+            drawing.saved("partitions/client_0")["train"]
+        assert {*drawing.saved("all")} == {"train", "test"}
+
+
 def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -1,7 +1,6 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
 import platform
-import re
 import shutil
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import Scripts, find_scripts, holders
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded
 
@@ -23,20 +22,11 @@ if TYPE_CHECKING:
 LARGEST_BUNDLE, MOST_ENTRIES, LARGEST_PROJECT = 1 << 30, 20_000, 1 << 20
 """Largest size of an unpacked bundle in bytes and number of its files, and size of a ``pyproject.toml`` in bytes."""
 
-MOST_PLACES = 6
-"""Largest number of folders that are added to an app's search path."""
-
 MOST_NODES = 1000
 """Largest number of nodes from a file; ``--nodes`` may ask for more."""
 
 ROUNDS_KEYS = ("num-server-rounds", "num-rounds", "num_server_rounds", "num_rounds", "rounds", "server-rounds")
 """Run config keys of the number of rounds, the likeliest first."""
-
-NOT_PUBLISHED = re.compile(
-    r"(my_?)?(data(set|loader|_?utils|_loader)?s?|utils?|helpers?|common|configs?|settings|models?|nets?|networks?"
-    r"|clients?|servers?|strateg(y|ies)|train(ing|er)?|tasks?|preprocess(ing)?|src|core|lib|app|constants)"
-)
-"""Names of a project's own modules, which no package index has under this meaning."""
 
 Config = dict[str, bool | int | float | str]
 
@@ -77,8 +67,8 @@ class App:
                     return start_scripts(self.scripts, self.folder)
                 server, client = self._loaded(self.server), self._loaded(self.client)
         except UserError as error:
-            missing = isinstance(cause := error.__cause__, ModuleNotFoundError)
-            said = self._missing(cause) if missing else str(error)
+            cause = error.__cause__
+            said = self._missing(cause) if isinstance(cause, ModuleNotFoundError) else str(error)
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -104,6 +94,7 @@ class App:
         """Load an app; modules that it imports without their package are looked for in the whole folder."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
+        sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
         for _ in range(MOST_PLACES):
             try:
                 return loaded(reference, self.folder)
@@ -116,21 +107,11 @@ class App:
         return loaded(reference, self.folder)
 
     def _missing(self, error: ModuleNotFoundError) -> str:
-        module = error.name or "a module"
-        if NOT_PUBLISHED.fullmatch(module.partition(".")[0]) and not self.dependencies.count(module):
-            return (
-                f"The app {self.name} imports {module}, a file of its own that its folder does not have: set PYTHONPATH"
-                " to the folder that holds it."
-            )
-        for reference in (self.server, self.client):
-            if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
-                return (
-                    f"The app {self.name} is expected to have the module {module}, which its pyproject.toml names in"
-                    f" {reference}, but {self.folder} has none: correct the name there."
-                )
-        return (
-            f"The app {self.name} imports {module}, which is not installed here: install what the app needs, or set"
-            " PYTHONPATH to the folder that holds it."
+        from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+
+        return check_app(self).stops or (
+            f"The app {self.name} imports {error.name or 'a module'}, which neither its folder nor this Python has:"
+            " install what the app needs, or set PYTHONPATH to the folder that holds it."
         )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:

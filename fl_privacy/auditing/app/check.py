@@ -15,7 +15,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from fl_privacy.auditing.app.bundle import MOST_NODES, NOT_PUBLISHED, ROUNDS_KEYS, App
+from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.lent import HOMES, TRACKERS
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, guards_main, parsed, reached
@@ -41,10 +41,17 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "serial": "pyserial",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
+    "tdc": "PyTDC",
     "torch_geometric": "torch-geometric",
     "yaml": "pyyaml",
 }
 """Module -> the distribution that has it, where the two are named differently."""
+
+_NOT_PUBLISHED = re.compile(
+    r"(my_?)?(data(set|loader|_?utils|_loader)?s?|utils?|helpers?|common|configs?|settings|models?|nets?|networks?"
+    r"|clients?|servers?|strateg(y|ies)|train(ing|er)?|tasks?|preprocess(ing)?|src|core|lib|app|constants)"
+)
+"""Names of a project's own modules, which no package index has under this meaning."""
 
 TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 """Functions of pandas that read a file."""
@@ -105,7 +112,7 @@ class Check:
             )
         if not self.missing:
             return ""
-        if own := [name for name in self.missing if NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]:
+        if own := [name for name in self.missing if _NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]:
             return (
                 f"The app {self.app} imports {', '.join(own)}, of its own, which its folder does not have: set"
                 " PYTHONPATH to the folder that holds it."
@@ -195,7 +202,8 @@ def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], lis
     found, absent = [], []
     for reference in (app.server, app.client):
         inner = Path(*reference.partition(":")[0].split("."))
-        places = [app.folder / inner.with_suffix(".py"), app.folder / inner / "__init__.py"]
+        roots = (app.folder, app.folder / "src")
+        places = [root / path for root in roots for path in (inner.with_suffix(".py"), inner / "__init__.py")]
         there = next((path for path in places if path in files), None)
         if there is not None:
             found.append(there)

@@ -238,14 +238,14 @@ class LoadedBy:
             if importlib.util.find_spec("flwr_datasets") is not None:
                 loaded_when_used("seaborn")  # imported by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
-                stack.enter_context(replaced(owner, "load_partition", self._around))
+                stack.enter_context(replaced(owner, "load_partition", self.on_partition))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
                 for name in (name for name in READERS if hasattr(pandas, name)):
-                    stack.enter_context(replaced(pandas, name, self._around_reading))
+                    stack.enter_context(replaced(pandas, name, self.on_table))
             yield
 
-    def _around_reading(self, read: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_table(self, read: Any, *args: Any, **kwargs: Any) -> Any:
         found = read(*args, **kwargs)
         short = attempt(lambda: len(found) <= self._answered)  # a table in pieces has no length
         written = attempt(lambda: Path(args[0]).stat().st_mtime) if args and short is True else 0.0
@@ -259,7 +259,7 @@ class LoadedBy:
         self._tables.update(_or_else(numbers, {}))
         return found
 
-    def _around(self, load: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_partition(self, load: Any, *args: Any, **kwargs: Any) -> Any:
         found = load(*args, **kwargs)
         self._partitions.append(found)
         return found

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -76,6 +77,9 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier name -> its present name, in the modules above."""
 
+_OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
+"""Earlier option of Flower's strategies -> its present name."""
+
 TRACKERS = (
     *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
     *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
@@ -101,6 +105,16 @@ def moved_names_lent() -> Iterator[list[str]]:
             if not hasattr(sets, "load_full"):  # as before version 0.3
                 sets.load_full = sets.load_split
                 stack.callback(delattr, sets, "load_full")
+        proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
+        servers = importlib.import_module("flwr.server.server")
+        for owner, names in (
+            (proxy, ("get_properties", "get_parameters", "fit", "evaluate")),
+            (servers, ("fit_clients", "evaluate_clients")),
+        ):
+            for name in names:
+                stack.enter_context(replaced(owner, name, _grouped))
+        fedavg = importlib.import_module("flwr.server.strategy").FedAvg
+        stack.enter_context(replaced(fedavg, "__init__", _with_present_options))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -119,6 +133,19 @@ def moved_names_lent() -> Iterator[list[str]]:
             else:
                 stack.callback(setattr, module, "__getattr__", before)
         yield asked
+
+
+def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ask a client as before Flower 1.7, without a group of messages."""
+    named = "group_id" in inspect.signature(original).bind_partial(*args, **kwargs).arguments
+    return original(*args, **(kwargs if named else {**kwargs, "group_id": None}))
+
+
+def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
+    """Make a strategy with options as before Flower 1.0."""
+    if eval_fn is not None:
+        kwargs["evaluate_fn"] = lambda server_round, weights, config: eval_fn(weights)
+    original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
 def _lender(place: str, before: Any, asked: list[str]) -> Any:
@@ -165,8 +192,8 @@ def cpu_lent() -> Iterator[list[str]]:
         yield asked
         return
     plain = torch.Tensor.to
-    torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[assignment]
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[assignment]
+    torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[method-assign]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[method-assign]
     with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
         try:
             yield asked

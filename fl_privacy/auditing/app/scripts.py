@@ -20,6 +20,9 @@ STARTS = SIMULATIONS | SERVERS | CLIENTS
 MOST_FILES, MOST_BYTES, MOST_LISTED = 2000, 4 << 20, 100_000
 """Largest number of files that are searched, size of one in bytes, and number of files that are listed."""
 
+MOST_PLACES = 6
+"""Largest number of folders that are added to a project's search path."""
+
 _LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(
@@ -111,9 +114,20 @@ class SourceFile:
             return True
         if any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body):
             return True
+        return any(map(self.begins, self._calls))
+
+    @property
+    def calls_imported(self) -> bool:
+        """Return whether running the file calls something that it imports by name."""
+        imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
+        names = {alias.asname or alias.name for node in imported for alias in node.names}
+        return any(called(each) in names for each in self._calls)
+
+    @cached_property
+    def _calls(self) -> list[ast.Call]:
         kinds = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
         run = (each for node in self.tree.body if not isinstance(node, kinds) for each in ast.walk(node))
-        return any(isinstance(each, ast.Call) and self.begins(each) for each in run)
+        return [each for each in run if isinstance(each, ast.Call)]
 
 
 def find_scripts(
@@ -140,9 +154,11 @@ def find_scripts(
     if server is not None:
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
-        scripts = [path for path, each in files.items() if each.is_script]
-        starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
-        found = _chosen(folder, starts, files, notes)
+        found = None
+        for kind in ("is_script", "calls_imported"):
+            scripts = [path for path, each in files.items() if getattr(each, kind)]
+            starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
+            found = found or _chosen(folder, starts, files, notes)
         if found is None:
             return None
         chosen, of_clients = found
@@ -218,6 +234,8 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
 def holders(folder: Path, module: str, near: Path) -> list[str]:
     """List the folders of a project that hold ``module``, the one nearest to the folder ``near`` first."""
     top = module.partition(".")[0]
+    if not top.isidentifier():
+        return []
     found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
     own = {path for path in islice(found, MOST_FILES) if not _LEFT_OUT & set(path.relative_to(folder).parts)}
 

@@ -3,7 +3,7 @@
 import ast
 import importlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,15 +158,17 @@ class Drawing:
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
-        self._folder, self._seed = folder, seed
+        self.files, self._seed = folder, seed
         self.asked: dict[str, str] = {}
-        self._colors = 0
+        self._colors, self._ids = 0, set[str]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
         assigned = ((dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets)
         self._constants = {name: node.value for name, node in assigned if name.isupper()}
-        self._imported = {name for node in nodes for name in _modules(node)}
+        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        self._imported = {name.partition(".")[0] for name in modules}
         for node in nodes:
             self._look(node, named, features, layers)
         widths = [(first, last) for first, last in layers if isinstance(last, int)]
@@ -212,6 +214,7 @@ class Drawing:
         for key, value in [*pairs, *(("", self._value(each)) for each in node.args if called(node) == "drop")]:
             if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
+            self._ids |= {*_names(value)} if key == "partition_by" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
@@ -250,7 +253,8 @@ class Drawing:
         )
 
     def saved(self, path: object) -> Any:
-        return self.hub(str(path), None, None)
+        named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
+        return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
 
     def hub(self, path: str, name: object, split: object) -> Any:
         """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
@@ -258,6 +262,9 @@ class Drawing:
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
         parts = {"train": TRAIN, "test": TEST}
         made = {part: hf.Dataset.from_dict(*self._columns(hf, known, number)) for part, number in parts.items()}
+        for part, number in parts.items():
+            for each in self._ids - {*made[part].column_names}:
+                made[part] = made[part].add_column(each, [str(n // 40) for n in range(number)])
         kind = "pictures" if any(str(f).startswith("Image") for f in made["train"].features.values()) else "examples"
         self.note(path, f"{TRAIN} drawn {kind} with {', '.join(made['train'].column_names)}")
         if isinstance(split, str):
@@ -390,7 +397,7 @@ class Drawing:
 
     def written(self, path: Path) -> Path:
         """Write a drawn table, or lines of text, and return its file."""
-        made = self._folder / "stand-in" / re.sub(r"\W+", "_", str(path))
+        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
         if not made.exists():
             made.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix == ".txt":
@@ -402,7 +409,7 @@ class Drawing:
 
     def folder(self, root: object) -> Path:
         """Write a folder of pictures for each class, and return it."""
-        made = self._folder / "stand-in" / re.sub(r"\W+", "_", str(root))
+        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
         self.fill(made, str(root), by_class=True)
         return made
 
@@ -422,10 +429,3 @@ class Drawing:
 def _names(value: object) -> list[str]:
     found = value if isinstance(value, list | tuple) else [value]
     return [each for each in found if isinstance(each, str) and 0 < len(each) <= 60 and "/" not in each]
-
-
-def _modules(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name.partition(".")[0] for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-        yield node.module.partition(".")[0]

@@ -5,6 +5,7 @@ import builtins
 import copy
 import importlib
 import inspect
+import os
 import re
 import sys
 import threading
@@ -23,7 +24,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.scripts import Scripts, holders, named, source_of, usual_for
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, holders, named, source_of, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
@@ -33,9 +34,6 @@ USUAL_CLIENTS = 2
 
 WAITED = 5.0
 """Seconds to wait for a script's threads, one of which may start the server or a client."""
-
-MOST_PLACES = 6
-"""Largest number of search paths that a script is run with."""
 
 _PLACES = (
     *("flwr.server", "flwr.server.app", "flwr.compat.server.app"),
@@ -229,10 +227,19 @@ class _Runner:
         """
         words = [_filled(each, partition, nodes) for each in arguments]
         first, second = str(path.parent), str(self.folder)
-        places = [(first, second), *([(second, first)] if first != second else [])]  # as `python -m` from the folder
+        places: list[tuple[str, ...]] = [(first, second)]
+        places += [(second, first)] if first != second else []  # as `python -m` from the project's folder
         for tried, order in enumerate(places):
             try:
                 return self._run(path, words, order, (partition, nodes))
+            except FileNotFoundError as error:
+                here, name = Path.cwd(), Path(str(error.filename))
+                above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
+                place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
+                if place is None:
+                    raise
+                os.chdir(place)  # where the project's own files are
+                places.insert(tried + 1, order)
             except UserError as error:
                 if not isinstance(cause := error.__cause__, ImportError):
                     raise
@@ -244,12 +251,20 @@ class _Runner:
         raise AssertionError("no place")
 
     def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra ends scripts without their errors otherwise
         calls, name, module = _Calls(), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         files = [path for place in places for path in (*Path(place).glob("*.py"), *Path(place).glob("*/__init__.py"))]
         own = {path.parent.name if path.stem == "__init__" else path.stem for path in files} - sys.stdlib_module_names
+
+        def refuse(original: Any, parser: argparse.ArgumentParser, message: str) -> None:
+            raise UserError(
+                f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
+                " as in --client-args '--id {partition}'."
+            )
+
         with ExitStack() as stack:
             own -= {"flwr", "torch", "fl_privacy"}
             hidden = [name for name in sys.modules if name.partition(".")[0] in own]
@@ -263,7 +278,7 @@ class _Runner:
                         del sys.modules[each]
 
             stack.enter_context(_taken_over(calls))
-            stack.enter_context(replaced(argparse.ArgumentParser, "error", partial(_refusing, name)))
+            stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *told)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
@@ -285,13 +300,6 @@ class _Runner:
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
-
-
-def _refusing(name: str, original: Any, parser: argparse.ArgumentParser, message: str) -> None:
-    raise UserError(
-        f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
-        " as in --client-args '--id {partition}'."
-    )
 
 
 def _answered(partition: int, nodes: int, original: Any, prompt: object = "") -> str:

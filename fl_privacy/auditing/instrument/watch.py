@@ -185,12 +185,12 @@ class TrainingWatch:
             stack.callback(optimizer.register_optimizer_step_pre_hook(self._stepping).remove)
             # a step's closure differentiates within the step
             stack.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
-            stack.enter_context(replaced(nn.Module, "__call__", self._around_call))
-            stack.enter_context(replaced(DataLoader, "__iter__", self._around_iteration))
-            stack.enter_context(replaced(torch.autograd, "backward", self._around_backward))
+            stack.enter_context(replaced(nn.Module, "__call__", self.on_call))
+            stack.enter_context(replaced(DataLoader, "__iter__", self.on_iteration))
+            stack.enter_context(replaced(torch.autograd, "backward", self.on_backward))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-                stack.enter_context(replaced(fetcher, "fetch", self._around_fetch))
+                stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
             if self._asked:
                 stack.enter_context(_Mode(self))
             yield self.seen
@@ -199,7 +199,7 @@ class TrainingWatch:
                 del self._roots[1:]
             self._end_recording()
 
-    def _around_call(self, call: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def on_call(self, call: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
             return call(module, *args, **kwargs)
         if self._only is not None and self._only.at_call:
@@ -246,13 +246,13 @@ class TrainingWatch:
         self._bytes += size
         return True
 
-    def _around_fetch(self, fetch: Any, fetcher: Any, index: Any) -> Any:
+    def on_fetch(self, fetch: Any, fetcher: Any, index: Any) -> Any:
         before = _streams()
         batch = fetch(fetcher, index)
         self.seen.drawn |= torch.is_grad_enabled() and _streams() != before
         return batch
 
-    def _around_iteration(self, iterate: Any, loader: DataLoader[Any]) -> Any:
+    def on_iteration(self, iterate: Any, loader: DataLoader[Any]) -> Any:
         if self._only is not None:
             return self._some(loader, iterate, self._only)
         data, passed = id(loader.dataset), 0
@@ -322,7 +322,7 @@ class TrainingWatch:
             own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             seen.gradients |= {seen.names[id(p)]: p.grad.detach().clone() for p in own if id(p) in seen.names}
 
-    def _around_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
             self._roots.append(root)
