@@ -28,6 +28,8 @@ COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 60"
 CELL = re.compile(r"[^\s\"]*fl-privacy-cell-\w+[^\s\":]*")
 """A folder in the sandbox of an audit."""
 
+PACKAGES = re.compile(r"[^\s\"(]*/site-packages/")
+
 FIELDS = ("headline", "tone", "models", "findings", "rungs", "survivors", "problems", "notes")
 """Fields of an audit's record that a row keeps."""
 
@@ -163,7 +165,7 @@ def main() -> None:
     kept = RowFile(ROWS)
     for name in asked.only or DRAWS[asked.draw]:
         if asked.again or asked.only or kept.find({"example": name}) is None:
-            row = json.loads(CELL.sub("SANDBOX", json.dumps(tried(name, asked))))
+            row = json.loads(PACKAGES.sub("", CELL.sub("SANDBOX", json.dumps(tried(name, asked)))))
             kept.add({"example": name}, row)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
 
@@ -219,7 +221,7 @@ def section() -> list[str]:
         " each was run once: these are the figures to quote.",
         "",
         *(
-            f"- Draw {number}{' (tuned to)' * (number == 1)}: {_counts(held)}."
+            f"- Draw {number}{' (tuned to)' * (number == 1)}, {len(held)} of {len(DRAWS[number])} run: {_counts(held)}."
             for number, held in draws.items()
             if held
         ),
@@ -239,8 +241,8 @@ def section() -> list[str]:
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
     pages = [row for row in rows if not why_none(row)]
     return (
-        f"{len(rows)} projects, {sum(row['format'] == 'scripts' for row in rows)} of them without Flower's app"
-        f" format, {len(pages)} ended in a page on what clients upload, {sum(map(is_measured, pages))} of them with a"
+        f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
+        f" on what clients upload, {sum(map(is_measured, pages))} of them with a"
         f" measured attack, and {sum(row['traceback'] for row in rows)} in a traceback"
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import cpu_lent, trackers_left_out
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
-from fl_privacy.auditing.app.stood_in import stood_in
+from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from tests.selection import few
 
@@ -147,11 +148,12 @@ def drawing_of(code: str, folder: Path) -> Drawing:
 def test_columns_are_found_behind_constants_and_hold_the_texts_that_they_are_compared_with(tmp_path: Path) -> None:
     code = "LABEL = 'Outcome'\nCOLS = ['Age', 'Sex']\nprint(df[COLS], df[LABEL])\n"
     code += "df['Sex'] = df['Sex'].map({'M': 0, 'F': 1})\nsick = df['Outcome'] == 'ill'\n"
+    code += "y = df['Attrition'].values\n"
     drawing = drawing_of(code, tmp_path)
     table = drawing.table("patients.csv")
     assert {"Age", "Sex", "Outcome"} <= {*table.columns}
     assert {*table["Sex"]} == {"M", "F"} and {*table["Outcome"]} == {"ill", "other"}
-    assert table["Age"].dtype.kind == "f"
+    assert table["Age"].dtype.kind == "f" and {*table["Attrition"]} == {0, 1}
 
 
 def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_path: Path) -> None:
@@ -175,12 +177,12 @@ def test_missing_folders_and_files_are_drawn_where_the_app_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    drawing = drawing_of("files = glob('*.jpg')\nnum_classes = 3", tmp_path)
+    drawing = drawing_of("files = glob('*.jpg')\nof = {'no': 0, 'mild': 1, 'severe': 2}", tmp_path)
     code = """
 import os, torch
 from PIL import Image
-assert sorted(os.listdir("scans/train")) == ["class_0", "class_1", "class_2"]
-assert len(os.listdir("scans/train/class_1")) == 24 and Image.open("scans/train/class_1/1.jpg").size == (64, 64)
+assert sorted(os.listdir("scans/train")) == ["mild", "no", "severe"]
+assert len(os.listdir("scans/train/mild")) == 24 and Image.open("scans/train/mild/1.jpg").size == (64, 64)
 assert len(os.listdir("scans/normal")) == 72 and Image.open("elsewhere/9.png").size == (64, 64)
 with open("flows.csv") as file, open("made.csv", "w") as made:
     made.write(file.readline())
@@ -226,6 +228,19 @@ def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
         assert net(torch.zeros(1, 2).to("cuda:0").cuda()).device.type == "cpu" and asked == ["cuda", "cuda:0"]
     with pytest.raises((AssertionError, RuntimeError)):
         torch.zeros(1).to("cuda")
+
+
+def test_sets_of_keras_and_openml_have_their_shapes_and_the_page_names_them(tmp_path: Path) -> None:
+    hooks = Hooks(drawing_of("", tmp_path), lambda path, name: False)
+
+    def unreachable(*args: object) -> None:
+        raise OSError("no network")
+
+    (images, labels), (_, tests) = hooks.fetched(partial(hooks.keras, "cifar10"), unreachable)
+    assert images.shape == (600, 32, 32, 3) and labels.shape == (600, 1) and len(tests) == 200
+    rows = hooks.fetched(hooks.openml, unreachable, 554).get_data(dataset_format="array")[0]
+    assert rows.shape == (800, 785) and {*rows[:, -1]} == {*range(10)}
+    assert "Keras's cifar10" in hooks.drawing.in_words() and "mnist_784" in hooks.drawing.in_words()
 
 
 def test_trainings_of_keras_are_recorded_with_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:

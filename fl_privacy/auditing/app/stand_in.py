@@ -160,7 +160,8 @@ class Drawing:
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
         self.files, self._seed = folder, seed
         self.asked: dict[str, str] = {}
-        self._colors, self._ids = 0, set[str]()
+        self.class_names = list[str]()
+        self._colors, self._ids, self._classed = 0, set[str](), set[str]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
@@ -195,6 +196,11 @@ class Drawing:
             self.names += _names(self._value(node.slice))
         elif isinstance(node, ast.Assign):
             pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
+            for key, value in pairs:
+                self._note_classes(key, value)
+            answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
+            read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
+            self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
         elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Subscript):
             self._note_values(node.left, map(self._value, node.comparators))
         elif isinstance(node, ast.Call):
@@ -224,6 +230,14 @@ class Drawing:
             self._note_values(node.func.value, first)
         return pairs
 
+    def _note_classes(self, key: str, value: object) -> None:
+        """Note names of classes: a list of that name, or numbers from 0 by name."""
+        names = _names([*value]) if isinstance(value, list | dict) else []
+        listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
+        numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
+        if (listed or numbered) and len(names) > 1:
+            self.class_names = self.class_names or names
+
     def _note_values(self, of: ast.AST, values: Iterable[object]) -> None:
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
         if isinstance(name, str) and (told := [each for each in values if isinstance(each, str)]):
@@ -234,7 +248,7 @@ class Drawing:
         if told := self.values.get(name):
             told = told if len(told) > 1 else [*told, "other"]
             return [told[n] for n in labels(number, len(told))]
-        return column(name, number, classes, rng)
+        return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
 
     def note(self, asked: str, drawn: str) -> None:
         self.asked[asked] = drawn
@@ -415,12 +429,13 @@ class Drawing:
 
     def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
         """Write pictures to a folder that is missing, in folders of classes unless its name is that of one class."""
-        classes, rng, asked = self.classes or 2, self.rng(asked or str(made)), asked or str(made)
+        names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
+        classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
         by_class = by_class or bool(_OF_DATA.search(made.name))
         if made.is_dir():
             return
         for number, image in enumerate(self._as_images(24 * classes, Shape(side=64, classes=classes), rng)):
-            place = made / f"class_{number % classes}" if by_class else made
+            place = made / names[number % classes] if by_class else made
             place.mkdir(parents=True, exist_ok=True)
             image.save(place / f"{number}{self._suffix}")
         self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")

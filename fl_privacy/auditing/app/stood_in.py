@@ -140,9 +140,10 @@ class Hooks:
         if not isinstance(found, Failure):
             return found
         stands = made(*args, **kwargs)
-        what = "a network as it begins, without trained weights," if isinstance(stands, NoWeights) else "nothing"
-        asked = args[0] if args else next(iter(kwargs.values()), "")
-        self.drawing.note(asked if isinstance(asked, str) else type(asked).__name__, what)
+        if isinstance(stands, NoWeights):
+            asked = args[0] if args else next(iter(kwargs.values()), "")
+            asked = asked if isinstance(asked, str) else type(asked).__name__
+            self.drawing.note(asked, "a network as it begins, without trained weights,")
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
@@ -204,6 +205,7 @@ class Hooks:
             return (drawn[..., 0], given) if shape.channels == 1 else (drawn, given[:, None])
 
         shape = OF_KERAS[name]
+        self.drawing.note(f"Keras's {name}", f"{TRAIN} drawn pictures")
         return part(TRAIN), part(TEST)
 
     def vision(self, original: Any, made: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
