@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,12 @@ COMMAND = "audit --sandbox --stand-in --nodes 3 --victims 4 --seconds 60"
 CELL = re.compile(r"[^\s\"]*fl-privacy-cell-\w+[^\s\":]*")
 """A folder in the sandbox of an audit."""
 
+PACKAGES = re.compile(r"[^\s\"(]*/site-packages/")
+
 FIELDS = ("headline", "tone", "models", "findings", "rungs", "survivors", "problems", "notes")
 """Fields of an audit's record that a row keeps."""
 
-PROJECTS: Mapping[str, tuple[str, str, str]] = {
+FIRST: Mapping[str, tuple[str, str, str]] = {
     "GabDonzelli/Federated_learning_wFlower": ("4cbdbdab60", "", "pictures"),
     "KaramveerSidhu/flwr-app": ("6e8ecd0b71", "", "an app"),
     "MurtonN/Federated-Learning-Research-UW-Platteville": ("8025e01de7", "", "research"),
@@ -73,7 +75,80 @@ PROJECTS: Mapping[str, tuple[str, str, str]] = {
     "labdaps/federated-learning-for-health-in-a-multicentric-sample-of-hospitals": ("e89616ed9c", "", "hospitals"),
     "selhadi88/FedShield-IDS": ("c02a3cf7c4", "", "intrusion detection"),
 }
-"""OWNER/NAME -> commit, the folder of the app, and what it is about."""
+"""The first draw, whose kinds of errors were mended: OWNER/NAME -> commit, folder of the app, and what it is about."""
+
+SECOND: Mapping[str, tuple[str, str, str]] = {
+    "iammaryam24/Federated-Learning-Simulation-using-Flower-FLwr-": ("238802d19b", "", "a simulation"),
+    "tanishqsharmaa/Privacy-Preserving-Federated-Learning-for-Cross-Hospital-NCD-Risk-Prediction": (
+        "ee1fa148b2",
+        "",
+        "risks of patients",
+    ),
+    "LCS-FS/RAMPART-FL": ("e79223e927", "", "intrusion detection"),
+    "Key-Laboratory-of-Big-Data-Security/federated-learning-flwr-demo": ("432dfb7030", "", "a demonstration"),
+    "Lings23/FL": ("0b325ef37c", "", "an app"),
+    "nisalhemadasa/byzfedau": ("4faa1e349f", "", "Byzantine clients"),
+    "omerahat/Federated-Learning-with-Flower": ("ee924266f8", "", "an app"),
+    "waynenng/licfl-flower-tensorflow": ("ee42c5842d", "", "TensorFlow"),
+    "SHIVOGOJOHN/Flower-Federated-Learning": ("20515d3632", "", "an app"),
+    "todor-slavov/fl-simulations-and-scheduling": ("890141471d", "", "schedules of clients"),
+    "Hans0124SG/flower-fl-oct": ("f0526e4c2d", "", "scans of eyes"),
+    "nxhxl000/ddl": ("aecdda42a9", "", "an app"),
+    "ericbanzuzi/hybrid-ffl-algorithms": ("1b8f571d66", "", "fairness"),
+    "marcoajt/Flower_FL_Pytorch_Simulation": ("c13fa6359a", "", "a simulation"),
+    "startlingadama/Federated-Learning-with-Flower": ("a96bb27c35", "", "an app"),
+    "FREDERICO23/Flower-federated-Learning": ("8d760c9a42", "", "an app"),
+    "fahim-mle/flower_fl_simulation": ("aad2ad71b7", "fl-simulation-app", "a simulation"),
+    "ludovicopassari/federated_urban_audio_classification": ("6b07b080a1", "", "sounds"),
+    "jun-simons/KFFL-Flower": ("6842968fe8", "", "fairness"),
+    "anvithh/Flower-Federated-Learning-on-MNIST": ("fc588d21b1", "", "digits"),
+    "dxv2k/IT3001-Federated-Learning-with-Flower": ("14d4ab7506", "", "a thesis"),
+    "vaseline555/Federated-Learning-with-Flower": ("a9b73b1211", "", "several data sets"),
+    "srv48/mcp_federated_diff_privacy": ("17fe1b812a", "", "differential privacy"),
+    "byekang/federated-learning-with-flower": ("0383f3b384", "", "an app"),
+    "HoTuanLong/federated-learning-flower": ("8468d47bf3", "", "an app"),
+    "tno-enershare/Federated-Learning-with-Flower-Framework-": ("1c615a8ffa", "", "energy"),
+    "hamza-karim/Topology-Aware-Federated-Learning-for-Cyber-Physical-Intrusion-Detection-in-DER": (
+        "41f7090871",
+        "",
+        "intrusion detection",
+    ),
+    "shine-tech-ops/federated_learning": ("dd516828b6", "", "a platform"),
+    "snownighter/Federated-Learning-Flwr": ("2ecc1c0c86", "", "several apps"),
+    "abtin4079/flwr-vmunet-v2-simulation-scratch": ("17e2c690a3", "", "segmentation"),
+}
+"""The second draw, as above: drawn before any of them was run, and run once."""
+
+THIRD: Mapping[str, tuple[str, str, str]] = {
+    "shriabhishek251/ps30-federated-ai": ("9436937799", "", "an app"),
+    "Meta-Collab/MetaCollab": ("34e778ea83", "", "a platform"),
+    "D1M1S4N/ftl-project": ("2b2daa0704", "", "transfer learning"),
+    "CS-26-DAT-6-07/FL-Topology-Emulation": ("d404bf6d2e", "", "topologies"),
+    "colindsouza777/FL-flower-framework": ("6c4ddbd0fe", "", "several apps"),
+    "arpit35/sga_momentum_degradation": ("4260ca669d", "", "unlearning"),
+    "Hasan-N-Mahmud/FL-training": ("d8e62d7778", "", "an app"),
+    "XIAxuanzheFrancis/property-inference-attack-in-FL-flower": ("c83a7e6765", "", "property inference"),
+    "GeorgStag/flwr-example": ("37a8c49bd4", "", "an example"),
+    "Prashant-ambati/Federated-Learning-for-Privacy-Preserving-Image-Classification": ("e9effeb4ea", "", "pictures"),
+    "htn274/Flower_FL_examples": ("8eaf381161", "", "several apps"),
+    "hamza-karim/Federated-Learning-Flower": ("21d8a0adc3", "", "time series"),
+    "pepemangrich/TCC_MLOps_Drift_Detection_Federated": ("ddb1360ee8", "", "drift"),
+    "punketeee/thesis2": ("719c247766", "", "a thesis"),
+    "chen-rz/SFL-Flower-Simulation": ("f561e0d50e", "", "split learning"),
+    "suparna-here-123/Flower-FL": ("2d0090b177", "", "several apps"),
+    "slaicha/incentives": ("dc5b4c758b", "", "incentives"),
+    "KaiserRichard/flower-federated-learning": ("73e5b48ba1", "", "an app"),
+    "Moltas18/FederatedLearning": ("0e7ddccb3f", "", "several apps"),
+    "nam21-12-06/Federated-Learning-with-Framework-Flower": ("08890ce627", "", "an app"),
+    "kayeewww/PromptFl-Flower": ("fe694e3665", "", "prompts"),
+    "nepal-manjil32/flwr-federated": ("eacfb165ab", "", "an app"),
+    "denpalrius/bft-federated-learning": ("2a52bab90d", "", "Byzantine clients"),
+    "CS-26-DAT-6-07/Xceptionally-Cyclic": ("33be658f12", "", "topologies"),
+}
+"""The third draw, drawn with the second, to be run once after kinds of errors of that were mended."""
+
+DRAWS = {1: FIRST, 2: SECOND, 3: THIRD}
+PROJECTS = {**FIRST, **SECOND, **THIRD}
 
 
 def main() -> None:
@@ -81,15 +156,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--apps", type=Path, required=True, help="folder of checkouts, OWNER+NAME")
     parser.add_argument("--only", nargs="*", help="projects by OWNER/NAME")
+    parser.add_argument("--draw", type=int, choices=DRAWS, default=3, help="which projects")
     parser.add_argument("--again", action="store_true", help="projects that have a row, too")
     parser.add_argument("--out", type=Path, default=Path("first_tries"), help="folder of pages and logs")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="a Python with the apps' packages")
     parser.add_argument("--limit", type=float, default=420.0, help="seconds for an app")
     asked = parser.parse_args()
     kept = RowFile(ROWS)
-    for name in asked.only or PROJECTS:
+    for name in asked.only or DRAWS[asked.draw]:
         if asked.again or asked.only or kept.find({"example": name}) is None:
-            row = json.loads(CELL.sub("SANDBOX", json.dumps(tried(name, asked))))
+            row = json.loads(PACKAGES.sub("", CELL.sub("SANDBOX", json.dumps(tried(name, asked)))))
             kept.add({"example": name}, row)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
 
@@ -110,7 +186,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
         "about": about,
         "edited": 0,
         "data": "",
-        "traceback": "Traceback" in text,
+        "traceback": bool(re.search(r"^Traceback", text, re.MULTILINE)),  # the command's, not one that an app prints
         "format": "app" if "serverapp" in _project(place) else "scripts",
         "seconds": time.perf_counter() - started,
     }
@@ -135,22 +211,40 @@ def _project(place: Path) -> str:
 def section() -> list[str]:
     """Render the section of docs/third_party_apps.md."""
     rows = sorted(RowFile(ROWS).rows, key=lambda row: str(row["example"]).lower())
-    pages = [row for row in rows if not why_none(row)]
-    scripts = sum(row["format"] == "scripts" for row in rows)
+    draws = {number: [row for row in rows if row["repository"] in draw] for number, draw in DRAWS.items()}
     return [
         "## First tries",
         "",
-        f"{len(rows)} further projects, {scripts} of them without Flower's app format, were taken as they were found"
-        f" and audited once by `fl-privacy {COMMAND}`; nothing was tuned to them, and not a line was edited:"
-        f" {len(pages)} ended in a page on what clients upload, {sum(map(is_measured, pages))} of them with a measured"
-        f" attack, {sum(row['traceback'] for row in rows)} in a traceback. Data that were missing were drawn.",
+        "Draws of further projects were audited as they were found, not a line of them edited, by"
+        f" `fl-privacy {COMMAND}`. Data that were missing were drawn. The first draw was tuned to: kinds of its errors"
+        " were mended. Projects of a later draw were drawn before any of them was run, nothing was tuned to them, and"
+        " each was run once: these are the figures to quote.",
         "",
-        "| Project | Commit | Format | About |",
-        "|---|---|---|---|",
-        *(f"| `{row['repository']}` | `{row['commit']}` | {row['format']} | {row['about']} |" for row in rows),
+        *(
+            f"- Draw {number}{' (tuned to)' * (number == 1)}, {len(held)} of {len(DRAWS[number])} run: {_counts(held)}."
+            for number, held in draws.items()
+            if held
+        ),
+        "",
+        "| Project | Draw | Commit | Format | About |",
+        "|---|---|---|---|---|",
+        *(
+            f"| `{row['repository']}` | {number} | `{row['commit']}` | {row['format']} | {row['about']} |"
+            for number, held in draws.items()
+            for row in held
+        ),
         "",
         *lines_of(rows),
     ]
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
+    pages = [row for row in rows if not why_none(row)]
+    return (
+        f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
+        f" on what clients upload, {sum(map(is_measured, pages))} of them with a"
+        f" measured attack, and {sum(row['traceback'] for row in rows)} in a traceback"
+    )
 
 
 if __name__ == "__main__":

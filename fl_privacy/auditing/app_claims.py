@@ -98,14 +98,14 @@ def begun_app(path: Path) -> ClaimedApp:
         return _begun_legacy(app, make, context)
     taken: dict[str, Any] = {}
 
-    def start(self: Strategy, grid: Any, initial_arrays: Any, num_rounds: int = 3, **more: Any) -> Any:
+    def start(original: Any, self: Strategy, grid: Any, initial_arrays: Any, num_rounds: int = 3, **more: Any) -> Any:
         taken.update(strategy=self, arrays=initial_arrays, rounds=num_rounds, config=more.get("train_config") or {})
         raise _Started
 
     ended = None  # an audit's own start would open its folder
     with (
-        replaced(Strategy, "start", lambda _: start),
-        replaced(AuditedStrategy, "start", lambda _: start),
+        replaced(Strategy, "start", start),
+        replaced(AuditedStrategy, "start", start),
         suppress(_Started),
     ):
         ended = attempt(lambda: server(LocalGrid(range(NODES)), context))

@@ -76,7 +76,7 @@ class FittedUploads:
                     self.problems[leaks.reason] = self.problems.get(leaks.reason, 0) + 1
                 else:
                     found += leaks
-        if fits and not models and fits[-1].kind != "trees":
+        if fits and not models and fits[-1].kind not in {"trees", "network"}:
             self.parameters.setdefault(client, []).append((list(sent.values()), list(reply.values())))
             self.fits.setdefault(client, []).append(fits[-1])
         return found

@@ -124,7 +124,7 @@ class Sandbox:
         return Wishes(
             temporary="",
             reads=tuple(places),
-            layered=tuple(caches().values()),
+            layered=(*([str(self.app)] if self.app.is_dir() else []), *caches().values()),
             hidden=(str(self.out), *(found for place in places for found in openings(place))),
             most_bytes=self.given.bounds.memory_mib << 20,
             most_processes=self.given.bounds.processes,

@@ -103,3 +103,14 @@ def test_code_that_nests_without_end_ends_in_no_traceback(tmp_path: Path, capsys
     (tmp_path / "client.py").write_text("import flwr as fl\nfl.client.start_client(client=None)\n")
     assert run_command_line(["audit", str(tmp_path), "--check"]) == 0
     assert "server.py is run as the server" in capsys.readouterr().out
+
+
+def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clinic: Path) -> None:
+    (clinic / "clinic" / "task.py").write_text("import helpers\ndef train(): ...\n")
+    assert "helpers, of its own" in check_app(read_app(clinic)).stops
+    (clinic / "clinic").rename(clinic / "src")
+    (clinic / "src" / "clinic").mkdir()
+    assert check_app(read_app(clinic)).modules
+    (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")
+    (clinic / "src" / "client_app.py").rename(clinic / "src" / "clinic" / "client_app.py")
+    assert not check_app(read_app(clinic)).modules

@@ -141,12 +141,51 @@ def test_a_notebook_is_a_script(tmp_path: Path) -> None:
     assert audited(folder, tmp_path / "out")["nodes"] == 3
 
 
+def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tmp_path: Path) -> None:
+    server = "how_many = int(input('Number of rounds? '))\nassert how_many == 1\n" + parts.SERVER
+    client = "import sys\nimport flwr as fl\nfrom network import FlowerClient\nwords = sys.argv\n"
+    client += "cid = int(words[1])\nport = words[2]\nassert port == '8080' and len(words) == 3\n"
+    client += "fl.client.start_numpy_client(server_address=f'127.0.0.1:{port}', client=FlowerClient(cid))\n"
+    folder = project(tmp_path / "a", server=server, client=client, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    assert not record["problems"] and record["models"]
+
+
+def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", app=parts.SIMULATION)
+    (folder / "inner" / "parts").mkdir(parents=True)
+    (folder / "inner" / "parts" / "network.py").write_text(parts.NETWORK)
+    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+
+
+def test_files_are_found_from_the_folder_above_and_a_script_may_call_what_it_imports(tmp_path: Path) -> None:
+    start = parts.SIMULATION.partition("if __name__")[0]
+    start += "def main():\n    assert open('conf/rounds.txt').read() == '1'\n"
+    start += "    fl.simulation.start_simulation(client_fn=client_fn, num_clients=3)\n"
+    go = "from federated import main\nfor _ in [0]:\n    main()\n"
+    folder = project(tmp_path / "a", code__go=go, code__federated=start, code__network=parts.NETWORK)
+    (folder / "conf").mkdir()
+    (folder / "conf" / "rounds.txt").write_text("1")
+    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+
+
+def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
+    named = "class Named(fl.server.strategy.FedAvg):\n    def configure_fit(self, rnd, parameters, client_manager):\n"
+    named += "        return super().configure_fit(rnd, parameters, client_manager)\n"
+    server = parts.SERVER.replace(
+        "fl.server.strategy.FedAvg(", "Named(fraction_eval=0.5, eval_fn=lambda weights: None, "
+    ).replace("\n\n", f"\n{named}\n", 1)
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    assert not record["problems"] and record["models"]
+
+
 def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     client = parts.CLIENT.replace('"--client-id", type=int', '"--hospital-name"')
     folder = project(tmp_path / "a", server=parts.SERVER, client=client, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out")
     assert any("--client-args" in problem for problem in record["problems"])
-    (folder / "server.py").write_text("import flwr as fl\nif input():\n    fl.server.start_server()\n")
+    (folder / "server.py").write_text("import flwr as fl\nif open('gone'):\n    fl.server.start_server()\n")
     assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2
     (folder / "server.py").write_text("import flwr as fl\nif 0:\n    fl.server.start_server()\n")
     assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2

@@ -2,14 +2,21 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.lent import trackers_left_out
-from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, stood_in, texts
+from fl_privacy.auditing.app.lent import cpu_lent, trackers_left_out
+from fl_privacy.auditing.app.scripts import parsed
+from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
+from fl_privacy.auditing.app.stood_in import Hooks, stood_in
+from fl_privacy.auditing.instrument.fitted import FittedBy
 from tests.selection import few
 
 HEAD = """
@@ -131,3 +138,121 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
 
         assert kept() == 3
     assert "wandb" not in sys.modules
+
+
+def drawing_of(code: str, folder: Path) -> Drawing:
+    (folder / "code.py").write_text(code)
+    return Drawing(list(parsed(folder).values()), folder)
+
+
+def test_columns_are_found_behind_constants_and_hold_the_texts_that_they_are_compared_with(tmp_path: Path) -> None:
+    code = "LABEL = 'Outcome'\nCOLS = ['Age', 'Sex']\nprint(df[COLS], df[LABEL])\n"
+    code += "df['Sex'] = df['Sex'].map({'M': 0, 'F': 1})\nsick = df['Outcome'] == 'ill'\n"
+    code += "y = df['Attrition'].values\n"
+    drawing = drawing_of(code, tmp_path)
+    table = drawing.table("patients.csv")
+    assert {"Age", "Sex", "Outcome"} <= {*table.columns}
+    assert {*table["Sex"]} == {"M", "F"} and {*table["Outcome"]} == {"ill", "other"}
+    assert table["Age"].dtype.kind == "f" and {*table["Attrition"]} == {0, 1}
+
+
+def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 2)
+    before, there = net.weight.detach().clone(), tmp_path / "there.pth"
+    torch.save({"weight": before + 1, "bias": net.bias.detach()}, there)
+    drawing = drawing_of("net = nn.Conv2d(1, 8, 3)", tmp_path)
+    with stood_in(drawing):
+        net.load_state_dict(torch.hub.load_state_dict_from_url("http://127.0.0.1:1/net.pth", model_dir=str(tmp_path)))
+        net.load_state_dict(torch.load("no_model.pt")["state_dict"])
+        assert torch.equal(net.weight, before) and "without trained weights" in drawing.in_words()
+        images, labels = torch.load("client_0_train.pt")[:4]
+        assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
+        net.load_state_dict(torch.load(there))
+    assert torch.equal(net.weight, before + 1)
+    with pytest.raises(FileNotFoundError):
+        torch.load("no_model.pt")
+
+
+def test_missing_folders_and_files_are_drawn_where_the_app_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawing = drawing_of("files = glob('*.jpg')\nof = {'no': 0, 'mild': 1, 'severe': 2}", tmp_path)
+    code = """
+import os, torch
+from PIL import Image
+assert sorted(os.listdir("scans/train")) == ["mild", "no", "severe"]
+assert len(os.listdir("scans/train/mild")) == 24 and Image.open("scans/train/mild/1.jpg").size == (64, 64)
+assert len(os.listdir("scans/normal")) == 72 and Image.open("elsewhere/9.png").size == (64, 64)
+with open("flows.csv") as file, open("made.csv", "w") as made:
+    made.write(file.readline())
+    assert sum(1 for _ in file) == 800
+assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 10_000])] == [500, 100]
+"""
+    with stood_in(drawing):
+        exec(code, {})
+        with pytest.raises(FileNotFoundError):
+            exec("import os; os.listdir('results')", {})
+    assert Path("made.csv").read_text().count("\n") == 1
+    with pytest.raises(FileNotFoundError):
+        exec("open('flows.csv')", {})
+
+
+def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with stood_in(drawing_of("", tmp_path)):
+        code = "import os\nos.makedirs('/sys/app/logs', exist_ok=True)\nopen('/sys/app/logs/a', 'w').write('b')\n"
+        exec(f"{code}assert os.listdir('/sys/app/logs') == ['a']", {})
+    assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
+
+
+def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> None:
+    drawing = drawing_of("fds = FederatedDataset(partitioner=NaturalIdPartitioner(partition_by='writer_id'))", tmp_path)
+    with stood_in(drawing):
+        assert len(torch.utils.data.Subset(range(9), [8])) == 1
+        assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
+        assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
+        assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
+        with pytest.raises(ValueError, match="train"):
+            drawing.saved("partitions/client_0")["train"]
+        assert {*drawing.saved("all")} == {"train", "test"}
+
+
+def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with cpu_lent() as asked:
+        net = torch.nn.Linear(2, 2).to(torch.device("cuda"))
+        assert net(torch.zeros(1, 2).to("cuda:0").cuda()).device.type == "cpu" and asked == ["cuda", "cuda:0"]
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1).to("cuda")
+
+
+def test_sets_of_keras_and_openml_have_their_shapes_and_the_page_names_them(tmp_path: Path) -> None:
+    hooks = Hooks(drawing_of("", tmp_path), lambda path, name: False)
+
+    def unreachable(*args: object) -> None:
+        raise OSError("no network")
+
+    (images, labels), (_, tests) = hooks.fetched(partial(hooks.keras, "cifar10"), unreachable)
+    assert images.shape == (600, 32, 32, 3) and labels.shape == (600, 1) and len(tests) == 200
+    rows = hooks.fetched(hooks.openml, unreachable, 554).get_data(dataset_format="array")[0]
+    assert rows.shape == (800, 785) and {*rows[:, -1]} == {*range(10)}
+    assert "Keras's cifar10" in hooks.drawing.in_words() and "mnist_784" in hooks.drawing.in_words()
+
+
+def test_trainings_of_keras_are_recorded_with_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Network:
+        def fit(self, x: object, y: object, epochs: int = 1) -> int:
+            return epochs
+
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(Model=type("Model", (Network,), {})))
+    fitted = FittedBy()
+    with fitted.looking():
+        network = sys.modules["keras"].Model()
+        assert network.fit(np.zeros((4, 2, 2)), np.eye(3)[[0, 2, 2, 1]], epochs=5) == 5
+        assert network.fit(np.zeros((2, 2)), np.array([[0.5], [1.0]])) == 1  # no classes
+    (fit,) = fitted.fits
+    assert fit.kind == "network" and fit.rows.shape == (4, 4) and fit.labels.tolist() == [0, 2, 2, 1]

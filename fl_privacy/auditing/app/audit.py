@@ -20,7 +20,8 @@ from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
 from fl_privacy.auditing.app.check import check_app
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, rounds_held, seeded, shown_as_it_is
 from fl_privacy.auditing.app.lent import lent_in_words
-from fl_privacy.auditing.app.stand_in import Drawing, drawn_for
+from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession, Show
@@ -108,6 +109,7 @@ def audit_app(
         session.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
         if app.scripts is not None:
             session.notes.append(app.scripts.in_words(app.folder))
+        session.notes += [started.note] if started.note else []
         if asked.seed is not None:
             seeded(asked.seed)
         grid = TappedGrid(range(nodes), started.client, config, asked.clients, tables=tables, node_config=node_config)
@@ -181,6 +183,8 @@ class AppAudit(AuditSession):
             self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
         if there.lent:
             self.notes.append(lent_in_words(there.lent))
+        if there.devices:
+            self.notes.append(f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.")
 
     def refresh(self) -> None:
         if time.perf_counter() - self._refreshed >= _REFRESHED:

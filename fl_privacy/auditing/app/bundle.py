@@ -1,17 +1,19 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
+import platform
 import shutil
+import sys
 import tempfile
 import tomllib
 import weakref
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import Scripts, find_scripts
-from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders
+from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded
 
 if TYPE_CHECKING:
@@ -58,17 +60,24 @@ class App:
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
-        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         try:
             with blamed_on(f"The app {self.name}"):
                 if self.scripts is not None:
                     return start_scripts(self.scripts, self.folder)
-                server, client = loaded(self.server, self.folder), loaded(self.client, self.folder)
+                server, client = self._loaded(self.server), self._loaded(self.client)
         except UserError as error:
-            if isinstance(error.__cause__, ModuleNotFoundError):
-                raise UserError(self._missing(error.__cause__)) from error.__cause__
-            raise
+            cause = error.__cause__
+            said = self._missing(cause) if isinstance(cause, ModuleNotFoundError) else str(error)
+            if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
+                said = (
+                    f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
+                    f" {platform.python_version()}: run fl-privacy with that Python."
+                )
+            if (scripts := None if self.scripts else find_scripts(self.folder)) is None:
+                raise UserError(said) from cause
+            begun = start_scripts(scripts, self.folder)
+            return replace(begun, note=f"{said} {scripts.in_words(self.folder)}")
         except FileNotFoundError as error:
             raise UserError(
                 f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
@@ -81,17 +90,28 @@ class App:
             )
         return Started(server=server, client=client, nodes=self.nodes)
 
+    def _loaded(self, reference: str) -> Any:
+        """Load an app; modules that it imports without their package are looked for in the whole folder."""
+        from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
+
+        sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
+        for _ in range(MOST_PLACES):
+            try:
+                return loaded(reference, self.folder)
+            except ModuleNotFoundError as error:
+                near = self.folder.joinpath(*reference.partition(":")[0].split("."))
+                places = [each for each in holders(self.folder, error.name or "", near) if each not in sys.path]
+                if not places:
+                    raise
+                sys.path.append(places[0])
+        return loaded(reference, self.folder)
+
     def _missing(self, error: ModuleNotFoundError) -> str:
-        module = error.name or "a module"
-        for reference in (self.server, self.client):
-            if reference.partition(":")[0].partition(".")[0] == module.partition(".")[0]:
-                return (
-                    f"The app {self.name} is expected to have the module {module}, which its pyproject.toml names in"
-                    f" {reference}, but {self.folder} has none: correct the name there."
-                )
-        return (
-            f"The app {self.name} imports {module}, which is not installed here: install what the app needs, or set"
-            " PYTHONPATH to the folder that holds it."
+        from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
+
+        return check_app(self).stops or (
+            f"The app {self.name} imports {error.name or 'a module'}, which neither its folder nor this Python has:"
+            " install what the app needs, or set PYTHONPATH to the folder that holds it."
         )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:

@@ -41,10 +41,17 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "serial": "pyserial",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
+    "tdc": "PyTDC",
     "torch_geometric": "torch-geometric",
     "yaml": "pyyaml",
 }
 """Module -> the distribution that has it, where the two are named differently."""
+
+_NOT_PUBLISHED = re.compile(
+    r"(my_?)?(data(set|loader|_?utils|_loader)?s?|utils?|helpers?|common|configs?|settings|models?|nets?|networks?"
+    r"|clients?|servers?|strateg(y|ies)|train(ing|er)?|tasks?|preprocess(ing)?|src|core|lib|app|constants)"
+)
+"""Names of a project's own modules, which no package index has under this meaning."""
 
 TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 """Functions of pandas that read a file."""
@@ -105,6 +112,11 @@ class Check:
             )
         if not self.missing:
             return ""
+        if own := [name for name in self.missing if _NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]:
+            return (
+                f"The app {self.app} imports {', '.join(own)}, of its own, which its folder does not have: set"
+                " PYTHONPATH to the folder that holds it."
+            )
         are, them = ("are", "them") if len(self.missing) > 1 else ("is", "it")
         return (
             f"The app {self.app} imports {', '.join(self.missing)}, which {are} not installed here:"
@@ -147,8 +159,8 @@ def install(requirements: Iterable[str]) -> str:
 def check_app(app: App) -> Check:
     """Read the code of ``app`` and say what it needs that is not here; nothing of it is run or imported."""
     files = parsed(app.folder)
-    entries, modules = _entries(app, files)
-    near = reached(entries, files)
+    begun, modules = entries(app, files)
+    near = reached(begun, files)
     own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
     own |= sys.stdlib_module_names
     asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
@@ -183,13 +195,15 @@ def check_app(app: App) -> Check:
     )
 
 
-def _entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
+def entries(app: App, files: Mapping[Path, SourceFile]) -> tuple[list[Path], list[str]]:
+    """Return the files of ``app`` that are loaded first, and the modules that it names and lacks."""
     if app.scripts is not None:
         return [app.scripts.server, *app.scripts.clients], []
     found, absent = [], []
     for reference in (app.server, app.client):
         inner = Path(*reference.partition(":")[0].split("."))
-        places = [app.folder / inner.with_suffix(".py"), app.folder / inner / "__init__.py"]
+        roots = (app.folder, app.folder / "src")
+        places = [root / path for root in roots for path in (inner.with_suffix(".py"), inner / "__init__.py")]
         there = next((path for path in places if path in files), None)
         if there is not None:
             found.append(there)

@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.lent import moved_names_lent, trackers_left_out
+from fl_privacy.auditing.app.lent import cpu_lent, moved_names_lent, trackers_left_out
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -56,6 +56,7 @@ class Around:
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
         lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
+        devices: devices that it names and this machine lacks.
     """
 
     data: set[str]
@@ -63,6 +64,7 @@ class Around:
     audits: list[bool]
     lent: list[str]
     silent: list[str]
+    devices: list[str]
 
 
 @contextmanager
@@ -82,13 +84,13 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
         stack.callback(os.chdir, before)
         audits = list[bool]()
 
-        def start(self: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
+        def start(original: Any, audited: AuditedStrategy, *args: Any, **kwargs: Any) -> Any:
             audits.append(True)
-            return self.strategy.start(*args, **kwargs)
+            return audited.strategy.start(*args, **kwargs)
 
-        stack.enter_context(replaced(AuditedStrategy, "start", lambda original: start))
+        stack.enter_context(replaced(AuditedStrategy, "start", start))
         lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
-        yield Around(data, missing, audits, lent, silent)
+        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()))
 
 
 @contextmanager
@@ -106,26 +108,20 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     if folder is not None and not folder.is_dir():
         raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
 
-    def redirected(original: Any) -> Any:
-        def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
-            if str(path) in FORMATS or Path(str(path)).exists():
-                return original(path, name, *args, split=split, **kwargs)
-            asked.add(str(path))
-            found = None if folder is None else find_mirrored(folder, str(path), name)
-            if found is None:
-                raise FileNotFoundError(f"{path} is not in the mirror {folder}")
-            kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
-            for file in kept:
-                files.setdefault(file.stem.partition("-")[0], []).append(str(file))
-            return original(KINDS[kept[0].suffix], data_files=files, split=split)
+    def redirected(original: Any, path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
+        if str(path) in FORMATS or Path(str(path)).exists():
+            return original(path, name, *args, split=split, **kwargs)
+        asked.add(str(path))
+        found = None if folder is None else find_mirrored(folder, str(path), name)
+        if found is None:
+            raise FileNotFoundError(f"{path} is not in the mirror {folder}")
+        kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
+        for file in kept:
+            files.setdefault(file.stem.partition("-")[0], []).append(str(file))
+        return original(KINDS[kept[0].suffix], data_files=files, split=split)
 
-        return load
-
-    def alone(original: Any) -> Any:
-        def mapped(self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
-            return original(self, *args, **kwargs)
-
-        return mapped
+    def alone(original: Any, self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs)
 
     library = importlib.import_module("datasets")
     mirror = replaced(library, "load_dataset", redirected) if folder is not None else nullcontext()
@@ -179,17 +175,12 @@ def copied_files(app: Path, into: Path) -> str:
 def rounds_held(rounds: int | None) -> Iterator[None]:
     """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
 
-    def started(original: Any) -> Any:
-        signature = inspect.signature(original)
-
-        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            if rounds is not None and isinstance(number := given.arguments["num_rounds"], int):
-                given.arguments["num_rounds"] = min(number, rounds)
-            return original(*given.args, **given.kwargs)
-
-        return start
+    def started(original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.apply_defaults()
+        if rounds is not None and isinstance(number := given.arguments["num_rounds"], int):
+            given.arguments["num_rounds"] = min(number, rounds)
+        return original(*given.args, **given.kwargs)
 
     with replaced(Strategy, "start", started), replaced(LegacyServer, "fit", started):
         yield
@@ -247,37 +238,31 @@ class LoadedBy:
             if importlib.util.find_spec("flwr_datasets") is not None:
                 loaded_when_used("seaborn")  # imported by its plots
                 owner = importlib.import_module("flwr_datasets").FederatedDataset
-                stack.enter_context(replaced(owner, "load_partition", self._around))
+                stack.enter_context(replaced(owner, "load_partition", self.on_partition))
             if importlib.util.find_spec("pandas") is not None:
                 pandas = importlib.import_module("pandas")
                 for name in (name for name in READERS if hasattr(pandas, name)):
-                    stack.enter_context(replaced(pandas, name, self._around_reading))
+                    stack.enter_context(replaced(pandas, name, self.on_table))
             yield
 
-    def _around_reading(self, read: Any) -> Any:
-        def table(*args: Any, **kwargs: Any) -> Any:
-            found = read(*args, **kwargs)
-            short = attempt(lambda: len(found) <= self._answered)  # a table in pieces has no length
-            written = attempt(lambda: Path(args[0]).stat().st_mtime) if args and short is True else 0.0
-            if not isinstance(written, Failure) and written > self._since:
-                return found
-
-            def numbers() -> dict[str, np.ndarray]:
-                chosen = [name for name in found.columns if found[name].dtype.kind in "iuf"]
-                return {str(name): found[name].to_numpy()[:MOST_ROWS] for name in chosen}
-
-            self._tables.update(_or_else(numbers, {}))
+    def on_table(self, read: Any, *args: Any, **kwargs: Any) -> Any:
+        found = read(*args, **kwargs)
+        short = attempt(lambda: len(found) <= self._answered)  # a table in pieces has no length
+        written = attempt(lambda: Path(args[0]).stat().st_mtime) if args and short is True else 0.0
+        if not isinstance(written, Failure) and written > self._since:
             return found
 
-        return table
+        def numbers() -> dict[str, np.ndarray]:
+            chosen = [name for name in found.columns if found[name].dtype.kind in "iuf"]
+            return {str(name): found[name].to_numpy()[:MOST_ROWS] for name in chosen}
 
-    def _around(self, load: Any) -> Any:
-        def loaded(*args: Any, **kwargs: Any) -> Any:
-            found = load(*args, **kwargs)
-            self._partitions.append(found)
-            return found
+        self._tables.update(_or_else(numbers, {}))
+        return found
 
-        return loaded
+    def on_partition(self, load: Any, *args: Any, **kwargs: Any) -> Any:
+        found = load(*args, **kwargs)
+        self._partitions.append(found)
+        return found
 
     def of(self, seen: Watched, fits: Sequence[Fitted] = ()) -> Loaded:
         columns, (rows, labels) = dict(self._tables), _rows(seen)
@@ -289,6 +274,7 @@ class LoadedBy:
         for fit in fits[-1:] if labels is None else ():
             names, numbers = np.unique(fit.labels, return_inverse=True)
             plain = names.dtype.kind != "f" or bool((names == names.round()).all())
+            numbers = fit.labels if fit.kind == "network" else numbers  # an output of its own for each number
             labels = numbers if plain and len(names) <= MOST_CLASSES else None
             rows, examples = [*rows, fit.rows[:MOST_ROWS]], examples or len(fit.rows)
         return Loaded(rows=rows, columns=columns, labels=labels, examples=examples)

@@ -1,7 +1,8 @@
-"""What apps are lent: names that Flower had since version 1.8 and has elsewhere now, and packages that only report."""
+"""What apps are lent: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,6 +11,10 @@ from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+import torch
+
+from fl_privacy.auditing.instrument.watch import replaced
 
 _COMPAT = "flwr.compat.common"
 
@@ -72,8 +77,14 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier name -> its present name, in the modules above."""
 
-TRACKERS = ("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX")
-"""Packages that report a run elsewhere, which an audit goes without where they are not installed."""
+_OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
+"""Earlier option of Flower's strategies -> its present name."""
+
+TRACKERS = (
+    *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
+    *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
+)
+"""Packages that report or show a run, which an audit goes without where they are not installed."""
 
 
 def lent_in_words(lent: list[str]) -> str:
@@ -89,6 +100,21 @@ def moved_names_lent() -> Iterator[list[str]]:
     """Provide the names of ``HOMES``, where missing, until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
+        if importlib.util.find_spec("flwr_datasets") is not None:
+            sets: Any = importlib.import_module("flwr_datasets").FederatedDataset
+            if not hasattr(sets, "load_full"):  # as before version 0.3
+                sets.load_full = sets.load_split
+                stack.callback(delattr, sets, "load_full")
+        proxy = importlib.import_module("flwr.server.compat.grid_client_proxy").GridClientProxy
+        servers = importlib.import_module("flwr.server.server")
+        for owner, names in (
+            (proxy, ("get_properties", "get_parameters", "fit", "evaluate")),
+            (servers, ("fit_clients", "evaluate_clients")),
+        ):
+            for name in names:
+                stack.enter_context(replaced(owner, name, _grouped))
+        fedavg = importlib.import_module("flwr.server.strategy").FedAvg
+        stack.enter_context(replaced(fedavg, "__init__", _with_present_options))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -107,6 +133,19 @@ def moved_names_lent() -> Iterator[list[str]]:
             else:
                 stack.callback(setattr, module, "__getattr__", before)
         yield asked
+
+
+def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ask a client as before Flower 1.7, without a group of messages."""
+    named = "group_id" in inspect.signature(original).bind_partial(*args, **kwargs).arguments
+    return original(*args, **(kwargs if named else {**kwargs, "group_id": None}))
+
+
+def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
+    """Make a strategy with options as before Flower 1.0."""
+    if eval_fn is not None:
+        kwargs["evaluate_fn"] = lambda server_round, weights, config: eval_fn(weights)
+    original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
 def _lender(place: str, before: Any, asked: list[str]) -> Any:
@@ -130,6 +169,36 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
         raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return lend
+
+
+@contextmanager
+def cpu_lent() -> Iterator[list[str]]:
+    """Let code that names a GPU where there is none run on the CPU; list the asked devices until the block ends."""
+    asked: list[str] = []
+
+    def on_cpu(value: Any) -> Any:
+        if not isinstance(value, str | torch.device) or not str(value).startswith("cuda"):
+            return value
+        asked.extend([] if str(value) in asked else [str(value)])
+        return torch.device("cpu")
+
+    def moved(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
+
+    def loaded(original: Any, file: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        return original(file, on_cpu(map_location or "cpu"), *args, **kwargs)
+
+    if torch.cuda.is_available():
+        yield asked
+        return
+    plain = torch.Tensor.to
+    torch.Tensor.to = lambda *args, **kwargs: moved(plain, *args, **kwargs)  # type: ignore[method-assign]
+    torch.Tensor.cuda = lambda self, *args, **kwargs: self.cpu()  # type: ignore[method-assign]
+    with replaced(torch.nn.Module, "to", moved), replaced(torch, "load", loaded):
+        try:
+            yield asked
+        finally:
+            del torch.Tensor.to, torch.Tensor.cuda  # of their base again
 
 
 class _Silent(ModuleType):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
-from fl_privacy.auditing.app.scripts import dotted
+from fl_privacy.auditing.app.scripts import constant, dotted
 from fl_privacy.errors import visible
 from fl_privacy.site.gate.entries import epsilon_of
 
@@ -181,7 +181,7 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
     own = plain or name in {"builtins.eval", "builtins.exec"}
     if last in DANGEROUS and (_top(name) in {"os", "subprocess"} or own):
         found.runs.append(CodeNote(what=name, where=where))
-    if any(k.arg == "trust_remote_code" and _constant(k.value) is True for k in node.keywords):
+    if any(k.arg == "trust_remote_code" and constant(k.value) is True for k in node.keywords):
         found.runs.append(CodeNote(what=f"code that {name or 'a call'} fetches (trust_remote_code)", where=where))
     if last == "read_pickle":
         found.pickles.append(CodeNote(what=name, where=where))
@@ -196,14 +196,14 @@ def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
     for each in node.decorator_list:
         called = each.func if isinstance(each, ast.Call) else None
         if isinstance(called, ast.Attribute) and called.attr in ANSWERS and dotted(called.value) == app:
-            given = _constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
+            given = constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
             what = f"{called.attr}.{given}" if isinstance(given, str) else called.attr
             found.answers.append(CodeNote(what=what, where=f"{file}:{node.lineno}"))
 
 
 def _local_claim(node: ast.Call) -> str:
-    told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(_constant, node.args), strict=False))
-    told |= {k.arg: _constant(k.value) for k in node.keywords if k.arg}
+    told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(constant, node.args), strict=False))
+    told |= {k.arg: constant(k.value) for k in node.keywords if k.arg}
     clip, sensitivity, epsilon = (_finite(told.get(name)) for name in ("clipping_norm", "sensitivity", "epsilon"))
     if clip is None or sensitivity is None or epsilon is None or sensitivity < 0:
         return ""
@@ -241,13 +241,6 @@ def _finite(value: object) -> float | None:
     try:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
-        return None
-
-
-def _constant(node: ast.AST) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
 
 

@@ -20,6 +20,9 @@ STARTS = SIMULATIONS | SERVERS | CLIENTS
 MOST_FILES, MOST_BYTES, MOST_LISTED = 2000, 4 << 20, 100_000
 """Largest number of files that are searched, size of one in bytes, and number of files that are listed."""
 
+MOST_PLACES = 6
+"""Largest number of folders that are added to a project's search path."""
+
 _LEFT_OUT = {"venv", "env", "site-packages", "node_modules", "__pycache__", "tests", "test"}
 _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(
@@ -111,9 +114,20 @@ class SourceFile:
             return True
         if any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body):
             return True
+        return any(map(self.begins, self._calls))
+
+    @property
+    def calls_imported(self) -> bool:
+        """Return whether running the file calls something that it imports by name."""
+        imported = (node for node in ast.walk(self.tree) if isinstance(node, ast.ImportFrom))
+        names = {alias.asname or alias.name for node in imported for alias in node.names}
+        return any(called(each) in names for each in self._calls)
+
+    @cached_property
+    def _calls(self) -> list[ast.Call]:
         kinds = ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef
         run = (each for node in self.tree.body if not isinstance(node, kinds) for each in ast.walk(node))
-        return any(isinstance(each, ast.Call) and self.begins(each) for each in run)
+        return [each for each in run if isinstance(each, ast.Call)]
 
 
 def find_scripts(
@@ -140,9 +154,11 @@ def find_scripts(
     if server is not None:
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
-        scripts = [path for path, each in files.items() if each.is_script]
-        starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
-        found = _chosen(folder, starts, files, notes)
+        found = None
+        for kind in ("is_script", "calls_imported"):
+            scripts = [path for path, each in files.items() if getattr(each, kind)]
+            starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
+            found = found or _chosen(folder, starts, files, notes)
         if found is None:
             return None
         chosen, of_clients = found
@@ -215,6 +231,20 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
                         yield path
 
 
+def holders(folder: Path, module: str, near: Path) -> list[str]:
+    """List the folders of a project that hold ``module``, the one nearest to the folder ``near`` first."""
+    top = module.partition(".")[0]
+    if not top.isidentifier():
+        return []
+    found = (path.parent for path in chain(folder.rglob(f"{top}.py"), folder.rglob(f"{top}/")))
+    own = {path for path in islice(found, MOST_FILES) if not _LEFT_OUT & set(path.relative_to(folder).parts)}
+
+    def away(path: Path) -> tuple[int, str]:
+        return -sum(path.is_relative_to(each) for each in (near, *near.parents)), str(path)
+
+    return [str(path) for path in sorted(own, key=away)]
+
+
 def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
     """Return the files at ``paths`` and all files of the project that they import, directly or not."""
     seen, left = set(paths), [path for path in paths if path in files]
@@ -271,28 +301,49 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             if not flags or "action" in told:
                 continue
             flag = next((each for each in flags if each.startswith("--")), flags[0])
-            name = flag.lstrip("-").lower()
             needed = not flag.startswith("-") or constant(told.get("required")) is True
-            value, choices, first = None, constant(told.get("choices")), _first_of_range(told.get("choices"))
+            name, choices = flag.lstrip("-").lower(), constant(told.get("choices"))
+            first = _first_of_range(told.get("choices"))
             if of_client and name and _OF_CLIENT.match(name):
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
                 value = value or (f"{{partition+{first}}}" if first else "{partition}")
-            elif _COUNT.match(name):
-                value = "{nodes}" if needed else None
-            elif needed and _ADDRESS.search(name):
-                value = "127.0.0.1:8080"
             elif needed:
-                usual = next((text for words, text in _USUAL if words.match(name)), None)
-                value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual
+                value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual_for(name)
                 value = str(first) if value is None and first is not None else value
+            else:
+                value = None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
-    taken = [node for tree in trees[:1] for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
-    places = [constant(node.slice) for node in taken if dotted(node.value).endswith("argv")]
-    if of_client and any(isinstance(place, int) and place >= 1 for place in places):
-        yield "{partition}"
+    yield from _of_argv(trees[0], of_client=of_client) if trees else ()
+
+
+def usual_for(name: str, *, of_client: bool = False) -> str | None:
+    """Return the usual value of an option or a question by its name, or ``None``."""
+    if of_client and name and _OF_CLIENT.match(name):
+        return "{partition}"
+    if _COUNT.match(name):
+        return "{nodes}"
+    return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
+
+
+def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
+    """Yield values for ``sys.argv[1]`` and so on, by the names that they are assigned to."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    lists = {dotted(each) for node in assigned if dotted(node.value).endswith("argv") for each in node.targets}
+    names: dict[int, str] = {}
+    for node in [*assigned, tree]:
+        name = dotted(node.targets[0]).rpartition(".")[2].lower() if isinstance(node, ast.Assign) else ""
+        for each in ast.walk(node):
+            if isinstance(each, ast.Subscript) and (dotted(each.value).endswith("argv") or dotted(each.value) in lists):
+                place = constant(each.slice)
+                names.setdefault(place if isinstance(place, int) else 0, name)
+    if not of_client and not any(map(usual_for, names.values())):
+        return
+    for place in range(1, max(names, default=0) + 1):
+        value = usual_for(names.get(place, ""), of_client=of_client)
+        yield value or ("{partition}" if of_client and place == 1 else "1")
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

@@ -1,25 +1,17 @@
-"""Drawn examples where an app's data are missing: what it asks for is answered in the form it expects."""
+"""Drawn examples where an app's data are missing, in the form that its code asks for."""
 
 import ast
 import importlib
-import importlib.util
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy.ndimage import zoom
 
-from fl_privacy.auditing.app.bundle import App
-from fl_privacy.auditing.app.check import TABLES
-from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
-from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, parsed, reached
-from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
 TRAIN, TEST = 600, 200
 """Numbers of drawn examples."""
@@ -41,6 +33,16 @@ sad happy price of stock rose market closed team won game last night police said
 shows coffee may help sleep school opens again children learn to read number of new cases fell
 """
 _WORDS = _TEXT.split()
+
+
+class NoWeights(dict[str, Any]):
+    """Stands for weights that are not here: a network that would load them, or a part of them, stays as it is."""
+
+    def __missing__(self, key: str) -> "NoWeights":
+        return self
+
+    def __fspath__(self) -> str:
+        return "no-weights"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +83,25 @@ OF_TORCHVISION: dict[str, Shape] = {
     "STL10": Shape(side=96),
 }
 
-_DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
+OF_KERAS: dict[str, Shape] = {
+    **dict.fromkeys(("mnist", "fashion_mnist"), Shape(side=28, channels=1)),
+    "cifar10": Shape(),
+    "cifar100": Shape(classes=100),
+}
+
+DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
 """Suffixes of files that are drawn where they are missing."""
 
+_OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
+"""Name of a folder of data, not of one class."""
+
+OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
+"""Name of a file of weights."""
+
+_PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
+
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
+_LABELED = re.compile(r"(target|label|class|outcome)_?(col|name|field|var)", re.IGNORECASE)
 _FEATURES = re.compile(r"^(num|n|number_of)_?(features|inputs?)$|^(input|in)_?(dim|size|features)$", re.IGNORECASE)
 
 
@@ -141,30 +158,53 @@ class Drawing:
     """
 
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
-        self._folder, self._seed = folder, seed
+        self.files, self._seed = folder, seed
         self.asked: dict[str, str] = {}
+        self.class_names = list[str]()
+        self._colors, self._ids, self._classed = 0, set[str](), set[str]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
-        for node in (node for file in files for node in ast.walk(file.tree)):
+        self.values: dict[str, list[str]] = {}
+        nodes = [node for file in files for node in ast.walk(file.tree)]
+        assigned = ((dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets)
+        self._constants = {name: node.value for name, node in assigned if name.isupper()}
+        modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        self._imported = {name.partition(".")[0] for name in modules}
+        for node in nodes:
             self._look(node, named, features, layers)
         widths = [(first, last) for first, last in layers if isinstance(last, int)]
         outer = [last for _, last in widths if 1 <= last <= 200]
         self.classes = max(named[0] if named else min(outer) if outer else 0, 0)
         firsts = [first for first, _ in widths if isinstance(first, int)]
         self.features = features[0] if features else firsts[0] if firsts else 0
+        texts = (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+        self._suffix = next((found[0].lower() for found in map(_PICTURE.search, texts) if found), ".png")
+
+    def uses(self, *packages: str) -> bool:
+        return not self._imported.isdisjoint(packages)
+
+    def _value(self, node: ast.AST | None) -> object:
+        """Return the value of a literal, also of one that is named by a constant, or that lists such."""
+        node = self._constants.get(dotted(node), node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.List | ast.Tuple):
+            return [self._value(each) for each in node.elts]
+        return constant(node)
 
     def _look(self, node: ast.AST, named: list[int], features: list[int], layers: list[list[Any]]) -> None:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
-            self.names += _names(constant(node.slice))
+            self.names += _names(self._value(node.slice))
         elif isinstance(node, ast.Assign):
-            pairs = [(dotted(target).rpartition(".")[2], constant(node.value)) for target in node.targets]
+            pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
+            for key, value in pairs:
+                self._note_classes(key, value)
+            answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
+            read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
+            self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
+        elif isinstance(node, ast.Compare) and isinstance(node.left, ast.Subscript):
+            self._note_values(node.left, map(self._value, node.comparators))
         elif isinstance(node, ast.Call):
-            pairs = [(each.arg or "", constant(each.value)) for each in node.keywords]
-            for key, value in [*pairs, *(("", constant(each)) for each in node.args if called(node) == "drop")]:
-                if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
-                    self.names += _names(value)
-            if called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
-                layers.append([constant(node.args[0]), constant(node.args[1])])
+            pairs = self._look_at_call(node, layers)
         elif isinstance(node, ast.FunctionDef):
             given = node.args.args[len(node.args.args) - len(node.args.defaults) :]
             pairs = [(each.arg, constant(value)) for each, value in zip(given, node.args.defaults, strict=True)]
@@ -172,8 +212,43 @@ class Drawing:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []
                 features += [value] if _FEATURES.match(key) and value <= 100_000 else []
-            elif isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE):
+            elif (isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE)) or _LABELED.search(key):
                 self.names += _names(value)
+
+    def _look_at_call(self, node: ast.Call, layers: list[list[Any]]) -> list[tuple[str, object]]:
+        pairs = [(each.arg or "", self._value(each.value)) for each in node.keywords]
+        for key, value in [*pairs, *(("", self._value(each)) for each in node.args if called(node) == "drop")]:
+            if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
+                self.names += _names(value)
+            self._ids |= {*_names(value)} if key == "partition_by" else set()
+        first = constant(node.args[0]) if node.args else None
+        if called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
+            layers.append([first, constant(node.args[1])])
+        elif called(node) == "Conv2d" and first in (1, 3):
+            self._colors = self._colors or int(str(first))
+        elif called(node) in {"map", "replace"} and isinstance(node.func, ast.Attribute) and isinstance(first, dict):
+            self._note_values(node.func.value, first)
+        return pairs
+
+    def _note_classes(self, key: str, value: object) -> None:
+        """Note names of classes: a list of that name, or numbers from 0 by name."""
+        names = _names([*value]) if isinstance(value, list | dict) else []
+        listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
+        numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
+        if (listed or numbered) and len(names) > 1:
+            self.class_names = self.class_names or names
+
+    def _note_values(self, of: ast.AST, values: Iterable[object]) -> None:
+        name = self._value(of.slice) if isinstance(of, ast.Subscript) else None
+        if isinstance(name, str) and (told := [each for each in values if isinstance(each, str)]):
+            self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *told]))
+
+    def _column(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
+        """Draw a column, of texts that the code compares it with, if any."""
+        if told := self.values.get(name):
+            told = told if len(told) > 1 else [*told, "other"]
+            return [told[n] for n in labels(number, len(told))]
+        return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
 
     def note(self, asked: str, drawn: str) -> None:
         self.asked[asked] = drawn
@@ -192,7 +267,8 @@ class Drawing:
         )
 
     def saved(self, path: object) -> Any:
-        return self.hub(str(path), None, None)
+        named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)
+        return self.hub(str(path), None, ("test" if named[1] else "train") if named else None)
 
     def hub(self, path: str, name: object, split: object) -> Any:
         """Draw a data set of the hub by its name or, of an unknown one, by the columns that the code names."""
@@ -200,6 +276,9 @@ class Drawing:
         known = f"{path} {name if isinstance(name, str) else ''}".lower().strip()
         parts = {"train": TRAIN, "test": TEST}
         made = {part: hf.Dataset.from_dict(*self._columns(hf, known, number)) for part, number in parts.items()}
+        for part, number in parts.items():
+            for each in self._ids - {*made[part].column_names}:
+                made[part] = made[part].add_column(each, [str(n // 40) for n in range(number)])
         kind = "pictures" if any(str(f).startswith("Image") for f in made["train"].features.values()) else "examples"
         self.note(path, f"{TRAIN} drawn {kind} with {', '.join(made['train'].column_names)}")
         if isinstance(split, str):
@@ -235,7 +314,7 @@ class Drawing:
             kinds, drawn[worded[0]] = {worded[0]: hf.Value("string"), **kinds}, texts(number, classes, rng)
         else:
             for each in names:
-                drawn.setdefault(each, column(each, number, classes, rng))
+                drawn.setdefault(each, self._column(each, number, classes, rng))
             return drawn, None
         return drawn, hf.Features(kinds)
 
@@ -252,6 +331,8 @@ class Drawing:
         rest = [name for name in names if name not in label]
         rest += [f"feature_{n}" for n in range(len(rest), self.features or max(len(rest), 10))]
 
+        drawn_column = self._column
+
         class Table(pandas.DataFrame):  # type: ignore[name-defined]
             @property
             def _constructor(self) -> Any:
@@ -260,14 +341,14 @@ class Drawing:
             def __getitem__(self, key: Any) -> Any:
                 for each in key if isinstance(key, list) else [key]:
                     if isinstance(each, str) and each not in self.columns:
-                        self[each] = column(each, len(self), classes, rng)
+                        self[each] = drawn_column(each, len(self), classes, rng)
                 return super().__getitem__(key)
 
             def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
                 return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
 
         number = TRAIN + TEST
-        drawn = {name: column(name, number, classes, rng) for name in [*rest, *label]}
+        drawn = {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         order = rng.permutation(number)
         return Table(drawn).iloc[order].reset_index(drop=True)
@@ -285,11 +366,21 @@ class Drawing:
             drawn = pictures(number, shape, rng)
             return drawn[..., 0] if shape.channels == 1 else drawn
 
+        class Archive(dict[str, np.ndarray]):
+            def __missing__(self, key: str) -> np.ndarray:
+                return self.setdefault(key, array(key))
+
+            def __enter__(self) -> "Archive":
+                return self
+
+            def __exit__(self, *args: object) -> None:
+                return None
+
         if not str(path).endswith(".npz"):
             return array(Path(str(path)).stem)
         usual = ("x_train", "y_train", "x_test", "y_test")
         named = (name for name in self.names if LABEL.search(name) or IMAGE.search(name))
-        return {key: array(key) for key in dict.fromkeys([*usual, *named])}
+        return Archive({key: array(key) for key in dict.fromkeys([*usual, *named])})
 
     def lines(self, path: object) -> np.ndarray:
         """Draw rows of numbers, the class in the last column."""
@@ -298,148 +389,58 @@ class Drawing:
         drawn = numbers(TRAIN + TEST, self.features or 10, classes, self.rng(str(path)))
         return np.concatenate([drawn, labels(len(drawn), classes)[:, None]], axis=1)
 
-    def folder(self, root: object) -> Path:
-        """Write a folder of pictures for each class, and return it."""
-        classes = self.classes or 2
-        made = self._folder / "stand-in" / re.sub(r"\W+", "_", str(root))
-        shape, rng = Shape(side=64, classes=classes), self.rng(str(root))
-        if not made.is_dir():
-            for number, image in enumerate(self._as_images(24 * classes, shape, rng)):
-                place = made / f"class_{number % classes}"
-                place.mkdir(parents=True, exist_ok=True)
-                image.save(place / f"{number}.png")
-        self.note(str(root), f"{24 * classes} drawn pictures in {classes} folders")
+    def saved_by_torch(self, path: object) -> Any:
+        """Stand for weights or, by its name, draw a data set: pictures for a network that convolves, else rows."""
+        if OF_MODEL.search(Path(str(path)).stem):
+            return NoWeights()
+        torch, classes, rng = importlib.import_module("torch"), max(self.classes, 2), self.rng(str(path))
+        number = TEST if re.search("test|val", str(path)) else TRAIN
+        self.note(str(path), f"{number} drawn examples")
+        if self._colors:
+            side = Shape(side=28 if self._colors == 1 else 32, channels=self._colors, classes=classes)
+            drawn = pictures(number, side, rng).transpose(0, 3, 1, 2) / 255
+        else:
+            drawn = numbers(number, self.features or 10, classes, rng)
+        rows, given = torch.tensor(drawn).float(), torch.tensor(labels(number, classes)).long()
+        return torch.utils.data.TensorDataset(rows, given)
+
+    def picture(self, path: object) -> Any:
+        """Draw the picture of a file."""
+        self.note(str(Path(str(path)).parent), "drawn pictures")
+        return self._as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
+
+    def written(self, path: Path) -> Path:
+        """Write a drawn table, or lines of text, and return its file."""
+        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(path))
+        if not made.exists():
+            made.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".txt":
+                self.note(str(path), f"{TRAIN} drawn lines of text")
+                made.write_text("\n".join(texts(TRAIN, 1, self.rng(str(path)))), encoding="utf-8")
+            else:
+                self.table(path).to_csv(made, sep="\t" if path.suffix == ".tsv" else ",", index=False)
         return made
 
+    def folder(self, root: object) -> Path:
+        """Write a folder of pictures for each class, and return it."""
+        made = self.files / "stand-in" / re.sub(r"\W+", "_", str(root))
+        self.fill(made, str(root), by_class=True)
+        return made
 
-@contextmanager
-def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
-    """Draw what ``app`` loads and is neither here nor in ``mirror``; see ``stood_in``."""
-    code = parsed(app.folder)
-    entries = [path for path in code if app.scripts is None or path in (app.scripts.server, *app.scripts.clients)]
-    drawing = Drawing(reached(entries, code), files, seed)
-    with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
-        yield drawing
-
-
-@contextmanager
-def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
-    """Answer by ``drawing`` whatever the app loads and is not here, until the block ends.
-
-    ``mirror`` says whether a folder has the data set of that name and configuration; then it is loaded as it is.
-    """
-    saved, lines = partial(_if_missing, drawing.saved), partial(_if_missing, drawing.lines)
-    arrays = {"load": partial(_if_missing, drawing.archive), "loadtxt": lines, "genfromtxt": lines}
-    hub = {"load_dataset": partial(_of_hub, drawing, mirror), "load_from_disk": saved}
-    tables = dict.fromkeys(TABLES, partial(_if_missing, drawing.table))
-    with ExitStack() as stack:
-        for module, hooks in (("datasets", hub), ("numpy", arrays), ("pandas", tables)):
-            if importlib.util.find_spec(module) is not None:
-                library = importlib.import_module(module)
-                for name in filter(partial(hasattr, library), hooks):
-                    stack.enter_context(replaced(library, name, hooks[name]))
-        if importlib.util.find_spec("torchvision") is not None:
-            vision = importlib.import_module("torchvision.datasets")
-            for name in OF_TORCHVISION:
-                if "__init__" in vars(getattr(vision, name)):  # others inherit it
-                    stack.enter_context(replaced(getattr(vision, name), "__init__", partial(_of_vision, drawing)))
-            stack.enter_context(replaced(vision.ImageFolder, "__init__", partial(_of_folder, drawing)))
-        if importlib.util.find_spec("sklearn") is not None:
-            learn = importlib.import_module("sklearn.datasets")
-            for name in (each for each in dir(learn) if each.startswith("fetch_")):
-                stack.enter_context(replaced(learn, name, partial(_of_sklearn, drawing, name)))
-        for owner, names in ((os.path, ("exists", "isfile")), (Path, ("exists", "is_file"))):
-            for name in names:
-                stack.enter_context(replaced(owner, name, _is_there))
-        yield drawing
-
-
-def _is_there(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a script that looks for a table or an array before it reads it go on: the reader draws it."""
-
-    def looked(path: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(path, *args, **kwargs) or Path(str(path)).suffix.lower() in _DRAWN
-
-    return looked
+    def fill(self, made: Path, asked: str = "", *, by_class: bool = False) -> None:
+        """Write pictures to a folder that is missing, in folders of classes unless its name is that of one class."""
+        names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
+        classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
+        by_class = by_class or bool(_OF_DATA.search(made.name))
+        if made.is_dir():
+            return
+        for number, image in enumerate(self._as_images(24 * classes, Shape(side=64, classes=classes), rng)):
+            place = made / names[number % classes] if by_class else made
+            place.mkdir(parents=True, exist_ok=True)
+            image.save(place / f"{number}{self._suffix}")
+        self.note(asked, f"{24 * classes} drawn pictures{f' in {classes} folders' * by_class}")
 
 
 def _names(value: object) -> list[str]:
     found = value if isinstance(value, list | tuple) else [value]
     return [each for each in found if isinstance(each, str) and 0 < len(each) <= 60 and "/" not in each]
-
-
-def _of_hub(drawing: Drawing, mirror: Callable[[str, object], bool], original: Any) -> Any:
-    def load(path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
-        if str(path) in FORMATS or os.access(str(path), os.F_OK) or mirror(str(path), name):
-            return original(path, name, *args, split=split, **kwargs)
-        return drawing.hub(str(path), name, split)
-
-    return load
-
-
-def _if_missing(draw: Callable[[object], Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    def read(*args: Any, **kwargs: Any) -> Any:
-        named = (value for key, value in kwargs.items() if "path" in key or key == "file")
-        path = args[0] if args else next(named, "")
-        there = not isinstance(path, str | Path) or os.access(path, os.F_OK)
-        return original(*args, **kwargs) if there else draw(path)
-
-    return read
-
-
-def _of_vision(drawing: Drawing, original: Any) -> Any:
-    def init(self: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
-        with suppress(RuntimeError, OSError):
-            original(self, root, *args, **{**kwargs, "download": False})
-            return
-        name = next((each.__name__ for each in type(self).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
-        shape, torch = OF_TORCHVISION[name], importlib.import_module("torch")
-        words = {"EMNIST": ("split", "train"), "SVHN": ("split",), "STL10": ("split",)}.get(name, ("train",))
-        told = {**dict(zip((*words, "transform", "target_transform"), args, strict=False)), **kwargs}
-        train = told.get("train", True) if "train" in words else told.get("split", "train") != "test"
-        kept = {key: told.get(key) for key in ("transform", "target_transform")}
-        importlib.import_module("torchvision.datasets").VisionDataset.__init__(self, root, **kept)
-        number = TRAIN if train else TEST
-        drawn, given = pictures(number, shape, drawing.rng(f"{name} {number}")), labels(number, shape.classes)
-        self.train, self.split = train, told.get("split", "train")
-        if shape.channels == 1:
-            self.data, self.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(given)
-        elif name in {"SVHN", "STL10"}:
-            self.data, self.labels = drawn.transpose(0, 3, 1, 2).copy(), given
-        else:
-            self.data, self.targets = drawn, given.tolist()
-            self.classes = [f"class {n}" for n in range(shape.classes)]
-            self.class_to_idx = {each: n for n, each in enumerate(self.classes)}
-        drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
-
-    return init
-
-
-def _of_folder(drawing: Drawing, original: Any) -> Any:
-    def init(self: Any, root: Any, *args: Any, **kwargs: Any) -> None:
-        there = Path(str(root)).is_dir() and any(each.is_dir() for each in Path(str(root)).iterdir())
-        original(self, root if there else str(drawing.folder(root)), *args, **kwargs)
-
-    return init
-
-
-def _of_sklearn(drawing: Drawing, name: str, original: Any) -> Any:
-    def fetch(*args: Any, **kwargs: Any) -> Any:
-        asked = str(args[0] if args else kwargs.get("name") or kwargs.get("data_id") or name)
-        pictured = "mnist" in asked.lower()
-        classes = 10 if pictured else max(drawing.classes, 2)
-        rng, number = drawing.rng(asked), TRAIN + TEST
-        mnist = Shape(side=28, channels=1)
-        drawn = pictures(number, mnist, rng) if pictured else numbers(number, drawing.features or 8, classes, rng)
-        rows: Any = drawn.reshape(number, -1).astype(float)
-        target: Any = labels(number, classes).astype(str if pictured else int)
-        names = [f"feature_{n}" for n in range(rows.shape[1])]
-        if kwargs.get("as_frame") is True:
-            pandas = importlib.import_module("pandas")
-            rows, target = pandas.DataFrame(rows, columns=names), pandas.Series(target, name="class")
-        drawing.note(asked, f"{number} drawn {'pictures' if pictured else 'rows'}")
-        if kwargs.get("return_X_y"):
-            return rows, target
-        return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
-
-    return fetch

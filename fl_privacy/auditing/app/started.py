@@ -1,9 +1,11 @@
 """Runs the scripts of a project without the app format, with Flower's starting functions taken over."""
 
 import argparse
+import builtins
 import copy
 import importlib
 import inspect
+import os
 import re
 import sys
 import threading
@@ -22,7 +24,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.scripts import Scripts, named, source_of
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, holders, named, source_of, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
@@ -57,6 +59,7 @@ class Started:
     server: ServerApp
     client: ClientApp
     nodes: int | None
+    note: str = ""
 
 
 class _AtStart(BaseException):
@@ -71,15 +74,11 @@ class _Calls:
     servers: list[dict[str, Any]] = field(default_factory=list)
     clients: list[dict[str, Any]] = field(default_factory=list)
 
-    def noting(self, kind: str, names: Sequence[str], original: Callable[..., Any]) -> Callable[..., None]:
+    def noting(self, kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         """Return what replaces a starting function of ``_STARTS``."""
-
-        def start(*given: Any, **told: Any) -> None:
-            ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
-            getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
-            raise _AtStart
-
-        return start
+        ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
+        getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
+        raise _AtStart
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
@@ -131,7 +130,21 @@ def _server_of(given: dict[str, Any]) -> ServerApp:
         config = ServerConfig(num_rounds=_count(told.get("num_rounds")) or 1, round_timeout=told.get("round_timeout"))
     names = ("strategy", "client_manager") if given.get("server") is None else ("server",)
     kept: dict[str, Any] = {name: given.get(name) for name in names}
+    for held in (kept.get("strategy"), getattr(kept.get("server"), "strategy", None)):
+        _name_rounds(held)
     return ServerApp(server_fn=lambda context: ServerAppComponents(config=config, **kept))
+
+
+def _name_rounds(strategy: Any) -> None:
+    """Let a strategy that calls a round ``rnd``, as before Flower 1.0, take it as ``server_round``."""
+    for name in ("configure_fit", "aggregate_fit", "configure_evaluate", "aggregate_evaluate"):
+        method = getattr(strategy, name, None)
+        if method is not None and "rnd" in inspect.signature(method).parameters:
+
+            def called(server_round: int, *args: Any, _method: Any = method, **kwargs: Any) -> Any:
+                return _method(server_round, *args, **kwargs)
+
+            vars(strategy)[name] = called
 
 
 def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
@@ -214,20 +227,44 @@ class _Runner:
         """
         words = [_filled(each, partition, nodes) for each in arguments]
         first, second = str(path.parent), str(self.folder)
-        try:
-            return self._run(path, words, (first, second))
-        except UserError as error:
-            if first == second or not isinstance(error.__cause__, ImportError):
-                raise
-            return self._run(path, words, (second, first))  # as `python -m` from the project's folder
+        places: list[tuple[str, ...]] = [(first, second)]
+        places += [(second, first)] if first != second else []  # as `python -m` from the project's folder
+        for tried, order in enumerate(places):
+            try:
+                return self._run(path, words, order, (partition, nodes))
+            except FileNotFoundError as error:
+                here, name = Path.cwd(), Path(str(error.filename))
+                above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
+                place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
+                if place is None:
+                    raise
+                os.chdir(place)  # where the project's own files are
+                places.insert(tried + 1, order)
+            except UserError as error:
+                if not isinstance(cause := error.__cause__, ImportError):
+                    raise
+                others = [each for each in holders(self.folder, cause.name or "", path.parent) if each not in order]
+                if others and len(places) < MOST_PLACES:
+                    places.append((others[0], *order))
+                if tried == len(places) - 1:
+                    raise
+        raise AssertionError("no place")
 
-    def _run(self, path: Path, words: Sequence[str], places: Sequence[str]) -> _Calls:
+    def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra ends scripts without their errors otherwise
         calls, name, module = _Calls(), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         files = [path for place in places for path in (*Path(place).glob("*.py"), *Path(place).glob("*/__init__.py"))]
         own = {path.parent.name if path.stem == "__init__" else path.stem for path in files} - sys.stdlib_module_names
+
+        def refuse(original: Any, parser: argparse.ArgumentParser, message: str) -> None:
+            raise UserError(
+                f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
+                " as in --client-args '--id {partition}'."
+            )
+
         with ExitStack() as stack:
             own -= {"flwr", "torch", "fl_privacy"}
             hidden = [name for name in sys.modules if name.partition(".")[0] in own]
@@ -241,7 +278,8 @@ class _Runner:
                         del sys.modules[each]
 
             stack.enter_context(_taken_over(calls))
-            stack.enter_context(replaced(argparse.ArgumentParser, "error", partial(_refusing, name)))
+            stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
+            stack.enter_context(replaced(builtins, "input", partial(_answered, *told)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -264,14 +302,14 @@ class _Runner:
         return calls
 
 
-def _refusing(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(parser: argparse.ArgumentParser, message: str) -> None:
-        raise UserError(
-            f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
-            " as in --client-args '--id {partition}'."
-        )
-
-    return refuse
+def _answered(partition: int, nodes: int, original: Any, prompt: object = "") -> str:
+    """Answer a script's question where there is no person: a client's number, an address, or a number."""
+    with suppress(EOFError, RuntimeError, OSError):
+        return original(prompt)
+    words = re.findall(r"[a-z]+", str(prompt).lower())
+    names = ["_".join(words[n : n + many]) for many in (3, 2, 1) for n in range(len(words) - many + 1)]
+    usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
+    return _filled(next((each for each in usual if each), "1"), partition, nodes)
 
 
 def _filled(text: str, partition: int, nodes: int) -> str:
@@ -286,16 +324,13 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls) -> Iterator[None]:
     """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
 
-    def at_once(original: Callable[..., Any]) -> Callable[..., Any]:
-        def start(process: Any) -> None:
-            place = getattr(getattr(process, "_target", None), "__module__", None) or ""
-            if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
-                return original(process)
-            with suppress(_AtStart):
-                process.run()
-            return None
-
-        return start
+    def at_once(original: Any, process: Any) -> None:
+        place = getattr(getattr(process, "_target", None), "__module__", None) or ""
+        if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
+            return original(process)
+        with suppress(_AtStart):
+            process.run()
+        return None
 
     with ExitStack() as stack:
         for place in _PLACES:
@@ -307,5 +342,5 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(calls.noting, kind, names)))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
-        stack.enter_context(replaced(BaseProcess, "join", lambda original: lambda process, timeout=None: None))
+        stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield

@@ -128,13 +128,10 @@ class TappedGrid(LocalGrid):
     def joining(self) -> Iterator[None]:
         """Let as many nodes join as a server of Flower's earlier interface waits for, until the block ends."""
 
-        def around(original: Callable[..., bool]) -> Callable[..., bool]:
-            def wait_for(manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
-                while len(self.contexts) < min(num_clients, MOST_JOINED):
-                    self._join()
-                return original(manager, num_clients, *args, **kwargs)
-
-            return wait_for
+        def around(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> bool:
+            while len(self.contexts) < min(num_clients, MOST_JOINED):
+                self._join()
+            return original(manager, num_clients, *args, **kwargs)
 
         with replaced(SimpleClientManager, "wait_for", around):
             yield

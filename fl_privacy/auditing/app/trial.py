@@ -145,18 +145,15 @@ def _results(course: Course) -> Iterator[None]:
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
     levels = [one.level for one in noisy]
 
-    def noted(original: Any) -> Any:
-        def start(self: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, *args, **kwargs)
-            for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
-                where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
-                rounds = getattr(result, name, None) or {}
-                for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
-                    if isinstance(value, int | float):
-                        course.figures[f"{key} ({where})"] = float(value)
-            return result
-
-        return start
+    def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
+            where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
+            rounds = getattr(result, name, None) or {}
+            for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
+                if isinstance(value, int | float):
+                    course.figures[f"{key} ({where})"] = float(value)
+        return result
 
     for one in noisy:
         one.setLevel(logging.ERROR)

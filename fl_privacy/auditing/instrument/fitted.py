@@ -1,4 +1,4 @@
-"""Fits of XGBoost and scikit-learn while a client answers, for judging guesses afterwards."""
+"""Fits of XGBoost, scikit-learn and Keras while a client answers, for judging guesses afterwards."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,8 +18,12 @@ ESTIMATORS = {
     "DecisionTreeClassifier": "sklearn.tree._classes",
     "DecisionTreeRegressor": "sklearn.tree._classes",
     "BaseForest": "sklearn.ensemble._forest",
+    "BaseMultilayerPerceptron": "sklearn.neural_network._multilayer_perceptron",
 }
 """scikit-learn estimators or base classes -> their modules."""
+
+MOST_BYTES = 1 << 28
+"""Largest size of a table that is kept."""
 
 MOST_TREES, _NOTED = 32, "_fl_privacy_table"
 """Largest number of a forest's trees that are searched in replies, and attribute of a matrix that holds its table."""
@@ -30,7 +34,7 @@ class Fitted:
     """One call of an estimator's ``fit`` on ``rows`` (N, F), NaN for no value, and ``labels`` (N,).
 
     Attributes:
-        kind: ``trees``, or the estimator's name.
+        kind: ``trees``, ``network``, or the estimator's name.
         nodes: structured array of each scikit-learn tree, the first of a forest.
     """
 
@@ -79,39 +83,41 @@ class FittedBy:
         with ExitStack() as stack:
             core = sys.modules.get("xgboost.core")
             if core is not None and "__init__" in vars(core.DMatrix) and "update" in vars(core.Booster):
-                stack.enter_context(replaced(core.DMatrix, "__init__", self._around_table))
-                stack.enter_context(replaced(core.Booster, "update", self._around_update))
+                stack.enter_context(replaced(core.DMatrix, "__init__", self.on_table))
+                stack.enter_context(replaced(core.Booster, "update", self.on_update))
             for name, module in ESTIMATORS.items():
                 owner = getattr(sys.modules.get(module), name, None)
                 if isinstance(owner, type) and "fit" in vars(owner):
-                    stack.enter_context(replaced(owner, "fit", self._around_fit))
+                    stack.enter_context(replaced(owner, "fit", self.on_fit))
+            network = getattr(sys.modules.get("keras"), "Model", None)
+            for owner in [each for each in getattr(network, "__mro__", ()) if "fit" in vars(each)][:1]:
+                stack.enter_context(replaced(owner, "fit", self.on_training))
             yield
 
-    def _around_table(self, init: Any) -> Any:
-        def made(matrix: Any, data: Any, label: Any = None, *args: Any, **kwargs: Any) -> None:
-            init(matrix, data, label, *args, **kwargs)
-            table = attempt(lambda: _table(data, label))
-            if not isinstance(table, Failure):
-                setattr(matrix, _NOTED, table)
+    def on_table(self, init: Any, matrix: Any, data: Any, label: Any = None, *args: Any, **kwargs: Any) -> None:
+        init(matrix, data, label, *args, **kwargs)
+        table = attempt(lambda: _table(data, label))
+        if not isinstance(table, Failure):
+            setattr(matrix, _NOTED, table)
 
-        return made
+    def on_update(self, update: Any, booster: Any, dtrain: Any, *args: Any, **kwargs: Any) -> Any:
+        table = getattr(dtrain, _NOTED, None)
+        if table is not None and not any(one.rows is table[0] for one in self.fits):
+            self.fits.append(Fitted(kind="trees", rows=table[0], labels=table[1]))
+        return update(booster, dtrain, *args, **kwargs)
 
-    def _around_update(self, update: Any) -> Any:
-        def updated(booster: Any, dtrain: Any, *args: Any, **kwargs: Any) -> Any:
-            table = getattr(dtrain, _NOTED, None)
-            if table is not None and not any(one.rows is table[0] for one in self.fits):
-                self.fits.append(Fitted(kind="trees", rows=table[0], labels=table[1]))
-            return update(booster, dtrain, *args, **kwargs)
+    def on_fit(self, fit: Any, estimator: Any, X: Any, y: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
+        done = fit(estimator, X, y, *args, **kwargs)
+        attempt(lambda: self._note(estimator, X, y))  # an unknown kind of table is ignored
+        return done
 
-        return updated
-
-    def _around_fit(self, fit: Any) -> Any:
-        def fitted(estimator: Any, X: Any, y: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N803
-            done = fit(estimator, X, y, *args, **kwargs)
-            attempt(lambda: self._note(estimator, X, y))  # an unknown kind of table is ignored
-            return done
-
-        return fitted
+    def on_training(self, fit: Any, network: Any, x: Any = None, y: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and x.nbytes < MOST_BYTES and len(x) == len(y):
+            labels = y.argmax(1) if y.ndim == 2 and y.shape[1] > 1 else y.reshape(len(y), -1)[:, 0]
+            if labels.min(initial=0) >= 0 and (labels == labels.astype(int)).all():
+                rows = x.reshape(len(x), -1).astype(np.float32)
+                self.fits.append(Fitted(kind="network", rows=rows, labels=labels.astype(int)))
+        return fit(network, x, y, *args, **kwargs)
 
     def _note(self, estimator: Any, rows: Any, labels: Any) -> None:
         table, answers, kind = np.array(rows, dtype=float), np.array(labels), type(estimator).__name__

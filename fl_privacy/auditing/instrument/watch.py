@@ -185,12 +185,12 @@ class TrainingWatch:
             stack.callback(optimizer.register_optimizer_step_pre_hook(self._stepping).remove)
             # a step's closure differentiates within the step
             stack.callback(optimizer.register_optimizer_step_post_hook(self._stepped).remove)
-            stack.enter_context(replaced(nn.Module, "__call__", self._around_call))
-            stack.enter_context(replaced(DataLoader, "__iter__", self._around_iteration))
-            stack.enter_context(replaced(torch.autograd, "backward", self._around_backward))
+            stack.enter_context(replaced(nn.Module, "__call__", self.on_call))
+            stack.enter_context(replaced(DataLoader, "__iter__", self.on_iteration))
+            stack.enter_context(replaced(torch.autograd, "backward", self.on_backward))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
-                stack.enter_context(replaced(fetcher, "fetch", self._around_fetch))
+                stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
             if self._asked:
                 stack.enter_context(_Mode(self))
             yield self.seen
@@ -199,22 +199,19 @@ class TrainingWatch:
                 del self._roots[1:]
             self._end_recording()
 
-    def _around_call(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            if self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
-                return call(module, *args, **kwargs)
-            if self._only is not None and self._only.at_call:
-                self._begin(tensors_in((args, kwargs)), self._only)
-                args, kwargs = self.met(args, kwargs, enters=True)
-            self._entering(module, args, kwargs)
-            with self._within(), _evaluating(module, self._only is not None and self._only.evaluation):
-                made = call(module, *args, **kwargs)
-            self._derive(made)
-            if self._recorder is not None:
-                self._recorder.note(None, module, args, kwargs, made)
-            return made
-
-        return called
+    def on_call(self, call: Any, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if self._depth or not torch.is_grad_enabled() or next(module.parameters(), None) is None:
+            return call(module, *args, **kwargs)
+        if self._only is not None and self._only.at_call:
+            self._begin(tensors_in((args, kwargs)), self._only)
+            args, kwargs = self.met(args, kwargs, enters=True)
+        self._entering(module, args, kwargs)
+        with self._within(), _evaluating(module, self._only is not None and self._only.evaluation):
+            made = call(module, *args, **kwargs)
+        self._derive(made)
+        if self._recorder is not None:
+            self._recorder.note(None, module, args, kwargs, made)
+        return made
 
     @contextmanager
     def _within(self) -> Iterator[None]:
@@ -249,29 +246,23 @@ class TrainingWatch:
         self._bytes += size
         return True
 
-    def _around_fetch(self, fetch: Callable[..., Any]) -> Callable[..., Any]:
-        def fetched(fetcher: Any, index: Any) -> Any:
-            before = _streams()
-            batch = fetch(fetcher, index)
-            self.seen.drawn |= torch.is_grad_enabled() and _streams() != before
-            return batch
+    def on_fetch(self, fetch: Any, fetcher: Any, index: Any) -> Any:
+        before = _streams()
+        batch = fetch(fetcher, index)
+        self.seen.drawn |= torch.is_grad_enabled() and _streams() != before
+        return batch
 
-        return fetched
+    def on_iteration(self, iterate: Any, loader: DataLoader[Any]) -> Any:
+        if self._only is not None:
+            return self._some(loader, iterate, self._only)
+        data, passed = id(loader.dataset), 0
 
-    def _around_iteration(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
-        def batches(loader: DataLoader[Any]) -> Any:
-            if self._only is not None:
-                return self._some(loader, iterate, self._only)
-            data, passed = id(loader.dataset), 0
+        def note(batch: Any) -> None:
+            nonlocal passed
+            passed += self._note(batch)
+            self.seen.passes[data] = max(passed, self.seen.passes.get(data, 0))
 
-            def note(batch: Any) -> None:
-                nonlocal passed
-                passed += self._note(batch)
-                self.seen.passes[data] = max(passed, self.seen.passes.get(data, 0))
-
-            return _Counting(iterate(loader), note)
-
-        return batches
+        return _Counting(iterate(loader), note)
 
     def _note(self, batch: Any) -> int:
         if not torch.is_grad_enabled():
@@ -331,23 +322,20 @@ class TrainingWatch:
             own = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             seen.gradients |= {seen.names[id(p)]: p.grad.detach().clone() for p in own if id(p) in seen.names}
 
-    def _around_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        def differentiated(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-            if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
-                self._roots.append(root)
-                if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
-                    del self._roots[1:]
-                    self._end_recording()
-            with self._within():  # checkpointing recomputes parts of the network
-                made = backward(tensors, *args, **kwargs)
-            self.seen.backwards += 1
-            if self.seen.backwards == 1 and not self.seen.optimizers:
-                own = ((k, *pair) for k, module in enumerate(self.seen.modules) for pair in module.named_parameters())
-                self._first = {f"parts.{k}.{name}": _kept(p.grad) for k, name, p in own if p.grad is not None}
-            return made
-
-        return differentiated
+    def on_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
+        if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
+            self._roots.append(root)
+            if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
+                del self._roots[1:]
+                self._end_recording()
+        with self._within():  # checkpointing recomputes parts of the network
+            made = backward(tensors, *args, **kwargs)
+        self.seen.backwards += 1
+        if self.seen.backwards == 1 and not self.seen.optimizers:
+            own = ((k, *pair) for k, module in enumerate(self.seen.modules) for pair in module.named_parameters())
+            self._first = {f"parts.{k}.{name}": _kept(p.grad) for k, name, p in own if p.grad is not None}
+        return made
 
 
 def _streams() -> tuple[Any, ...]:
@@ -419,10 +407,10 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace a function of a class or module by ``around`` it until the block ends."""
+def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
+    """Let ``answer(original, ...)`` answer calls of a function of a class or module until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, around(original))
+    setattr(owner, name, lambda *args, **kwargs: answer(original, *args, **kwargs))
     try:
         yield
     finally:

@@ -1,0 +1,292 @@
+"""Hooks that answer what an app loads and is not here by drawn data, until a block ends."""
+
+import errno
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_privacy.auditing.app.bundle import App
+from fl_privacy.auditing.app.check import TABLES, entries
+from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
+from fl_privacy.auditing.app.scripts import parsed, reached
+from fl_privacy.auditing.app.stand_in import (
+    DRAWN,
+    OF_KERAS,
+    OF_MODEL,
+    OF_TORCHVISION,
+    TEST,
+    TRAIN,
+    Drawing,
+    NoWeights,
+    Shape,
+    labels,
+    numbers,
+    pictures,
+)
+from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.federation.replies import Failure, attempt
+
+_WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
+
+
+@contextmanager
+def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
+    """Draw what ``app`` loads and is neither here nor in ``mirror``; see ``stood_in``."""
+    code = parsed(app.folder)
+    drawing = Drawing(reached(entries(app, code)[0] or list(code), code), files, seed)
+    with stood_in(drawing, lambda path, name: mirror is not None and find_mirrored(mirror, path, name) is not None):
+        yield drawing
+
+
+@contextmanager
+def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
+    """Answer by ``drawing`` whatever the app loads and is not here, until the block ends.
+
+    ``mirror`` says whether a folder has the data set of that name and configuration; then it is loaded as it is.
+    """
+    with ExitStack() as stack:
+        for module, name, hook in Hooks(drawing, mirror).all():
+            try:
+                owner: Any = importlib.import_module(module)
+            except ImportError:
+                continue
+            kind, _, last = name.rpartition(".")
+            owner = getattr(owner, kind, None) if kind else owner
+            if last in getattr(owner, "__dict__", ()):  # others inherit it
+                stack.enter_context(replaced(owner, last, hook))
+        yield drawing
+
+
+class Hooks:
+    """Answers ``hook(original, ...)`` of functions that load what is not here."""
+
+    def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
+        self.drawing, self.mirror = drawing, mirror
+        self._elsewhere: list[Path] = []
+
+    def all(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield modules, their functions (``name`` or ``Class.name``), and what answers calls of these."""
+        drawing, drawn, fetched = self.drawing, partial(partial, self.read), partial(partial, self.fetched)
+        learn = attempt(lambda: importlib.import_module("sklearn.datasets"))
+        yield from (
+            ("datasets", "load_dataset", self.hub),
+            ("datasets", "load_from_disk", drawn(drawing.saved)),
+            ("numpy", "load", drawn(drawing.archive)),
+            *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
+            *(("pandas", name, self.table) for name in TABLES),
+            ("torch", "load", drawn(drawing.saved_by_torch)),
+            ("torch.hub", "load_state_dict_from_url", fetched(_begun)),
+            ("torchvision.models._api", "load_state_dict_from_url", fetched(_begun)),
+            ("torch.nn", "Module.load_state_dict", _unless_missing),
+            ("torch.utils.data", "random_split", self.split),
+            ("torch.utils.data", "Subset.__init__", self.subset),
+            *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in OF_TORCHVISION),
+            ("torchvision.datasets", "ImageFolder.__init__", self.folder),
+            *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
+            ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
+            *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
+            ("os", "mkdir", self.made),
+            ("builtins", "open", self.opened),
+            ("PIL.Image", "open", drawn(drawing.picture)),
+            *(("os.path", name, _is_there) for name in ("exists", "isfile")),
+            *(("pathlib", f"Path.{name}", _is_there) for name in ("exists", "is_file")),
+        )
+        if drawing.uses("keras", "tensorflow"):
+            for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
+                yield from ((f"{place}.{name}", "load_data", fetched(partial(self.keras, name))) for name in OF_KERAS)
+            yield "keras.src.utils.file_utils", "get_file", fetched(_got)
+            yield "keras", "Model.load_weights", _unless_missing
+        if drawing.uses("cv2"):
+            yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
+        if drawing.uses("timm"):
+            yield "timm.models._builder", "load_pretrained", fetched(_begun)
+        if drawing.uses("medmnist"):
+            yield "medmnist.dataset", "MedMNIST.download", lambda original, data: None
+        if drawing.uses("openml"):
+            yield "openml.datasets", "get_dataset", fetched(self.openml)
+        if drawing.uses("kagglehub"):
+            yield "kagglehub", "dataset_download", fetched("{}-data".format)
+        yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
+
+    def hub(self, original: Any, path: Any, name: Any = None, **kwargs: Any) -> Any:
+        if str(path) in FORMATS or os.access(str(path), os.F_OK) or self.mirror(str(path), name):
+            return original(path, name, **kwargs)
+        return self.drawing.hub(str(path), name, kwargs.get("split"))
+
+    def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+        named = (value for key, value in kwargs.items() if "path" in key or key in {"file", "f"})
+        path = args[0] if args else next(named, "")
+        return draw(path) if _is_missing(path) else original(*args, **kwargs)
+
+    def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = self.read(self.drawing.table, original, *args, **kwargs)
+        if type(found).__name__ != "Table":
+            return found
+        found = found.head(kwargs.get("nrows") or len(found))
+        return [found] if kwargs.get("chunksize") else found
+
+    def fetched(self, made: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
+        found = attempt(lambda: original(*args, **kwargs))
+        if not isinstance(found, Failure):
+            return found
+        stands = made(*args, **kwargs)
+        if isinstance(stands, NoWeights):
+            asked = args[0] if args else next(iter(kwargs.values()), "")
+            asked = asked if isinstance(asked, str) else type(asked).__name__
+            self.drawing.note(asked, "a network as it begins, without trained weights,")
+        return stands
+
+    def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        """Let a partitioner for large data sets divide a few drawn examples."""
+        original(made, *args, **kwargs)
+        made._min_partition_size = min(made._min_partition_size, 4)
+
+    def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
+        """Divide few drawn examples in the proportions of the numbers that are asked for."""
+        total, held = sum(lengths), len(dataset)
+        if self.drawing.asked and total > 1 and total != held:
+            lengths = [each * held // total for each in lengths]
+            lengths[0] += held - sum(lengths)
+        return original(dataset, lengths, *args, **kwargs)
+
+    def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
+        """Take few drawn examples for places that a larger data set would have."""
+        held = len(dataset)
+        if self.drawing.asked and held and max(indices, default=0) >= held:
+            indices = [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
+        original(made, dataset, indices)
+
+    def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+        path = self._twin(path)
+        if (
+            _is_missing(path)
+            and Path(path).absolute().is_relative_to(Path.cwd())
+            and not _WRITTEN.search(Path(path).name)
+        ):
+            self.drawing.fill(Path(path))
+        return original(path, *args, **kwargs)
+
+    def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+        """Make a folder where the app works in place of one that can't be made, such as ``/app``."""
+        if (twin := self._twin(path)) != path:
+            return Path(twin).mkdir(parents=True, exist_ok=True)
+        try:
+            return original(path, *args, **kwargs)
+        except OSError as error:
+            if error.errno not in {errno.EROFS, errno.EACCES, errno.EPERM} or not Path(path).is_absolute():
+                raise
+            self._elsewhere.append(Path(path))
+            return self.made(original, path)
+
+    def _twin(self, path: Any) -> Any:
+        is_path = isinstance(path, str | Path) and any(Path(path).is_relative_to(each) for each in self._elsewhere)
+        return str(self.drawing.files / "elsewhere" / Path(path).relative_to("/")) if is_path else path
+
+    def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        file = self._twin(file)
+        drawn = not set(mode) & set("wax+") and Path(str(file)).suffix in {".csv", ".tsv", ".txt"}
+        if drawn and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
+            file = self.drawing.written(Path(file))
+        return original(file, mode, *args, **kwargs)
+
+    def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        def part(number: int) -> tuple[np.ndarray, np.ndarray]:
+            drawn, given = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
+            return (drawn[..., 0], given) if shape.channels == 1 else (drawn, given[:, None])
+
+        shape = OF_KERAS[name]
+        self.drawing.note(f"Keras's {name}", f"{TRAIN} drawn pictures")
+        return part(TRAIN), part(TEST)
+
+    def vision(self, original: Any, made: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
+        with suppress(RuntimeError, OSError):
+            original(made, root, *args, **{**kwargs, "download": False})
+            return
+        name = next((each.__name__ for each in type(made).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
+        shape = OF_TORCHVISION[name]
+        words = {"EMNIST": ("split", "train"), "SVHN": ("split",), "STL10": ("split",)}.get(name, ("train",))
+        told = {**dict(zip((*words, "transform", "target_transform"), args, strict=False)), **kwargs}
+        train = told.get("train", True) if "train" in words else told.get("split", "train") != "test"
+        kept = {key: told.get(key) for key in ("transform", "target_transform")}
+        importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, root, **kept)
+        number = TRAIN if train else TEST
+        drawn, given = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
+        made.train, made.split = train, told.get("split", "train")
+        if shape.channels == 1:
+            made.data, made.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(given)
+        elif name in {"SVHN", "STL10"}:
+            made.data, made.labels = drawn.transpose(0, 3, 1, 2).copy(), given
+        else:
+            made.data, made.targets = drawn, given.tolist()
+            made.classes = [f"class {n}" for n in range(shape.classes)]
+            made.class_to_idx = {each: n for n, each in enumerate(made.classes)}
+        self.drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
+
+    def folder(self, original: Any, made: Any, root: Any, *args: Any, **kwargs: Any) -> None:
+        there = Path(str(root)).is_dir() and any(each.is_dir() for each in Path(str(root)).iterdir())
+        original(made, root if there else str(self.drawing.folder(root)), *args, **kwargs)
+
+    def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
+        drawn = self.sklearn("openml", None, "mnist_784" if str(number) == "554" else str(number))
+
+        def get_data(target: object = None, **told: Any) -> tuple[Any, ...]:
+            rows, given = drawn.data, drawn.target.astype(float)
+            return (rows if target else np.column_stack([rows, given]), given if target else None, None, None)
+
+        return SimpleNamespace(get_data=get_data)
+
+    def sklearn(self, name: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = str(args[0] if args else kwargs.get("name") or kwargs.get("data_id") or name)
+        pictured = "mnist" in asked.lower()
+        classes = 10 if pictured else max(self.drawing.classes, 2)
+        rng, number = self.drawing.rng(asked), TRAIN + TEST
+        mnist = Shape(side=28, channels=1)
+        drawn = pictures(number, mnist, rng) if pictured else numbers(number, self.drawing.features or 8, classes, rng)
+        rows: Any = drawn.reshape(number, -1).astype(float)
+        target: Any = labels(number, classes).astype(str if pictured else int)
+        names = [f"feature_{n}" for n in range(rows.shape[1])]
+        if kwargs.get("as_frame") is True:
+            pandas = importlib.import_module("pandas")
+            rows, target = pandas.DataFrame(rows, columns=names), pandas.Series(target, name="class")
+        self.drawing.note(asked, f"{number} drawn {'pictures' if pictured else 'rows'}")
+        if kwargs.get("return_X_y"):
+            return rows, target
+        return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
+
+
+def _is_there(original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
+    """Let a script that looks for data before it reads them go on: the reader draws them."""
+    named = Path(str(path))
+    tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
+    return original(path, *args, **kwargs) or named.suffix.lower() in DRAWN or tensors
+
+
+def _is_missing(path: object) -> bool:
+    return isinstance(path, str | Path) and not os.access(path, os.F_OK)
+
+
+def _begun(*args: Any, **kwargs: Any) -> NoWeights:
+    return NoWeights()
+
+
+def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
+    """Stand for what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` returns."""
+    if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
+        return NoWeights()
+    return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
+
+
+def _unless_missing(original: Any, network: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(state, NoWeights):
+        return torch.nn.modules.module._IncompatibleKeys([], [])
+    return original(network, state, *args, **kwargs)
