@@ -18,6 +18,7 @@ from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.mechanisms import claim_views
 from fl_privacy.report.page import render
+from fl_privacy.report.paper import paper_view_of
 from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
@@ -229,6 +230,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         page=audited,
         bars=_bars(verdict, last) if audited is None else bars_of(audited.answers),
         live=live,
+        paper=paper_view_of(run),
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
         best_rows=best_rows(run, shown.rows) if shown.rows else [],

@@ -1,0 +1,53 @@
+"""Show a paper's table on the page of its preset: published figures next to ours, and its picture."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from fl_privacy.report.gallery import data_uri
+from fl_privacy.report.mechanisms import samples_of_runs
+from fl_privacy.report.ppc import ppc_view_of
+from fl_privacy.runs.folder import Run, read_run
+from fl_privacy.runs.folder.ongoing import IDENTITY
+from fl_privacy.runs.folder.paper import read_paper
+
+PICTURED = 6
+"""Most images in a row of a paper's picture."""
+
+
+def paper_view_of(run: Run) -> dict[str, Any] | None:
+    """Return what ``paper.html.j2`` shows of the table that ``run`` leads, or ``None``.
+
+    ``printed`` says whether the paper has figures of each column, ``orders`` whether ours order the lines alike;
+    ``strips`` are rows of images as data URIs, without those of runs that are gone.
+    """
+    if (record := read_paper(run.path)) is None:
+        return None
+    there, pairs = [], {}
+    for line in record.lines:
+        folders = [run.path if name == run.name else run.path.parent / name for name in line.folders]
+        runs = [read_run(folder) for folder in folders if (folder / IDENTITY).is_file()]
+        pairs[line.name] = list(runs[0].read_pairs()[0].values())[:PICTURED] if runs and run.shared != "figures" else []
+        there += runs if len(runs) > 1 else []
+    strips = [
+        (
+            title,
+            ["" if (image := getattr(pair, kind, None)) is None else data_uri(image) for pair in pairs.get(line, ())],
+        )
+        for title, line, kind in record.strips
+    ]
+    curves, columns = ppc_view_of(samples_of_runs(there)), zip(*(line.figures for line in record.lines), strict=True)
+    printed, orders = [], {}
+    for name, column in zip(record.columns, columns, strict=True):
+        printed.append(any(figure.published is not None for figure in column))
+        both = sorted((f.published, f.ours) for f in column if f.published is not None and f.ours is not None)
+        if steps := [a[1] < b[1] for a, b in pairwise(both) if a[0] < b[0]]:
+            orders[name] = all(steps)
+    return {
+        "record": record,
+        "printed": printed,
+        "orders": orders,
+        "strips": [strip for strip in strips if any(strip[1])],
+        "charts": {name: chart for of in (curves.curves.values() if curves else ()) for name, chart in of.items()},
+    }
