@@ -86,9 +86,9 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
     from fl_privacy.runs.config import to_yaml  # noqa: PLC0415
     from fl_privacy.runs.config.compose import merge_overrides  # noqa: PLC0415
 
-    configs = [config for runs in table.runs().values() for config in runs]  # reports what is wrong before it loads
+    planned = [job for of_line in table.runs().values() for jobs in of_line for job in jobs]  # or an error, early
     if show_config:
-        say("\n".join(map(to_yaml, configs)))
+        say("\n".join(to_yaml(config) for _, config in planned))
         return
     say_what_takes_time()
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
@@ -101,20 +101,21 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
     if table.evaluator is not None:
         from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
 
-        own = table.evaluator["short" if table.short else "full"]
+        own = table.evaluator[table.form]
         changes["evaluator"] = str(
             train(merge_overrides([f"data={table.settings().choices['data']}"], own), console=console)
         )
-    folders: dict[str, list[Path]] = {name: [] for name in table.lines}
-    for name, runs in reversed(table.runs().items()):
-        for config in reversed(runs):
+    folders: dict[str, list[list[Path]]] = {name: [] for name in table.lines}
+    for name, of_line in reversed(table.runs().items()):
+        for jobs in reversed(of_line):
             console.rule(escape(name), style="dim")
-            looks = {f"defense.{key}": value for key, value in changes.items() if key in config.defense}
-            folder = run_job(table.command, config.changed({**changes, **looks}), RichMonitor(console))
-            folders[name].insert(0, folder)
-    main = next(iter(folders.values()))[0]
+            folders[name].insert(0, [])
+            for command, config in jobs:
+                looks = {f"defense.{key}": value for key, value in changes.items() if key in config.defense}
+                folders[name][0].append(run_job(command, config.changed({**changes, **looks}), RichMonitor(console)))
+    main = next(iter(folders.values()))[0][-1]
     write_paper(main, record_of(table, folders))
-    end_with(run_in_words(main), write_report([main]), open_page=open_page)
+    end_with(run_in_words(main), write_report([main]) if planned[0][1].page else main, open_page=open_page)
     expect_reconstructions([main])
 
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 from fl_privacy.report.gallery import data_uri
-from fl_privacy.report.mechanisms import samples_of_runs
-from fl_privacy.report.ppc import ppc_view_of
-from fl_privacy.runs.folder import Run, read_run
+from fl_privacy.report.ppc import ppc_view_of, sample_of
+from fl_privacy.runs.folder import Attacker, Run, read_run
 from fl_privacy.runs.folder.ongoing import IDENTITY
 from fl_privacy.runs.folder.paper import read_paper
+from fl_privacy.runs.folder.study import Versus
 
 PICTURED = 6
 """Most images in a row of a paper's picture."""
@@ -24,24 +24,35 @@ def paper_view_of(run: Run) -> dict[str, Any] | None:
     """
     if (record := read_paper(run.path)) is None:
         return None
-    there, pairs = [], {}
-    for line in record.lines:
-        folders = [run.path if name == run.name else run.path.parent / name for name in line.folders]
-        runs = [read_run(folder) for folder in folders if (folder / IDENTITY).is_file()]
-        pairs[line.name] = list(runs[0].read_pairs()[0].values())[:PICTURED] if runs and run.shared != "figures" else []
-        there += runs if len(runs) > 1 else []
+    samples, pairs = [], {}
+    for line in record["lines"]:
+        places = [[run.path if name == run.name else run.path.parent / name for name in of] for of in line["folders"]]
+        there = [[read_run(place) for place in of] for of in places if all((p / IDENTITY).is_file() for p in of)]
+        pictured = there and run.shared != "figures"
+        pairs[line["name"]] = list(there[0][-1].read_pairs()[0].values())[:PICTURED] if pictured else []
+        for training, *_, attacked in [(of[0], *of) for of in there if len(line["folders"]) > 1]:
+            sample = sample_of(
+                [attacked.summary.plain],
+                mechanism=line["name"],
+                strength=attacked.name,
+                versus=Versus("", Attacker.PLAIN),
+                accuracy=training.summary.final_accuracy,
+                update_distortion=attacked.summary.update_distortion,
+                training=training.name,
+            )
+            samples += [sample] if sample else []
     strips = [
         (
             title,
             ["" if (image := getattr(pair, kind, None)) is None else data_uri(image) for pair in pairs.get(line, ())],
         )
-        for title, line, kind in record.strips
+        for title, line, kind in record["strips"]
     ]
-    curves, columns = ppc_view_of(samples_of_runs(there)), zip(*(line.figures for line in record.lines), strict=True)
+    curves, columns = ppc_view_of(samples), zip(*(line["figures"] for line in record["lines"]), strict=True)
     printed, orders = [], {}
-    for name, column in zip(record.columns, columns, strict=True):
-        printed.append(any(figure.published is not None for figure in column))
-        both = sorted((f.published, f.ours) for f in column if f.published is not None and f.ours is not None)
+    for name, column in zip(record["columns"], columns, strict=True):
+        printed.append(any(figure[0] is not None for figure in column))
+        both = sorted((f[0], f[1]) for f in column if f[0] is not None and f[1] is not None)
         if steps := [a[1] < b[1] for a, b in pairwise(both) if a[0] < b[0]]:
             orders[name] = all(steps)
     return {

@@ -16,7 +16,6 @@ from fl_privacy.runs.config import RunSettings, compose_run
 from fl_privacy.runs.config.compose import merge_overrides, override_keys
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Run, read_run
-from fl_privacy.runs.folder.paper import PaperFigure, PaperLine, PaperRecord
 from fl_privacy.site.gate.plain_yaml import loaded
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ class PaperTable:
     """A table of a paper that ``command`` fills, by the overrides in ``own``; fields are those of ``conf/papers.yaml``.
 
     Attributes:
+        attack: settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains.
         own: overrides of the user, with the preset.
         short: overrides of the short form; empty if the user wants the full one.
     """
@@ -49,15 +49,26 @@ class PaperTable:
     picture: Mapping[str, Any]
     full: Sequence[str] = ()
     evaluator: Mapping[str, Sequence[str]] | None = None
+    attack: Mapping[str, Sequence[str]] | None = None
     own: Sequence[str] = ()
+
+    @property
+    def form(self) -> str:
+        return "short" if self.short else "full"
 
     def settings(self, changes: Sequence[str] = ()) -> RunSettings:
         """Compose a run with the ``changes`` of a line; ``UserError`` if a setting is wrong."""
         return compose_run(merge_overrides(self.data[0], self.full, self.short, self.own, changes))
 
-    def runs(self) -> dict[str, list[RunSettings]]:
-        """Compose the runs of each line."""
-        return {name: [self.settings(changes) for changes in runs] for name, runs in self.lines.items()}
+    def runs(self) -> dict[str, list[list[tuple[Command, RunSettings]]]]:
+        """Compose the run, or training and attack, of each strength of each line."""
+        planned: dict[str, list[list[tuple[Command, RunSettings]]]] = {name: [] for name in self.lines}
+        for name, changes in ((name, changes) for name, runs in self.lines.items() for changes in runs):
+            planned[name].append([(self.command, self.settings(changes))])
+            if self.attack is not None:
+                overrides = merge_overrides(self.attack[self.form], self.data[0], self.own[1:], changes)
+                planned[name][-1].append(("attack", compose_run(overrides)))
+        return planned
 
     def with_data(self) -> PaperTable:
         """Return the table on the first data that are there; ``UserError`` if none are."""
@@ -87,8 +98,9 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
     """
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
+    own = [text for key, text in given.items() if key not in (FORM, "experiment")]
     if (content := _tables().get(preset)) is not None:
-        table = PaperTable(**content, own=[text for key, text in given.items() if key != FORM])
+        table = PaperTable(**content, own=[f"experiment={preset}", *own])
         lines = [key for runs in table.lines.values() for changes in runs for key in override_keys(changes)]
         fixed, free = {key.partition(".")[0] for key in (*lines, *_ALONE)}, override_keys(table.short)
         if table.command == command and not any(key.partition(".")[0] in fixed for key in given if key not in free):
@@ -102,49 +114,51 @@ def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None
     return None
 
 
-def record_of(table: PaperTable, folders: Mapping[str, Sequence[Path]]) -> PaperRecord:
-    """Return the published figures of ``table`` next to those of the runs in ``folders``, line by line."""
+def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]) -> dict[str, Any]:
+    """Return the published figures of ``table`` next to those of the runs in ``folders``, strength by strength."""
     ours, printed = table.settings().plain(), compose_run(merge_overrides(table.full, table.own)).plain()
     fitting = [of for of in table.published if all(select(ours, key) in value for key, value in of["when"].items())]
     published = (fitting or table.published)[0]
-    runs = {name: [read_run(folder) for folder in folders[name]] for name in table.lines}
     lines = []
-    for name, of_line in runs.items():
+    for name in table.lines:
+        of_line = [[read_run(folder) for folder in of_strength] for of_strength in folders[name]]
         figures = [_figure(of_line, of, published.get(name, {}).get(title)) for title, of in table.figures.items()]
-        lines.append(PaperLine(name=name, folders=[run.name for run in of_line], figures=figures))
+        lines.append({"name": name, "folders": [[run.name for run in runs] for runs in of_line], "figures": figures})
     changes = [
         f"{key}={select(ours, key)} ({select(printed, key)})"
         for key in ("data.name", *override_keys(table.short))
-        if key != "films" and select(ours, key) != select(printed, key)
+        if key not in ("films", "data") and select(ours, key) != select(printed, key)
     ]
     notes = ["No figure is published for these data: compare orders at most."] * (not fitting)
     notes += [f"In parentheses the preset's own: {', '.join(changes)}."] * bool(changes)
     notes += ["This is the short form; paper=full takes as long as the paper's settings do."] * bool(table.short)
-    return PaperRecord(
-        title=table.title,
-        at=published["at"],
-        ours=f"{ours['data'].get('name')}, {ours['choices']['model']}",
-        about=" ".join(table.about.split()),
-        notes=notes,
-        columns=list(table.figures),
-        lines=lines,
-        picture=table.picture["as"],
-        strips=table.picture["rows"],
-    )
+    notes += [f"Attack: {', '.join(table.attack[table.form])}."] if table.attack else []
+    return {
+        "title": table.title,
+        "at": published["at"],
+        "ours": f"{ours['data'].get('name')}, {ours['choices']['model']}",
+        "about": " ".join(table.about.split()),
+        "notes": notes,
+        "columns": list(table.figures),
+        "lines": lines,
+        "picture": table.picture["as"],
+        "strips": table.picture["rows"],
+    }
 
 
-def _figure(runs: Sequence[Run], of: str, published: float | None) -> PaperFigure:
-    """Return a figure of a line: of its one run, or the mean over several."""
-    found = [statistic for run in runs if (statistic := _statistic(run, of)) is not None]
-    ours = found[0] if len(runs) == 1 and found else aggregate([one.mean for one in found])
-    if ours is None:
-        return PaperFigure(published=published, ours=None, ci95=None, n=0)
-    return PaperFigure(published=published, ours=ours.mean, ci95=ours.ci95 if len(runs) == 1 else None, n=ours.n)
+def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None) -> list[float | None]:
+    """Return a figure of a line as ``paper.json`` has it: of its one run, or the mean over several strengths."""
+    found = [statistic for runs in strengths if (statistic := _statistic(runs, of)) is not None]
+    one = found[0] if len(strengths) == 1 and found else None
+    ours = one or aggregate([each.mean for each in found])
+    low, high = (one and one.ci95) or (None, None)
+    return [published, ours and ours.mean, low, high, ours.n if ours else 0]
 
 
-def _statistic(run: Run, of: str) -> Statistic | None:
-    accuracy, (kind, _, distance) = run.summary.final_accuracy, of.partition(".")
+def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:
+    """Return a statistic of a training, the first of ``runs``, and of the attack, the last."""
+    accuracy, attacked, (kind, _, distance) = runs[0].summary.final_accuracy, runs[-1].summary.plain, of.partition(".")
     if kind not in ("accuracy", "cap"):
-        return run.summary.plain.statistic(of)
-    factor = 100.0 if kind == "accuracy" else distances_of([run.summary.plain]).get(distance)
+        return next((found for name in of.split() if (found := attacked.statistic(name))), None)
+    factor = 100.0 if kind == "accuracy" else distances_of([attacked]).get(distance)
     return None if accuracy is None or factor is None else aggregate([accuracy * factor])

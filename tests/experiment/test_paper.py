@@ -19,7 +19,7 @@ from tests.experiment.runs import FEW_CANDIDATES, Run, run
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "published"
 TABLES = yaml.safe_load((CONFIG_DIR / "papers.yaml").read_text())
-COMPARED = ("psnr", "mse", "transformed_psnr", "cap.reconstruction", "cap.tracing")
+COMPARED = ("psnr", "mse", "transformed_psnr psnr", "cap.reconstruction", "cap.tracing")
 """Figures of which docs/published has those of all data that it names."""
 
 
@@ -65,7 +65,7 @@ def test_all_lines_compose_and_the_full_form_is_the_preset(name: str) -> None:
 def test_what_the_user_sets_wins_over_the_short_form() -> None:
     assert table("sapag_paper").settings().victims == 2
     assert table("sapag_paper", "victims=7").settings().victims == 7
-    assert {config.victims for (config,) in table("sapag_paper", "victims=7").runs().values()} == {7}
+    assert {config.victims for (((_, config),),) in table("sapag_paper", "victims=7").runs().values()} == {7}
 
 
 @pytest.mark.parametrize("override", ["attack=dlg", "attack.form=normalized", "weights=runs/a", "captured=runs/a"])
@@ -109,12 +109,12 @@ def test_the_page_begins_with_the_paper(sapag: Run) -> None:
     assert before.count('<img src="data:image/png') == 10  # truth, DLG and three forms of two images
     record = read_paper(sapag.path)
     assert record is not None
-    for line in record.lines:
-        metrics = json.loads((sapag.path.parent / line.folders[0] / "summary.json").read_text())["attacked"][-1][
+    for line in record["lines"]:
+        metrics = json.loads((sapag.path.parent / line["folders"][0][0] / "summary.json").read_text())["attacked"][-1][
             "plain"
         ]
-        assert line.figures[1].ours == pytest.approx(metrics["metrics"]["psnr"]["mean"])
-        assert line.figures[1].n == 2
+        assert line["figures"][1][1] == pytest.approx(metrics["metrics"]["psnr"]["mean"])
+        assert line["figures"][1][4] == 2
 
 
 def test_a_copy_has_the_figures_without_images(sapag: Run, tmp_path: Path) -> None:
@@ -127,22 +127,40 @@ def test_a_copy_has_the_figures_without_images(sapag: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize("folder", ["../elsewhere", "a/b", "..", ""])
 def test_a_record_names_no_folder_elsewhere(sapag: Run, tmp_path: Path, folder: str) -> None:
     content = json.loads((sapag.path / PAPER).read_text())
-    content["lines"][0]["folders"] = [folder]
+    content["lines"][0]["folders"] = [[folder]]
     (tmp_path / PAPER).write_text(json.dumps(content))
-    with pytest.raises(UserError, match="named by its name alone"):
+    with pytest.raises(UserError, match="more than a name"):
+        read_paper(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({"columns": ["MSE"]}, "another length"),
+        ({"strips": [["Ground truth", "DLG"]]}, "another length"),
+        ({"lines": [{"name": "DLG", "folders": [], "figures": [["many"] * 5]}]}, "figures is expected"),
+        ({"title": 3}, "title is expected"),
+    ],
+)
+def test_a_damaged_record_is_one_line(sapag: Run, tmp_path: Path, change: dict[str, Any], wrong: str) -> None:
+    (tmp_path / PAPER).write_text(json.dumps({**json.loads((sapag.path / PAPER).read_text()), **change}))
+    with pytest.raises(UserError, match=wrong):
         read_paper(tmp_path)
 
 
 @pytest.mark.long
 def test_cap_is_the_mean_of_accuracy_times_distance(tmp_path: Path) -> None:
-    small = ("data=mnist_mini", "federation.rounds=2", "evaluate_every=2", "victims=2", "attack.iterations=1")
-    found = run("run", "experiment=spn_paper", *small, FEW_CANDIDATES, out=tmp_path)
+    small = ("data=mnist_mini", "federation.rounds=2", "evaluate_every=2")
+    found = run("run", "experiment=spn_paper", *small, out=tmp_path)
     assert found.status == 0
     record = read_paper(found.path)
     assert record is not None
-    for line in record.lines:
-        summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in line.folders]
-        rmse = [one["attacked"][-1]["plain"]["metrics"]["rmse"]["mean"] for one in summaries]
-        products = [one["final_accuracy"] * each for one, each in zip(summaries, rmse, strict=True)]
-        assert line.figures[0].ours == pytest.approx(sum(products) / len(products))
+    for line in record["lines"]:
+        trained, attacked = (
+            [json.loads((tmp_path / names[place] / "summary.json").read_text()) for names in line["folders"]]
+            for place in (0, 1)
+        )
+        rmse = [one["attacked"][-1]["plain"]["metrics"]["rmse"]["mean"] for one in attacked]
+        products = [one["final_accuracy"] * each for one, each in zip(trained, rmse, strict=True)]
+        assert line["figures"][0][1] == pytest.approx(sum(products) / len(products))
     assert "log10" in (found.path / "report.html").read_text()
