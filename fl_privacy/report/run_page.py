@@ -214,10 +214,7 @@ def _audited(run: Run, verdict: Verdict) -> Any:
 
 
 def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """Render the HTML of ``run`` with the victims in ``shown``; all problems go into a banner.
-
-    A ``live`` page shows an unfinished run and refreshes itself.
-    """
+    """Render the page of ``run`` with ``shown`` victims; problems go into a banner, a ``live`` page refreshes itself."""
     verdict = verdict_of(run)
     found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))

@@ -37,7 +37,6 @@ WRONG = (
     "run defense=pruning defense.rate=much",
     "attack attack.iterations=1.5",
     "attack experiment=sapag_paper paper=half",
-    "attack experiment=sapag_paper victims=many",
     "run federation.clients=0",
     "trade-off nowhere",
     "benchmark nowhere",
