@@ -214,7 +214,7 @@ def _audited(run: Run, verdict: Verdict) -> Any:
 
 
 def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """Render the page of ``run`` with ``shown`` victims; problems go into a banner, a ``live`` page refreshes itself."""
+    """Render the page of ``run`` with ``shown`` victims and a banner of problems; a ``live`` page refreshes itself."""
     verdict = verdict_of(run)
     found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))
