@@ -132,7 +132,9 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
     notes = ["No figure is published for these data: compare orders at most."] * (not fitting)
     notes += [f"In parentheses the preset's own: {', '.join(changes)}."] * bool(changes)
     notes += ["This is the short form; paper=full takes as long as the paper's settings do."] * bool(table.short)
-    notes += [f"Attack: {', '.join(table.attack[table.form])}."] if table.attack else []
+    if table.attack is not None:
+        named = [text for text in table.attack[table.form] if not text.startswith(("films=", "name=", "data="))]
+        notes.append(f"Attack: {', '.join(named)}.")
     return {
         "title": table.title,
         "at": published["at"],
