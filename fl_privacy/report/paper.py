@@ -19,7 +19,8 @@ PICTURED = 6
 def paper_view_of(run: Run) -> dict[str, Any] | None:
     """Return what ``paper.html.j2`` shows of the table that ``run`` leads, or ``None``.
 
-    ``printed`` says whether the paper has figures of each column, ``orders`` whether ours order the lines alike;
+    ``printed`` says whether the paper has figures of each column, ``orders`` whether ours order the lines alike, by the
+    95 % intervals if there are any;
     ``strips`` are rows of images as data URIs, without those of runs that are gone.
     """
     if (record := read_paper(run.path)) is None:
@@ -52,9 +53,13 @@ def paper_view_of(run: Run) -> dict[str, Any] | None:
     printed, orders = [], {}
     for name, column in zip(record["columns"], columns, strict=True):
         printed.append(any(figure[0] is not None for figure in column))
-        both = sorted((f[0], f[1]) for f in column if f[0] is not None and f[1] is not None)
-        if steps := [a[1] < b[1] for a, b in pairwise(both) if a[0] < b[0]]:
-            orders[name] = all(steps)
+        both = sorted(
+            (f[0], f[1] if f[2] is None else f[2], f[1] if f[3] is None else f[3]) for f in column if None not in f[:2]
+        )
+        steps = [(a[2] < b[1], b[2] < a[1]) for a, b in pairwise(both) if a[0] < b[0]]
+        if steps:
+            said = "order" if all(more for more, _ in steps) else "are too few to order"
+            orders[name] = "do not order" if any(less for _, less in steps) else said
     return {
         "record": record,
         "printed": printed,

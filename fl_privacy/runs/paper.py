@@ -154,7 +154,7 @@ def _figure(strengths: Sequence[Sequence[Run]], of: str, published: float | None
     one = found[0] if len(strengths) == 1 and found else None
     ours = one or aggregate([each.mean for each in found])
     low, high = (one and one.ci95) or (None, None)
-    return [published, ours and ours.mean, low, high, ours.n if ours else 0]
+    return [published, None if ours is None else ours.mean, low, high, 0 if ours is None else ours.n]
 
 
 def _statistic(runs: Sequence[Run], of: str) -> Statistic | None:

@@ -1,6 +1,7 @@
 """A paper's preset runs with its baselines, and its page begins with what the paper publishes next to ours."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from fl_privacy.data import sources
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 from fl_privacy.report import share_report
+from fl_privacy.report.paper import paper_view_of
 from fl_privacy.runs.config import compose_run
+from fl_privacy.runs.folder import read_run
 from fl_privacy.runs.folder.paper import PAPER, read_paper
 from fl_privacy.runs.paper import PaperTable, paper_table
 from tests.experiment.runs import FEW_CANDIDATES, Run, run
@@ -122,6 +125,28 @@ def test_a_copy_has_the_figures_without_images(sapag: Run, tmp_path: Path) -> No
     assert "55.91" in page and "data:image/png" not in page
     own = share_report([sapag.path], tmp_path / "own", with_originals=True).read_text()
     assert own[: own.index("<h1")].count('<img src="data:image/png') == 2  # the baselines' folders are not copied
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([1.0, 10.0, 9.0, 11.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "order"),
+        ([1.0, 10.0, 9.0, 20.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "are too few to order"),
+        ([1.0, 22.0, 21.5, 23.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "do not order"),
+        ([1.0, 10.0, None, None, 1], [2.0, 20.0, None, None, 1], "order"),
+        ([1.0, None, None, None, 0], [2.0, 20.0, None, None, 1], None),
+    ],
+)
+def test_an_order_is_claimed_if_intervals_are_apart(
+    sapag: Run, tmp_path: Path, first: list[float | None], second: list[float | None], said: str | None
+) -> None:
+    copy = tmp_path / sapag.path.name
+    shutil.copytree(sapag.path, copy)
+    lines = [{"name": name, "folders": [["gone"]], "figures": [of]} for name, of in (("A", first), ("B", second))]
+    content = json.loads((copy / PAPER).read_text())
+    (copy / PAPER).write_text(json.dumps({**content, "columns": ["PSNR"], "lines": lines}))
+    view = paper_view_of(read_run(copy))
+    assert view is not None and view["orders"].get("PSNR") == said and not view["strips"]
 
 
 @pytest.mark.parametrize("folder", ["../elsewhere", "a/b", "..", ""])
