@@ -18,6 +18,7 @@ from fl_privacy.errors import UserError, say
 if TYPE_CHECKING:
     from fl_privacy.runs.config import RunSettings
     from fl_privacy.runs.destination import Command, Monitor
+    from fl_privacy.runs.paper import PaperTable
 
 
 def run_jobs(
@@ -40,6 +41,12 @@ def run_jobs(
     from fl_privacy.runs.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
     from fl_privacy.runs.config.compose import override_keys  # noqa: PLC0415
 
+    if not multirun and any(text.startswith(("experiment=", "paper=")) for text in overrides):
+        from fl_privacy.runs.paper import paper_table  # noqa: PLC0415  (Hydra)
+
+        if (table := paper_table(command, overrides)) is not None:
+            _run_paper(table, console, show_config=show_config, open_page=open_page)
+            return
     jobs = expand_sweep(overrides) if multirun else [list(overrides)]
     with _loading():
         configs = [compose_run(jobs[0])]
@@ -72,6 +79,44 @@ def run_jobs(
         expect_reconstructions([folder])
         return
     _run_sweep(command, jobs, configs, console, open_page=open_page)
+
+
+def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_page: bool) -> None:
+    """Run the baselines of a paper's preset and then the preset, and put the published figures on its page."""
+    from fl_privacy.runs.config import to_yaml  # noqa: PLC0415
+    from fl_privacy.runs.config.compose import merge_overrides  # noqa: PLC0415
+
+    planned = [job for of_line in table.runs().values() for jobs in of_line for job in jobs]  # or an error, early
+    if show_config:
+        say("\n".join(to_yaml(config) for _, config in planned))
+        return
+    say_what_takes_time()
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    from fl_privacy.report import write_report  # noqa: PLC0415
+    from fl_privacy.report.terminal import run_in_words  # noqa: PLC0415
+    from fl_privacy.runs.folder.paper import write_paper  # noqa: PLC0415
+    from fl_privacy.runs.paper import record_of  # noqa: PLC0415
+
+    table, changes = table.with_data(), {}
+    if table.evaluator is not None:
+        from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+
+        own = table.evaluator[table.form]
+        changes["evaluator"] = str(
+            train(merge_overrides([f"data={table.settings().choices['data']}"], own), console=console)
+        )
+    folders: dict[str, list[list[Path]]] = {name: [] for name in table.lines}
+    for name, of_line in reversed(table.runs().items()):
+        for jobs in reversed(of_line):
+            console.rule(escape(name), style="dim")
+            folders[name].insert(0, [])
+            for command, config in jobs:
+                looks = {f"defense.{key}": value for key, value in changes.items() if key in config.defense}
+                folders[name][0].append(run_job(command, config.changed({**changes, **looks}), RichMonitor(console)))
+    main = next(iter(folders.values()))[0][-1]
+    write_paper(main, record_of(table, folders))
+    end_with(run_in_words(main), write_report([main]) if planned[0][1].page else main, open_page=open_page)
+    expect_reconstructions([main])
 
 
 @contextmanager

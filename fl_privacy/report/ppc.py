@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -91,18 +91,7 @@ def sample_of(
     training: str,
 ) -> Sample | None:
     """Build the sample of one attacker over all rounds; ``None`` without accuracy or distortion."""
-    ratio = update_distortion.get("signal_to_distortion")
-    measured: list[dict[str, float]] = []
-    for leakage in leakages:
-        found = {}
-        if (rmse := leakage.metrics.get("rmse")) and not math.isinf(rmse.mean):
-            found["reconstruction"] = rmse.mean
-        if labels := leakage.metrics.get("label_correct"):
-            found["label"] = 1 - labels.mean
-        if leakage.tracing:
-            found["tracing"] = leakage.tracing.mean
-        measured.append(found)
-    distances = _least(measured)
+    ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
     return Sample(
@@ -114,6 +103,21 @@ def sample_of(
         distances=distances,
         training=training,
     )
+
+
+def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
+    """Return the least distance of each kind in ``DISTANCES`` at which an attack ended."""
+    measured: list[dict[str, float]] = []
+    for leakage in leakages:
+        found = {}
+        if (rmse := leakage.metrics.get("rmse")) and not math.isinf(rmse.mean):
+            found["reconstruction"] = rmse.mean
+        if labels := leakage.metrics.get("label_correct"):
+            found["label"] = 1 - labels.mean
+        if leakage.tracing:
+            found["tracing"] = leakage.tracing.mean
+        measured.append(found)
+    return _least(measured)
 
 
 def with_worst(samples: Sequence[Sample]) -> list[Sample]:

@@ -18,6 +18,7 @@ from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import views_of
 from fl_privacy.report.mechanisms import claim_views
 from fl_privacy.report.page import render
+from fl_privacy.report.paper import paper_view_of
 from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
 from fl_privacy.report.texts import all_sentences, extreme_sentences
@@ -213,10 +214,7 @@ def _audited(run: Run, verdict: Verdict) -> Any:
 
 
 def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:
-    """Render the HTML of ``run`` with the victims in ``shown``; all problems go into a banner.
-
-    A ``live`` page shows an unfinished run and refreshes itself.
-    """
+    """Render the page of ``run`` with ``shown`` victims and a banner of problems; a ``live`` page refreshes itself."""
     verdict = verdict_of(run)
     found = verdict.readings
     last = in_round(found, max((reading.round for reading in found), default=0))
@@ -229,6 +227,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         page=audited,
         bars=_bars(verdict, last) if audited is None else bars_of(audited.answers),
         live=live,
+        paper=paper_view_of(run),
         kind=kind,
         rows=all_rows(run, shown.rows) if shown.rows else [],
         best_rows=best_rows(run, shown.rows) if shown.rows else [],

@@ -36,6 +36,7 @@ WRONG = (
     "run defense=pruning defense.rat=0.5",
     "run defense=pruning defense.rate=much",
     "attack attack.iterations=1.5",
+    "attack experiment=sapag_paper paper=half",
     "run federation.clients=0",
     "trade-off nowhere",
     "benchmark nowhere",

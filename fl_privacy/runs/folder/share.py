@@ -13,13 +13,14 @@ from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.files.foreign import read_text
 from fl_privacy.runs.folder.claims import CLAIM
 from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
+from fl_privacy.runs.folder.paper import PAPER
 
 Shared = Literal["figures", "originals"]
 """Content of a copy: figures alone, or also originals and reconstructions."""
 
 NOTE = "share.json"
 _MOST_NOTE = 1 << 12
-FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, METRICS, SUMMARY)
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, PAPER, METRICS, SUMMARY)
 PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
 
 
