@@ -11,10 +11,13 @@ from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_ti
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion
+from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.likelihood.rows import LikeliestRows
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
+from fl_privacy.effects import Noise, Quantized
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
@@ -137,7 +140,10 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 
 
 class TableMembers(_Members):
-    """Exact solutions by the first layer, and TabLeak for the rest; the result nearer to the update is kept."""
+    """Exact solutions by the first layer, TabLeak for the rest, and behind a defense the likeliest rows.
+
+    Of the first two the result nearer to the update is kept; the search for the third starts from it, too.
+    """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
         attack = ExactInversion(rounds=max(1, min(400, self.evaluations // 12)) if self.evaluations else 400)
@@ -148,10 +154,18 @@ class TableMembers(_Members):
         if not left:
             return best
         asked = [observations[k] for k in left]
-        evaluations = self.evaluations or evaluations_in_time(
-            lambda number: self._member(number)(asked, seed=seed), len(asked), cut=limit.cut
-        )
-        sought = self._member(evaluations)(asked, seed=seed, progress=part_of_work(progress, _SHOWN_OF_ROWS, 1.0))
+        seen = dict(zip(left, seen_through(asked), strict=True))
+        for k, own in zip(left, asked, strict=True):  # categories that no row has leave zeros, too, without a defense
+            inferred = own.knowledge.defense is None and seen[k].knowledge.defense
+            if inferred and not isinstance(inferred[0].effect, Quantized | Noise):
+                seen[k] = own
+        defended = any(one.knowledge.defense for one in seen.values())
+        shown = 1.0 - (1.0 - _SHOWN_OF_ROWS) / 2 * defended
+        with within(seconds_left() / (1 + defended)):
+            evaluations = self.evaluations or evaluations_in_time(
+                lambda number: self._member(number)(asked, seed=seed), len(asked), cut=limit.cut
+            )
+            sought = self._member(evaluations)(asked, seed=seed, progress=part_of_work(progress, _SHOWN_OF_ROWS, shown))
         for k, other in zip(left, sought, strict=True):
             solved = best[k].batch
             if other.batch is None:
@@ -161,6 +175,15 @@ class TableMembers(_Members):
             if solved is None or apart <= _rows_apart(observations[k], solved):
                 sure = Certainty.CONSISTENT if apart < ROUNDING else Certainty.APPROXIMATE
                 best[k] = replace(other, member="tableak", certainty=sure)
+        unsure = [k for k in left if seen[k].knowledge.defense and best[k].certainty is Certainty.APPROXIMATE]
+        likeliest = LikeliestRows(evaluations=evaluations, device=self.device)(
+            [seen[k] for k in unsure],
+            seed=seed,
+            progress=part_of_work(progress, shown, 1.0),
+            starts=[best[k].batch for k in unsure],
+        )
+        for k, other in zip(unsure, likeliest, strict=True):
+            best[k] = best[k] if other.batch is None else other
         return best
 
     def _member(self, evaluations: int) -> GradientInversion:

@@ -127,11 +127,14 @@ class Channel:
     own: Sequence[HasLikelihood] = ()
     informative: bool = True
 
-    def loss(self, uploads: Tensors, softening: float = 0.0) -> Tensor:
+    def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
+
+        One victim's channel takes many guesses.
 
         Args:
             softening: further noise at the start of a descent, as a share of each tensor's root mean square.
+            doubt: relative error up to which a rounded tensor's largest magnitude is held; 0 leaves it free.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -139,7 +142,11 @@ class Channel:
         belief = Belief({name: uploads[name].flatten(1) for name in self.observed}, dict.fromkeys(self.observed, 0.0))
         for step in self.steps:
             belief = step(belief)
-        return torch.stack([self._of_tensor(belief, name, softening) for name in self.observed]).sum(0)
+        found = torch.stack([self._of_tensor(belief, name, softening) for name in self.observed]).sum(0)
+        if not doubt or belief.law != "random levels" or any(torch.is_tensor(v) or v for v in belief.std.values()):
+            return found
+        sizes = [belief.mean[n].abs().amax(1) / v.abs().amax(1).clamp_min(1e-30) for n, v in self.observed.items()]
+        return found + 0.5 * ((torch.stack(sizes) - 1) / doubt).square().sum(0)  # its scale is the largest magnitude
 
     def _of_tensor(self, belief: Belief, name: str, softening: float) -> Tensor:
         observed, guessed = self.observed[name], belief.mean[name]

@@ -1,0 +1,61 @@
+"""Rows are found behind noise and one bit, by the likelihood of the update alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.likelihood.rows import MEMBER, LikeliestRows, learn_rows
+from fl_privacy.data import TableExamples
+from fl_privacy.defenses import ClientState, Defense, dp_noise, quantization
+from fl_privacy.types import Observation
+from tests.tables.tables import dataset, observe
+from tests.tables.test_attacks import share_right
+
+BIT, NOISE = quantization(bits=1), dp_noise(scale=0.02, clip_norm=1.0)
+
+
+def behind(defense: Defense, size: int, seed: int) -> tuple[Observation, TableExamples]:
+    """Defend an update of rows, and give the attacker the defense and the rows of others."""
+    observation, rows = observe(size, seed, known=False)
+    train = dataset().train
+    assert isinstance(train, TableExamples)
+    others = [k for k in range(len(train)) if not bool((train.inputs[k] == rows.inputs).all(1).any())]
+    public = train.subset(torch.tensor(others)).batch(torch.arange(len(others)))
+    tensors, rng = observation.upload.tensors, torch.Generator().manual_seed(seed)
+    for on_upload in defense.upload:
+        tensors = on_upload(tensors, ClientState(), rng)
+    observation = replace(observation, upload=replace(observation.upload, tensors=tensors))
+    known = observation.told(defense=defense.parts, public_images=public.inputs, public_labels=public.labels)
+    return known, rows
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("defense", [BIT, NOISE])
+def test_rows_are_found_and_those_of_another_update_are_not(defense: Defense) -> None:
+    seen = [behind(defense, 1, seed) for seed in range(4)]
+    found = LikeliestRows(evaluations=1500)([observation for observation, _ in seen], seed=0)
+    batches = [one.batch for one in found if one.batch is not None]
+    own = [share_right(batch.inputs, rows.inputs) for batch, (_, rows) in zip(batches, seen, strict=True)]
+    control = [share_right(b.inputs, rows.inputs) for b, (_, rows) in zip(batches[1:] + batches[:1], seen, strict=True)]
+    assert sum(own) / 4 >= 0.9 > 0.2 + sum(control) / 4
+
+
+def test_auto_searches_behind_a_defense_and_undefended_rows_as_before() -> None:
+    (defended, rows), (plain, _) = behind(BIT, 1, 0), observe(1, known=False)
+    found, solved = (AutoAttack(evaluations=150)([one], seed=0)[0] for one in (defended, plain))
+    assert found.batch is not None and found.cells_certain is not None
+    assert found.member == MEMBER and found.cells_certain.shape == (1, 5) and solved.member == "exact"
+    assert share_right(found.batch.inputs, rows.inputs) >= 0.8
+    again = AutoAttack(evaluations=150)([defended], seed=0)[0].batch
+    assert again is not None and torch.equal(again.inputs, found.batch.inputs)
+
+
+def test_the_prior_gives_each_interval_and_category_its_share() -> None:
+    train = dataset().train
+    prior = learn_rows(train.schema, train.inputs, torch.as_tensor(train.labels))
+    own = prior.surprise(train.inputs, torch.as_tensor(train.labels))
+    mixed = train.inputs.clone()
+    mixed[:, : train.schema.starts[2]] = mixed[:, : train.schema.starts[2]].flip(0)
+    assert float(own.mean()) < float(prior.surprise(mixed, torch.as_tensor(train.labels)).mean())
