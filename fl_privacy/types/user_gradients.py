@@ -111,6 +111,14 @@ def read_gradients(
     return UserUpload(plain, parameters, buffers, named, {}, found, plan, num_classes, known, notes)
 
 
+def examples_by_rank(
+    plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> int | None:
+    """Infer the number of examples of the gradient of one batch; ``None`` if it does not show it."""
+    num_classes, vectors = _watched(plain, shape, parameters)
+    return _Evidence(parameters, gradients, num_classes, vectors).batch_size()
+
+
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
     """Return the least and the largest value of inputs; ``UserError`` unless they are two increasing numbers."""
     try:

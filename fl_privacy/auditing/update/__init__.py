@@ -1,0 +1,1 @@
+"""Audit of the change between two files, of any framework."""
