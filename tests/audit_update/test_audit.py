@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from fl_privacy.auditing.update.audit import UpdateAuditRequest, audit_update
 from fl_privacy.auditing.update.model import network_of
-from fl_privacy.auditing.update.observed import inferred, update_of
+from fl_privacy.auditing.update.observed import inferred, sent_of, update_of
 from fl_privacy.cli.main import app, run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.files.updates import SavedArrays
+from fl_privacy.measure.counts import Counts
 from tests.audit_update.files import NET, of_flare, trained
 
 SHAPE = (3, 4, 4)
@@ -76,12 +77,15 @@ def test_a_folder_of_changes_is_audited_as_one(place: Path) -> None:
         after = trained(net, image, torch.tensor([number]), lr=0.1)
         change = {name: value - net.state_dict()[name] for name, value in after.items()}
         of_flare(place / "rounds" / f"site-{number}.dxo", "WEIGHT_DIFF", change, {"NUM_STEPS_CURRENT_ROUND": 1})
-        (place / "truth" / f"site-{number}").mkdir(parents=True)
-        np.savez(place / "truth" / f"site-{number}" / "x.npz", inputs=image.numpy())
-    done = audit_update(asked(place, after=place / "rounds", examples=(1,)))
+        (place / "truth").mkdir(exist_ok=True)
+        np.savez(place / "truth" / f"site-{number}.npz", inputs=image.numpy())
+    done = audit_update(asked(place, after=place / "rounds", examples=(1,), data=place / "truth"))
+    (answer,) = done.answers
+    assert answer.counts is not None and answer.counts.read == 3 and isinstance(answer.control, Counts)
+    assert answer.control.read == 0 and answer.leaks
     assert len(done.updates) == 3 and done.found[0].steps == 1
     assert "NVFlare" in done.page.read_text()
-    with pytest.raises(UserError, match="BEFORE is expected to be a file"):
+    with pytest.raises(UserError, match="BEFORE is expected to hold a file for each"):
         audit_update(asked(place, before=place / "rounds"))
     with pytest.raises(UserError, match="BEFORE is expected to hold weights"):
         audit_update(asked(place, before=place / "rounds" / "site-0.dxo"))
@@ -102,7 +106,7 @@ def test_rate_classes_and_number_are_inferred(lr: float, number: int) -> None:
     torch.manual_seed(1)
     net, rows, labels = Rows(), torch.rand(number, 6), torch.zeros(number).long()
     before, after = (SavedArrays(arrays=one) for one in (net.state_dict(), trained(net, rows, labels, lr=lr)))
-    found = inferred(net, update_of(net, "a", before, after), (6,), 3)
+    found = inferred(net, update_of(net, "a", sent_of(net, before), after), (6,), 3)
     assert found.rate == pytest.approx(lr, rel=0.2) and found.examples == number
     assert found.classes is not None and found.classes[0] == pytest.approx(1, abs=0.2)
 

@@ -17,7 +17,7 @@ from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.update.data import OwnExamples, read_examples
 from fl_privacy.auditing.update.model import entrance_of, network_of, shape_of
-from fl_privacy.auditing.update.observed import inferred, observation_of, pairs_of, update_of
+from fl_privacy.auditing.update.observed import inferred, observation_of, updates_of
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
@@ -110,7 +110,7 @@ class UpdateAudit(AuditSession):
         if asked.shape is not None and len(asked.shape) == 3:
             self.kind = IMAGES  # of which a fully connected layer takes the pixels
         channels = asked.shape[0] if self.kind is IMAGES and asked.shape is not None else width
-        self.updates = [update_of(network, *pair) for pair in pairs_of(asked.before, asked.after)]
+        self.updates = updates_of(network, asked.before, asked.after)
 
         def examples_in(place: Path, shape: tuple[int, ...] | None) -> OwnExamples:
             return read_examples(place, self.kind, channels, shape)
@@ -118,7 +118,10 @@ class UpdateAudit(AuditSession):
         self.truths = list[OwnExamples | None]()
         shape = asked.shape
         for update in self.updates:
-            own = asked.data and (asked.data / update.name if (asked.data / update.name).is_dir() else asked.data)
+            folder = None if asked.data is None else expanded(asked.data)
+            own = folder and next(
+                (p for p in (folder / update.name, *folder.glob(f"{update.name}.*")) if p.exists()), folder
+            )
             self.truths.append(None if own is None else examples_in(own, shape))
             if own is not None and self.truths[-1] is not None:
                 shape = shape or tuple(self.truths[-1].inputs.shape[1:])

@@ -169,8 +169,8 @@ def layers_in_words(missing: Sequence[str]) -> str:
     return ", ".join(missing[:3]) + more
 
 
-def example_files(folder: Path) -> list[Path]:
-    """List the pairable files of a folder of updates, sorted with numbers by value."""
+def files_of(folder: Path) -> list[Path]:
+    """List the files of a folder, sorted with numbers by value."""
 
     def place(path: Path) -> list[tuple[int, str]]:
         return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]

@@ -1,6 +1,6 @@
 """What the change between two files shows of the training behind it, with one observation for each assumption."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.auditing.update.model import example_files, layers_in_words, named_as_in
+from fl_privacy.auditing.update.model import files_of, layers_in_words, named_as_in
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files.foreign import expanded
@@ -27,8 +27,17 @@ _COUNTER = "num_batches_tracked"
 
 
 @dataclass(frozen=True, eq=False)
+class SentModel:
+    """Values of a model as it was sent, completed by the network's own, and the names that the file holds."""
+
+    state: ModelState
+    held: frozenset[str]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """Values sent and uploaded, by the model's names; ``delta`` is the upload if it is a change."""
+    """Values sent and uploaded, by the model's names."""
 
     name: str
     sent: ModelState
@@ -43,67 +52,60 @@ class SavedUpdate:
         return {n: t if self.is_change else t - self.sent.parameters[n] for n, t in self.upload.items()}
 
 
-def pairs_of(before: Path, after: Path) -> Iterator[tuple[str, SavedArrays, SavedArrays]]:
-    """Yield name, values before and values after of each update.
+def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdate]:
+    """Read the updates of a file, or of a folder of files.
 
-    ``after`` is a file or a folder of files. ``before`` is a file for all of them, or a folder with a file of the same
-    name for each; if both are one folder, each file is followed by the next, as the rounds of a training.
+    ``before`` is a file for all of them, or a folder with a file of the same name for each; if both are one folder,
+    each file is followed by the next, as the rounds of a training.
 
     Raises:
-        UserError: files are missing, or can't be read.
+        UserError: files are missing, can't be read or do not fit the network.
     """
     before, after = expanded(before), expanded(after)
-    if not after.is_dir():
-        if before.is_dir():
-            raise UserError(f"BEFORE is expected to be a file, as AFTER is, but {before} is a folder; name a file.")
-        yield after.stem, read_arrays(before), read_arrays(after)
-        return
-    files = example_files(after)[: MOST_UPDATES + 1]
-    if before.resolve() == after.resolve():
+    files = files_of(after) if after.is_dir() else [after]
+    alike = {path.stem: path for path in files_of(before)} if before.is_dir() else {}
+    if before.resolve() == after.resolve() and alike:
         pairs = list(pairwise(files))
-    elif before.is_dir():
-        alike = {path.stem: path for path in example_files(before)}
-        if lost := [path.name for path in files if path.stem not in alike]:
-            raise UserError(f"BEFORE is expected to hold a file for each of AFTER, but has none for {lost[0]}; add it.")
-        pairs = [(alike[path.stem], path) for path in files]
+    elif lost := [path.name for path in files if alike and path.stem not in alike]:
+        raise UserError(f"BEFORE is expected to hold a file for each of AFTER, but has none for {lost[0]}; add it.")
     else:
-        pairs = [(before, path) for path in files]
+        pairs = [(alike.get(path.stem, before), path) for path in files]
     if not 0 < len(pairs) <= MOST_UPDATES:
         raise UserError(f"{after} is expected to hold updates, at most {MOST_UPDATES}, but holds {len(pairs)}.")
-    for first, last in pairs:
-        yield last.stem, read_arrays(first), read_arrays(last)
+    sent = {first: sent_of(network, read_arrays(first)) for first in dict.fromkeys(first for first, _ in pairs)}
+    return [update_of(network, last.stem, sent[first], read_arrays(last)) for first, last in pairs]
 
 
-def update_of(network: nn.Module, name: str, before: SavedArrays, after: SavedArrays) -> SavedUpdate:
-    """Put two files into the network's names, and say which layers they lack.
-
-    Raises:
-        UserError: they do not fit the network, or are equal.
-    """
+def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
+    """Put the model as it was sent into the network's names; ``UserError`` if it does not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
-    moved, more = named_as_in(network, after.arrays, "AFTER")
-    own = {n: p.detach() for n, p in network.named_parameters()}
-    kept = {n: b.detach() for n, b in network.named_buffers()}
-    if unsent := [n for n in moved if n in own and n not in values]:
-        raise UserError(
-            f"BEFORE is expected to hold all that AFTER has, but not {layers_in_words(unsent)}; give the model as"
-            " it was sent."
-        )
-    said += [*more, *before.said, *after.said]
-    if absent := [n for n in own if n not in values]:
+    parameters = {n: values.get(n, p.detach()) for n, p in network.named_parameters()}
+    buffers = {n: values.get(n, b.detach()) for n, b in network.named_buffers()}
+    if absent := [n for n in parameters if n not in values]:
         said.append(
-            f"{len(absent)} of {len(own)} parameters are in neither file ({layers_in_words(absent)}): the values that"
-            " --model makes are taken, which must be those of the client."
+            f"{len(absent)} of {len(parameters)} parameters are not in BEFORE ({layers_in_words(absent)}): those that"
+            " --model makes are taken, which must be the client's."
         )
-    if withheld := [n for n in own if n in values and n not in moved]:
-        said.append(f"{len(withheld)} of {len(own)} parameters are not uploaded: {layers_in_words(withheld)}.")
-    upload = {n: moved[n] for n in own if n in moved}
-    buffers = {n: kept[n] if n not in moved else moved[n] for n in kept} if any(n in moved for n in kept) else {}
-    sent = ModelState({n: values.get(n, own[n]) for n in own}, {n: values.get(n, kept[n]) for n in kept})
-    if after.is_change:
-        buffers = {n: sent.buffers[n] + moved[n] if n in moved else sent.buffers[n] for n in buffers}
+    return SentModel(ModelState(parameters, buffers), frozenset(values), (*said, *before.said))
+
+
+def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
+    """Put an update into the network's names, and say what it lacks; ``UserError`` if it does not fit or is empty."""
+    moved, said = named_as_in(network, after.arrays, "AFTER")
+    sent = before.state
+    upload = {n: moved[n] for n in sent.parameters if n in moved}
+    if unsent := [n for n in upload if n not in before.held]:
+        raise UserError(
+            f"BEFORE is expected to hold all that AFTER has, but lacks {layers_in_words(unsent)}; give the model as"
+            " sent."
+        )
+    if withheld := [n for n in sent.parameters if n in before.held and n not in moved]:
+        said.append(f"{len(withheld)} of {len(before.held)} arrays are not uploaded: {layers_in_words(withheld)}.")
+    told = {n: moved[n] + (b if after.is_change else 0) for n, b in sent.buffers.items() if n in moved}
+    buffers = {**sent.buffers, **told} if told else {}
+    said = [*before.said, *said, *after.said]
     found = SavedUpdate(name, sent, upload, buffers, after.is_change, after.steps, tuple(said))
     if not any(bool(change.any()) for change in found.change.values()):
         raise UserError(f"{name}: AFTER is expected to differ from BEFORE, but no parameter does; nothing was trained.")
@@ -188,5 +190,7 @@ def observation_of(
         num_classes=found.num_classes,
         loss=CROSS_ENTROPY if modality_of(network) is TEXTS else None,
     )
+    if modality_of(network) is TEXTS:
+        return observation
     seen, said = recognize_training(observation, ("shares", "lr", "batch_size", "steps", "epochs"))
     return replace(seen, plan=replace(seen.plan, lr=plan.lr), notes=tuple(said))
