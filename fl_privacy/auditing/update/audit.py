@@ -15,7 +15,7 @@ from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
-from fl_privacy.auditing.update.data import OwnExamples, read_examples
+from fl_privacy.auditing.update.data import OwnExamples, place_of, read_examples
 from fl_privacy.auditing.update.model import entrance_of, network_of, shape_of
 from fl_privacy.auditing.update.observed import inferred, observation_of, updates_of
 from fl_privacy.errors import UserError
@@ -41,7 +41,7 @@ from fl_privacy.types.schema import Schema, with_schema
 
 KIND_OF: Mapping[Modality, Kind] = {IMAGES: "image", ROWS: "row", TEXTS: "text"}
 _EXAMPLES, _MOST_LINES = (1, 2, 4), 200
-_DISTRACTORS = 1000
+_DISTRACTORS, _SAME = 1000, 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,44 +108,33 @@ class UpdateAudit(AuditSession):
         self.asked, self.tell, self.problems, self.answers = asked, tell, list[str](), list[Answer]()
         self.kind, width, self.entrance = entrance_of(network)
         if asked.shape is not None and len(asked.shape) == 3:
-            self.kind = IMAGES  # of which a fully connected layer takes the pixels
-        channels = asked.shape[0] if self.kind is IMAGES and asked.shape is not None else width
+            self.kind, width = IMAGES, asked.shape[0]  # of which a fully connected layer takes the pixels
         self.updates = updates_of(network, asked.before, asked.after)
-
-        def examples_in(place: Path, shape: tuple[int, ...] | None) -> OwnExamples:
-            return read_examples(place, self.kind, channels, shape)
-
-        self.truths = list[OwnExamples | None]()
-        shape = asked.shape
-        for update in self.updates:
-            folder = None if asked.data is None else expanded(asked.data)
-            own = folder and next(
-                (p for p in (folder / update.name, *folder.glob(f"{update.name}.*")) if p.exists()), folder
-            )
-            self.truths.append(None if own is None else examples_in(own, shape))
-            if own is not None and self.truths[-1] is not None:
-                shape = shape or tuple(self.truths[-1].inputs.shape[1:])
+        reads, shape = partial(read_examples, kind=self.kind, width=width), asked.shape
+        self.truths = list[OwnExamples]()
+        places = [] if asked.data is None else [place_of(expanded(asked.data), one.name) for one in self.updates]
+        for place in places:
+            self.truths.append(reads(place, shape=shape))
+            shape = shape or tuple(self.truths[-1].inputs.shape[1:])
         self.shape = shape_of(network, asked.shape, shape)
-        self.others = None if asked.others is None else examples_in(asked.others, self.shape)
+        given = [] if asked.others is None else [reads(expanded(asked.others), shape=self.shape).inputs]
+        empty = torch.empty(0, *self.shape)
+        self.others = torch.cat([empty, *given]) if self.kind is not TEXTS else torch.cat([empty.long(), *given])
+        self.rest = torch.cat([self.others, *(truth.inputs for truth in self.truths)])
+        if self.kind is ROWS and len(self.rest) > 1:
+            network = with_schema(network, Schema.inferred(self.rest))
         if asked.normalization is not None:
             network = normalized(network, asked.normalization)
-        self.pool = torch.cat([torch.empty(0, *self.shape), *(t.inputs for t in self.truths if t is not None)])
-        if self.kind is ROWS and len(rows := self._rows()) > 1:
-            network = with_schema(network, Schema.inferred(rows))
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)
         with torch.no_grad():
-            zeros = torch.zeros(2, *self.shape, dtype=torch.long if self.kind is TEXTS else torch.float32)
-            self.num_classes = int(self.network.eval()(zeros).shape[1])
+            self.num_classes = int(self.network.eval()(torch.zeros(2, *self.shape).to(self.others.dtype)).shape[1])
         self.found = [inferred(self.network, one, self.shape, self.num_classes) for one in self.updates]
-
-    def _rows(self) -> Tensor:
-        return self.pool if self.others is None else torch.cat([self.pool, self.others.inputs])
 
     def assumptions(self) -> list[tuple[int, int]]:
         """Return numbers of examples and steps to attack: those given, inferred, of the data, or a few."""
         first = self.found[0]
         steps = self.asked.steps or ((first.steps,) if first.steps else (1,))
-        sizes = [len(truth.inputs) for truth in self.truths if truth is not None]
+        sizes = [len(truth.inputs) for truth in self.truths]
         examples = self.asked.examples or ((first.examples,) if first.examples and max(steps) == 1 else ())
         examples = examples or ((sizes[0],) if sizes and max(sizes) <= max(_EXAMPLES) else _EXAMPLES)
         return [(number, count) for number in examples for count in steps]
@@ -161,15 +150,12 @@ class UpdateAudit(AuditSession):
                 examples=examples,
                 source=f"{what}, taken for {_of(examples, 'example')} in {_of(steps, 'step')}",
             )
-            if self.answers and time.perf_counter() - self.started > self.asked.seconds:
-                answer = Answer(kind=KIND_OF[self.kind], reason="--seconds were over")
-            else:
-                self.tell(f"Attacking {what}, taken for {examples} examples in {steps} steps")
-                begun = time.perf_counter()
-                made = attempt(partial(self._answer, examples, steps))
-                failed = isinstance(made, Failure)
-                answer = Answer(kind=KIND_OF[self.kind], reason=made.reason) if isinstance(made, Failure) else made
-                answer = answer if failed else replace(answer, seconds=time.perf_counter() - begun)
+            self.tell(f"Attacking {what}, taken for {examples} examples in {steps} steps")
+            begun = time.perf_counter()
+            late = bool(self.answers) and begun - self.started > self.asked.seconds
+            made = Failure("--seconds were over") if late else attempt(partial(self._answer, examples, steps))
+            answer = Answer(kind=KIND_OF[self.kind], reason=made.reason) if isinstance(made, Failure) else made
+            answer = replace(answer, seconds=time.perf_counter() - begun)
             self.answers.append(replace(answer, scenario=scenario, among=len(cases)))
             self.write("Further assumptions are attacked.")
 
@@ -181,7 +167,7 @@ class UpdateAudit(AuditSession):
             )
             for number, (update, known) in enumerate(zip(self.updates, self.found, strict=True))
         ]
-        alone = len(seen) == 1 and self.truths[0] is not None and self.kind is not TEXTS
+        alone = len(seen) == 1 and bool(self.truths) and self.kind is not TEXTS
         control = self._control(seen[0], steps) if alone else None
         attack = attack_named("auto")(budget=asked.budget, device=str(resolve_device(asked.device)))
         made = attack([*seen, *([control] if control is not None else [])], seed=asked.seed)
@@ -195,7 +181,10 @@ class UpdateAudit(AuditSession):
         """Train on other examples in the same way: the guess at that update never saw the attacked examples."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
-        pool = self.others.inputs if self.others is not None else self._distractors([])
+        pool = self.others
+        if not len(pool) and self.kind is IMAGES:
+            shipped = others_among([], [], self.shape, 64, seed=self.asked.seed).candidates
+            pool = pool if shipped is None else shipped.images
         if len(pool) < number:
             return None
         chosen = torch.randperm(len(pool), generator=rng)[:number]
@@ -216,20 +205,20 @@ class UpdateAudit(AuditSession):
         )
 
     def _judged(self, made: Sequence[Reconstruction], other: Reconstruction | None, examples: int) -> Answer:
-        known = [(one, truth) for one, truth in zip(made, self.truths, strict=True) if truth is not None]
-        if not known:
+        if not self.truths:
             return self._unjudged(made)
-        if (few := min(len(truth.inputs) for _, truth in known)) < examples:
+        if (few := min(len(truth.inputs) for truth in self.truths)) < examples:
             return Answer(kind=KIND_OF[self.kind], reason=f"--data holds {few} examples, fewer than are assumed")
         if self.kind is TEXTS:
-            return self._words(known)
+            return self._words(made)
+        known = list(zip(made, self.truths, strict=True))
         chosen = [_nearest(one, truth, examples, self.asked.seed) for one, truth in known]
-        answer = compared(KIND_OF[self.kind], [one for one, _ in known], chosen, self._counted(chosen), other)
+        answer = compared(KIND_OF[self.kind], made, chosen, self._counted(chosen), other)
         right = [
             _labels_right(one, truth) for (one, own), truth in zip(known, chosen, strict=True) if own.labels is not None
         ]
         labels = (sum(right), sum(len(truth) for truth in chosen)) if right else None
-        most = max(len(truth.inputs) for _, truth in known)
+        most = max(len(truth.inputs) for truth in self.truths)
         if most > examples and answer.counts is not None and not answer.counts.exact:
             # the examples nearest to a guess were taken for its truth: chance takes the nearest of all
             counts, of = answer.counts, max(1, answer.counts.candidates)
@@ -238,14 +227,14 @@ class UpdateAudit(AuditSession):
         return replace(answer, labels=labels)
 
     def _counted(self, truths: Sequence[Batch]) -> Counted:
-        own = torch.cat([truth.inputs for truth in truths])
-        pool = self._distractors([own])
+        own = torch.cat([truth.inputs for truth in truths]).flatten(1)
+        pool = self.rest[(torch.cdist(self.rest.flatten(1), own, p=torch.inf) > _SAME).all(1)][:_DISTRACTORS]
         if self.kind is IMAGES:
             others = others_among(
                 [(image, 0) for image in pool], truths, self.shape, _DISTRACTORS, seed=self.asked.seed
             )
             return partial(count_images, others=others)
-        low, high = (getattr(self._rows(), name)(0) for name in ("amin", "amax"))
+        low, high = self.rest.amin(0), self.rest.amax(0)
         width = torch.where(high > low, high - low, torch.ones_like(high))
 
         def scaled(found: Sequence[Reconstruction], truths: Sequence[Batch]) -> tuple[Counts, Sequence[Shown]]:
@@ -257,34 +246,18 @@ class UpdateAudit(AuditSession):
 
         return scaled
 
-    def _distractors(self, without: Sequence[Tensor]) -> Tensor:
-        """Return other examples (N, ...): those of ``--others``, and of the site itself that are not ``without``."""
-        pool = self.pool
-        for own in without:
-            held = (torch.cdist(pool.flatten(1), own.flatten(1), p=torch.inf) <= 1e-6).any(1)
-            pool = pool[~held]
-        if self.others is not None:
-            return torch.cat([self.others.inputs, pool])[:_DISTRACTORS]
-        if not without and self.kind is IMAGES:
-            shipped = others_among([], [], self.shape, 64, seed=self.asked.seed).candidates
-            return torch.empty(0, *self.shape) if shipped is None else shipped.images
-        return pool[:_DISTRACTORS] if without else torch.empty(0, *self.shape)
-
-    def _words(self, known: Sequence[tuple[Reconstruction, OwnExamples]]) -> Answer:
+    def _words(self, made: Sequence[Reconstruction]) -> Answer:
         def words(tokens: Tensor | None) -> set[int]:
             return set() if tokens is None else set(tokens.flatten().tolist()) - {-1}
 
-        read, texts = [], []
-        for one, truth in known:
-            guess = one.words if one.batch is None or one.words is not None else one.batch.inputs
-            texts.append([words(text) for text in truth.inputs])
-            read.append((set().union(*texts[-1]), words(guess)))
-        others = [] if self.others is None else [words(text) for text in self.others.inputs]
-        return scored_words(read, len(known), others, texts)
+        texts = [[words(text) for text in truth.inputs] for truth in self.truths]
+        guesses = [one.words if one.words is not None else one.batch and one.batch.inputs for one in made]
+        read = [(set().union(*own), words(guess)) for own, guess in zip(texts, guesses, strict=True)]
+        return scored_words(read, len(read), [words(text) for text in self.others], texts)
 
     def _unjudged(self, made: Sequence[Reconstruction]) -> Answer:
         """Count proven examples alone as reconstructed, since nobody says what the originals are."""
-        shown, counts, low, high = list[Shown](), dict.fromkeys(("exact", "unknown", "failures"), 0), 0.0, 1.0
+        shown, counts = list[Shown](), dict.fromkeys(("exact", "unknown", "failures"), 0)
         for one in made:
             if one.batch is None:
                 counts["failures"] += 1
@@ -292,7 +265,7 @@ class UpdateAudit(AuditSession):
             for place, guess in enumerate(one.batch.inputs):
                 sure = one.certainties[place] if one.certainties else one.certainty
                 counts["exact" if sure is Certainty.PROVEN else "unknown"] += 1
-                value = guess.clamp(low, high).numpy() if self.kind is IMAGES else guess.flatten().tolist()
+                value = guess.clamp(0, 1).numpy() if self.kind is IMAGES else guess.flatten().tolist()
                 shown.append(Shown(original=None, guess=value, reconstructed=sure is Certainty.PROVEN))
         found = Counts(**counts, groups=len(made))
         return Answer(kind=KIND_OF[self.kind], counts=found, shown=shown[:8])
