@@ -21,7 +21,7 @@ from row_file import RowFile, takes_rows
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_privacy.auditing.update.audit import UpdateAuditRequest, audit_update
+from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
 from fl_privacy.data import load_data
 from fl_privacy.defenses import percentile
 from fl_privacy.models import LeNet

@@ -50,7 +50,7 @@ def audit_update(  # noqa: PLR0917
         "steps": _span("--steps", steps),
         "seed": whole("--seed", seed, at_least=0, at_most=(1 << 32) - 1, example=0),
     }
-    from fl_privacy.auditing.update.audit import UpdateAuditRequest, audit_update as audited  # noqa: PLC0415
+    from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update as audited  # noqa: PLC0415
     from fl_privacy.types.plan import Normalization  # noqa: PLC0415
 
     asked = UpdateAuditRequest(

@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fl_privacy.auditing.update.audit import UpdateAuditRequest, audit_update
-from fl_privacy.auditing.update.model import network_of
-from fl_privacy.auditing.update.observed import inferred, sent_of, update_of
+from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
+from fl_privacy.auditing.update_given import network_of
+from fl_privacy.auditing.update_observed import inferred, sent_of, update_of
 from fl_privacy.cli.main import app, run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.files.updates import SavedArrays

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_privacy.auditing.update.model import entrance_of, named_as_in, network_of, shape_of
+from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, shape_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import updates
 from fl_privacy.files.updates import read_arrays

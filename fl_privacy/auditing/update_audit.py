@@ -15,9 +15,8 @@ from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
-from fl_privacy.auditing.update.data import OwnExamples, place_of, read_examples
-from fl_privacy.auditing.update.model import entrance_of, network_of, shape_of
-from fl_privacy.auditing.update.observed import inferred, observation_of, updates_of
+from fl_privacy.auditing.update_given import OwnExamples, entrance_of, network_of, place_of, read_examples, shape_of
+from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder

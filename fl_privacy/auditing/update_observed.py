@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.auditing.update.model import files_of, layers_in_words, named_as_in
+from fl_privacy.auditing.update_given import files_of, layers_in_words, named_as_in
 from fl_privacy.errors import UserError
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files.foreign import expanded

@@ -1,1 +1,0 @@
-"""Audit of the change between two files, of any framework."""
