@@ -1,6 +1,7 @@
 """``fl-privacy audit-update BEFORE AFTER``: reconstruct examples from the change between two files."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
-from fl_privacy.auditing.update_given import OwnExamples, entrance_of, network_of, place_of, read_examples, shape_of
+from fl_privacy.auditing.update_given import SiteExamples, entrance_of, network_of, place_of, read_examples, shape_of
 from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
@@ -110,7 +112,7 @@ class UpdateAudit(AuditSession):
             self.kind, width = IMAGES, asked.shape[0]  # of which a fully connected layer takes the pixels
         self.updates = updates_of(network, asked.before, asked.after)
         reads, shape = partial(read_examples, kind=self.kind, width=width), asked.shape
-        self.truths = list[OwnExamples]()
+        self.truths = list[SiteExamples]()
         places = [] if asked.data is None else [place_of(expanded(asked.data), one.name) for one in self.updates]
         for place in places:
             self.truths.append(reads(place, shape=shape))
@@ -120,8 +122,8 @@ class UpdateAudit(AuditSession):
         empty = torch.empty(0, *self.shape)
         self.others = torch.cat([empty, *given]) if self.kind is not TEXTS else torch.cat([empty.long(), *given])
         self.rest = torch.cat([self.others, *(truth.inputs for truth in self.truths)])
-        if self.kind is ROWS and len(self.rest) > 1:
-            network = with_schema(network, Schema.inferred(self.rest))
+        if self.kind is ROWS and len(self.others) > 1:  # ranges that the attacker knows, not those of the truth
+            network = with_schema(network, Schema.inferred(self.others))
         if asked.normalization is not None:
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)
@@ -318,7 +320,7 @@ class UpdateAudit(AuditSession):
             ("Shape of an example", f"{shape}, {'given' if self.asked.shape else 'inferred'}"),
             ("Examples", _said(self.asked.examples, first.examples, "the rank of a layer's change")),
             ("Local steps", _said(self.asked.steps, first.steps, "batch norm's counter, or the file")),
-            ("Learning rate times steps", _said(self.asked.lr, first.rate, "the output layer's bias", "up to scale ")),
+            ("Learning rate times steps", _said(self.asked.lr, first.rate, "the output layer's bias")),
             ("Classes", _classes(first.classes)),
         ]
 
@@ -327,14 +329,10 @@ def _of(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _said(given: Any, found: float | None, how: str, more: str = "") -> str:
+def _said(given: Any, found: float | None, how: str) -> str:
     if given:
         return f"{', '.join(map(str, given)) if isinstance(given, Sequence) else given}, given"
-    return (
-        f"not inferred; each assumption below is attacked {more}".rstrip()
-        if found is None
-        else f"about {found:.3g}, from {how}"
-    )
+    return "not inferred; each assumption is attacked" if found is None else f"about {found:.3g}, from {how}"
 
 
 def _classes(shares: Tensor | None) -> str:
@@ -344,20 +342,16 @@ def _classes(shares: Tensor | None) -> str:
     return ", ".join(f"{k} ({100 * float(shares[k]):.0f} %)" for k in most) + ", from the output layer's bias"
 
 
-def _nearest(guess: Reconstruction, truth: OwnExamples, number: int, seed: int) -> Batch:
+def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int) -> Batch:
     """Return the ``number`` examples that the guesses are nearest to, each once; at random without a guess."""
     size = len(truth.inputs)
     labels = torch.zeros(size).long() if truth.labels is None else truth.labels
     order = torch.randperm(size, generator=derive_generator(seed, "truth")).tolist()
     if size > number and guess.batch is not None and guess.batch.inputs.shape[1:] == truth.inputs.shape[1:]:
         given, own = (
-            (x.flatten(1).float() - x.flatten(1).float().mean(1, keepdim=True))
-            for x in (guess.batch.inputs, truth.inputs)
+            F.layer_norm(x.flatten(1).float(), x[0].flatten().shape) for x in (guess.batch.inputs, truth.inputs)
         )
-        apart = torch.cdist(
-            given / given.norm(dim=1, keepdim=True).clamp_min(1e-6), own / own.norm(dim=1, keepdim=True).clamp_min(1e-6)
-        )
-        order = [int(place) for row in apart.argsort(1).T for place in row] + order
+        order = torch.cdist(given, own).argsort(1).T.flatten().tolist() + order
     chosen = list(dict.fromkeys(order))[:number]
     return Batch(truth.inputs[chosen], labels[chosen])
 
@@ -367,5 +361,4 @@ def _labels_right(guess: Reconstruction, truth: Batch) -> int:
         return 0
     given = guess.batch.labels
     given = given.argmax(-1) if given.is_floating_point() else given
-    left = given.flatten().tolist()
-    return sum(1 for label in truth.labels.tolist() if label in left and (left.remove(label) or True))
+    return (Counter(truth.labels.tolist()) & Counter(given.flatten().tolist())).total()

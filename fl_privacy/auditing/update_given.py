@@ -186,7 +186,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnExamples:
+class SiteExamples:
     """Images (N, C, H, W) in [0, 1], rows (N, F), or texts (N, L) padded with -1, and their classes (N,), if known."""
 
     inputs: Tensor
@@ -198,7 +198,7 @@ def place_of(data: Path, update: str) -> Path:
     return next((path for path in (data / update, *data.glob(f"{update}.*")) if path.exists()), data)
 
 
-def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None) -> OwnExamples:
+def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None) -> SiteExamples:
     """Read a folder of images (in folders by class, or not), a table ``.csv``, or a file with ``inputs``, ``labels``.
 
     A table's last column is the class if it has one column more than the ``width`` that the network takes.
@@ -218,10 +218,10 @@ def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, 
     labels = found.labels
     if not bool(found.inputs.isfinite().all()) or (labels is not None and len(labels) != len(found.inputs)):
         raise UserError(f"{place} is expected to hold finite numbers and a class for each example; correct it.")
-    return OwnExamples(found.inputs[:MOST_EXAMPLES], None if labels is None else labels[:MOST_EXAMPLES])
+    return SiteExamples(found.inputs[:MOST_EXAMPLES], None if labels is None else labels[:MOST_EXAMPLES])
 
 
-def _images(place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None) -> OwnExamples:
+def _images(place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None) -> SiteExamples:
     files = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
     if kind is not IMAGES or not files:
         raise UserError(f"{place} is expected to hold {kind.data}, but holds none that are read; give one file.")
@@ -230,10 +230,10 @@ def _images(place: Path, kind: Modality, channels: int, shape: tuple[int, ...] |
     cells = [{"bytes": None, "path": str(path)} for path in files]
     images = decode_images(cells, len(cells), image_size=side, channels=channels, fit="resize", name=place.name)
     labels = torch.tensor([folders.index(path.parent) for path in files]) if len(folders) > 1 else None
-    return OwnExamples(images.float() / 255, labels)
+    return SiteExamples(images.float() / 255, labels)
 
 
-def _arrays(place: Path, kind: Modality) -> OwnExamples:
+def _arrays(place: Path, kind: Modality) -> SiteExamples:
     arrays = read_arrays(place).arrays
     inputs = next((arrays[name] for name in _INPUTS if name in arrays), None)
     if inputs is None or inputs.dim() < 2 or not len(inputs):
@@ -242,10 +242,10 @@ def _arrays(place: Path, kind: Modality) -> OwnExamples:
         )
     inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
     labels = next((arrays[name].long().flatten() for name in _LABELS if name in arrays), None)
-    return OwnExamples(inputs.float() if kind.continuous else inputs.long(), labels)
+    return SiteExamples(inputs.float() if kind.continuous else inputs.long(), labels)
 
 
-def _table(place: Path, width: int) -> OwnExamples:
+def _table(place: Path, width: int) -> SiteExamples:
     lines = [line.split(",") for line in read_text(place).splitlines()[1:] if line.strip()]
     try:
         found = torch.tensor([[float(cell) for cell in line] for line in lines])
@@ -258,4 +258,4 @@ def _table(place: Path, width: int) -> OwnExamples:
             f"{place} is expected to have {width} columns of features, and one of classes if they are known, but has"
             f" {len(lines[0]) if lines else 0}; give the columns that enter the network."
         )
-    return OwnExamples(found[:, :width], found[:, width].long() if found.shape[1] > width else None)
+    return SiteExamples(found[:, :width], found[:, width].long() if found.shape[1] > width else None)

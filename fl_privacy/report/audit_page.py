@@ -439,7 +439,8 @@ def _row(one: Any) -> dict[str, Any]:
             return "no guess"
         return " ".join(f"{value:.2f}" for value in values[:20]) + (" …" if len(values) > 20 else "")
 
-    return {"original": numbers(one.original), "guess": numbers(one.guess), "read": one.reconstructed}
+    original = "not known" if one.original is None else numbers(one.original)
+    return {"original": original, "guess": numbers(one.guess), "read": one.reconstructed}
 
 
 def _words(one: Any) -> dict[str, Any]:
