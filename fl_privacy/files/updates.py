@@ -69,7 +69,7 @@ def read_arrays(path: Path) -> SavedArrays:
     """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
-            size, start = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
+            size, start = os.fstat(file.fileno()).st_size, file.read(_HEADER.size + 1)
             if size > LARGEST_FILE:
                 raise _UnfitError(f"has {size >> 20} MiB, more than {LARGEST_FILE >> 20}")
             file.seek(0)
@@ -87,7 +87,7 @@ def read_arrays(path: Path) -> SavedArrays:
 def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
     if start[:4] == b"PK\x03\x04":
         return _of_zip(file)
-    if len(start) == _HEADER.size and start[0] == _MAIN and _HEADER.unpack(start)[2] <= size - _HEADER.size:
+    if len(start) > _HEADER.size and start[0] == _MAIN and start[_HEADER.size] > 0x7F:  # msgpack, not the text of JSON
         return _of_flare(file)
     if start[:6] == b"\x93NUMPY":
         raise _UnfitError("is one array without the names of parameters")
