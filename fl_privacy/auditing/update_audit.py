@@ -174,7 +174,7 @@ class UpdateAudit(AuditSession):
         made = attack([*seen, *([control] if control is not None else [])], seed=asked.seed)
         other = made.pop() if control is not None else None
         answer = self._judged(made, other, examples)
-        notes = [note for one, guess in zip(seen, made, strict=True) for note in (*one.notes, *guess.notes)]
+        notes = [*answer.notes, *(n for one, guess in zip(seen, made, strict=True) for n in (*one.notes, *guess.notes))]
         notes += [f"The attack reports: {why}." for guess in made if (why := guess.failure)]
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
@@ -257,19 +257,14 @@ class UpdateAudit(AuditSession):
         return scored_words(read, len(read), [words(text) for text in self.others], texts)
 
     def _unjudged(self, made: Sequence[Reconstruction]) -> Answer:
-        """Count proven examples alone as reconstructed, since nobody says what the originals are."""
-        shown, counts = list[Shown](), dict.fromkeys(("exact", "unknown", "failures"), 0)
-        for one in made:
-            if one.batch is None:
-                counts["failures"] += 1
-                continue
-            for place, guess in enumerate(one.batch.inputs):
-                sure = one.certainties[place] if one.certainties else one.certainty
-                counts["exact" if sure is Certainty.PROVEN else "unknown"] += 1
-                value = guess.clamp(0, 1).numpy() if self.kind is IMAGES else guess.flatten().tolist()
-                shown.append(Shown(original=None, guess=value, reconstructed=sure is Certainty.PROVEN))
-        found = Counts(**counts, groups=len(made))
-        return Answer(kind=KIND_OF[self.kind], counts=found, shown=shown[:8])
+        """Show the guesses, of which nobody says what the originals are."""
+        guesses = [guess for one in made if one.batch is not None for guess in one.batch.inputs]
+        values = [g.clamp(0, 1).numpy() if self.kind is IMAGES else g.flatten().tolist() for g in guesses]
+        counts = Counts(unknown=len(guesses), failures=sum(one.batch is None for one in made), groups=len(made))
+        shown = [Shown(original=None, guess=value, reconstructed=False) for value in values[:8]]
+        proven = sum(one.certainty is Certainty.PROVEN for one in made)
+        notes = [f"{proven} of {len(made)} updates prove the guesses: no others give them."] if proven else []
+        return Answer(kind=KIND_OF[self.kind], counts=counts, shown=shown, notes=notes)
 
     def record(self, going_on: str = "") -> AuditRecord:
         asked, size = self.asked, sum(sum(t.nbytes for t in one.upload.values()) for one in self.updates)

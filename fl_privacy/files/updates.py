@@ -91,12 +91,12 @@ def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
         return _of_flare(file)
     if start[:6] == b"\x93NUMPY":
         raise _UnfitError("is one array without the names of parameters")
-    if start[:1] == b"\x80":
-        raise _UnfitError("is a pickle, which runs code when it is loaded and is never loaded here")
     if len(start) > 8 and start[8:9] == b"{":
         if not 2 <= struct.unpack("<Q", start[:8])[0] <= size - 8:
             raise _UnfitError("ends before its header does")
         return SavedArrays(arrays=_dense(load_safetensors(file.read())))
+    if start[:1] == b"\x80":
+        raise _UnfitError("is a pickle, which runs code when it is loaded and is never loaded here")
     raise _UnfitError("begins like none of these" if size else "is empty")
 
 
@@ -111,10 +111,10 @@ def _of_zip(file: Any) -> SavedArrays:
                 raise _UnfitError("is a zip file of something else")
             found = {one.filename.removesuffix(".npy"): _array(archive.read(one)) for one in arrays}
             return SavedArrays(arrays=found)
-        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-            raise _UnfitError("is compressed, which PyTorch's files are not")
         if any("/code/" in member.filename for member in members):
             raise _UnfitError("is a TorchScript program, which holds code")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise _UnfitError("is compressed, which PyTorch's files are not")
     file.seek(0)
     try:
         held = torch.load(file, map_location="cpu", weights_only=True)

@@ -123,6 +123,7 @@ def test_a_row_of_a_table_is_reconstructed(tmp_path: Path) -> None:
         lines = [",".join("abcdef"), *(",".join(f"{v:.8f}" for v in row) for row in some.tolist())]
         (tmp_path / f"{name}.csv").write_text("\n".join(lines))
     given = {"before": tmp_path / "before.safetensors", "shape": None, "data": tmp_path / "own.csv"}
+    given["model"] = f"{tmp_path}/nets.py:Rows"
     done = audit_update(asked(tmp_path, **given, others=tmp_path / "others.csv"))
     assert "reconstructed 1 of 1 row" in done.line
 

@@ -196,11 +196,13 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     cut = _cut(update) if observation.plan.optimizer == "sgd" else ()
     if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
         return Part("zeros", effect=_sparse(update)), *cut
+    if cut:
+        return cut
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
         return (Part("empty columns", effect=MutedFeatures()),)
     if (noise_over_gradient(observation) or 0.0) > max(_NOISY, _UNUSUAL * usual.noise):
         return (Part("noise", effect=Noise(std=None, clip=None)),)
-    return cut
+    return ()
 
 
 def seen_through(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
