@@ -252,7 +252,7 @@ class UpdateAudit(AuditSession):
             return set() if tokens is None else set(tokens.flatten().tolist()) - {-1}
 
         texts = [[words(text) for text in truth.inputs] for truth in self.truths]
-        guesses = [one.words if one.words is not None else one.batch and one.batch.inputs for one in made]
+        guesses = [one.batch.inputs if one.words is None and one.batch is not None else one.words for one in made]
         read = [(set().union(*own), words(guess)) for own, guess in zip(texts, guesses, strict=True)]
         return scored_words(read, len(read), [words(text) for text in self.others], texts)
 

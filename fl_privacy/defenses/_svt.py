@@ -60,7 +60,7 @@ def svt(
         chosen = torch.unique(places[drawn]).to(values.device)
         kept: Tensor = torch.zeros_like(values)
         kept[chosen] = (cut[chosen] + sample_noise(cut[chosen], "laplace", scale, rng)) * steps
-        parts = kept.split([t.numel() for t in tensors.values()])
+        parts = torch.split(kept, [t.numel() for t in tensors.values()])
         return {name: part.view(t.shape).to(t) for (name, t), part in zip(tensors.items(), parts, strict=True)}
 
     settings = {
