@@ -174,7 +174,7 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
     """Return the terminal's summary of a finished page."""
     told = [record.headline, *record.further, *(record.problems[:1] if record.silent and not record.silence else ())]
     said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
-    return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}"
+    return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}".replace("?. ", "? ")
 
 
 def record_to_json(record: AuditRecord) -> str:

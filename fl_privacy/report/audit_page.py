@@ -292,8 +292,7 @@ class AuditRecord:
 
     def _nothing_read(self) -> str:
         if self._unjudged and not self._uploads_attacked:
-            made = sum(len(step.shown) for step in self._unjudged)
-            return f"{_number(made, KINDS[self._unjudged[0].kind])} reconstructed from the update: are these yours?"
+            return f"Guesses at the {KINDS[self._unjudged[0].kind]}s of the update are shown: are these yours?"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
             return f"{self._of_chance()}: this describes these attacks and is no guarantee"

@@ -63,7 +63,7 @@ def test_another_update_is_not_taken_for_the_sites(place: Path) -> None:
 
 def test_without_the_sites_examples_the_page_asks(place: Path) -> None:
     done = audit_update(asked(place, examples=(2,)))
-    assert "2 images reconstructed from the update: are these yours?" in done.line
+    assert "Guesses at the images of the update are shown: are these yours? Page" in done.line
     assert "Is this yours?" in done.page.read_text() and not any(answer.leaks for answer in done.answers)
     assert json.loads((done.folder / "audit.json").read_text())["rungs"][0]["counts"]["unknown"] == 2
 
