@@ -226,4 +226,6 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
         return blobs.get(str(held["data"]["datum_id"]))
     if kind in _SCALARS:
         return torch.tensor(held)
+    if isinstance(held, list) and kind == "nvflare.apis.dxo.DXO":  # as jobs write it, whose decomposers are registered
+        held = {"data": dict(zip(("data_kind", "meta", "data"), held, strict=True))}
     return held.get("dict", held.get("data", held)) if isinstance(held, dict) else held

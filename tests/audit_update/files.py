@@ -25,8 +25,13 @@ class Net(nn.Module):
 """
 
 
-def of_flare(path: Path, kind: str, arrays: dict[str, Tensor], meta: dict[str, Any], *, apart: bool = False) -> None:
-    """Write a DXO as NVFlare 2.9's ``DXO.to_file`` does; ``apart`` as it does for arrays of more than 10 MB."""
+def of_flare(
+    path: Path, kind: str, arrays: dict[str, Tensor], meta: dict[str, Any], *, apart: bool = False, job: bool = False
+) -> None:
+    """Write a DXO as NVFlare 2.9's ``DXO.to_file`` does.
+
+    ``apart`` as it does for arrays of more than 10 MB, ``job`` as within a job.
+    """
     blobs = list[tuple[bytes, bytes]]()
 
     def array(value: Tensor) -> dict[str, Any]:
@@ -42,8 +47,10 @@ def of_flare(path: Path, kind: str, arrays: dict[str, Tensor], meta: dict[str, A
         return {"__fobs_type__": "numpy.ndarray", "__fobs_data__": {"type": "native", "data": data}}
 
     of_kind = {"__fobs_type__": "nvflare.apis.dxo.DataKind", "__fobs_data__": kind}
-    held = {"data_kind": of_kind, "data": {name: array(value) for name, value in arrays.items()}, "meta": meta}
-    body = msgpack.packb({"__fobs_type__": "nvflare.apis.dxo.DXO", "__fobs_data__": {"data": held}})
+    held: Any = {"data_kind": of_kind, "data": {name: array(value) for name, value in arrays.items()}, "meta": meta}
+    in_job = {"__fobs_type__": "tuple", "__fobs_data__": [of_kind, meta, held["data"]]}
+    held = in_job if job else {"data": held}
+    body = msgpack.packb({"__fobs_type__": "nvflare.apis.dxo.DXO", "__fobs_data__": held})
     sections = [struct.pack(">BBQ", 100, 0, len(body)) + body]
     sections += [struct.pack(">BBQ", 102, 0, 16 + len(data)) + number + data for number, data in blobs]
     path.write_bytes(b"".join(sections))

@@ -37,6 +37,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "npz": as_npz,
     "checkpoint": lambda path: torch.save({"model": VALUES, "epoch": 3, "optimizer": {"state": {0: VALUES}}}, path),
     "weights": lambda path: of_flare(path, "WEIGHTS", VALUES, {}),
+    "weights of a job": lambda path: of_flare(path, "WEIGHTS", VALUES, {}, job=True),
     "diff": lambda path: of_flare(path, "WEIGHT_DIFF", VALUES, {"NUM_STEPS_CURRENT_ROUND": 5}, apart=True),
 }
 
