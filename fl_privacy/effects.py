@@ -150,6 +150,24 @@ class Sparse(PostProcessing):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SparseVector(Sparse):
+    """Upload of some elements, cut to ``bound``, with noise that is paid for each: epsilon grows with their number."""
+
+    bound: float | None = field(default=None, metadata=_POSITIVE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated(PostProcessing):
+    """Cutting of each element to at most ``bound`` in magnitude, in units of the update."""
+
+    bound: float | None = field(metadata=_POSITIVE)
+
+
+class Withheld(PostProcessing):
+    """Upload of the other parameters only."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quantized(PostProcessing):
     """Rounding of each tensor to an even grid of at most 2^bits values up to its largest magnitude."""
 

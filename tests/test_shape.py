@@ -15,6 +15,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 OPTIONS = {
     "fl_privacy/cli/audit.py:audit": "the options of a command, which a user sets one by one",
+    "fl_privacy/cli/audit_update.py:audit_update": "options of a command",
     "fl_privacy/defenses/_refiner.py:refiner": "each choice of the paper's algorithm, and those it leaves open",
     "fl_privacy/types/nouns.py:of_update": "what an attacker knows of a client; a caller names the few that matter",
 }
@@ -50,6 +51,7 @@ _CAST = "numbers are cast, numbers of tokens are left"
 _OWN = "data sets of this package are told apart from an app's own"
 _SHAPES = "the inputs of an app's network are told apart by their shapes alone"
 
+_GIVEN = "a user's files are of what the first layer of a network takes, which belongs to no package"
 TOLD_APART: dict[str, str] = {
     "fl_privacy/attacks/exact/certificate.py": _CAST,
     "fl_privacy/attacks/gradient_inversion/labels.py": _CAST,
@@ -59,6 +61,9 @@ TOLD_APART: dict[str, str] = {
     "fl_privacy/runs/distractors_of_app.py": _OWN,
     "fl_privacy/auditing/scenario_problem.py": _SHAPES,
     "fl_privacy/auditing/scenario_scores.py": _SHAPES,
+    "fl_privacy/auditing/update_audit.py": _GIVEN,
+    "fl_privacy/auditing/update_given.py": _GIVEN,
+    "fl_privacy/auditing/update_observed.py": _GIVEN,
 }
 """File -> why it asks of what kind examples are, instead of looking that up in a table by ``modality``."""
 

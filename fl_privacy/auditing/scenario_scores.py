@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.answer import Answer, Shown
+from fl_privacy.measure.answer import Answer, Kind, Shown
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
@@ -47,28 +47,39 @@ def score(
     """
     found_labels = ((problem, _classes(problem)) for problem in problems)
     truths = [Batch(p.truth, torch.zeros(len(p.truth)).long() if own is None else own) for p, own in found_labels]
-    counted: Callable[..., tuple[Counts, Sequence[Shown]]]
+    counted: Counted
     if problems[0].kind == "image":
         model, shape = problems[0].model, problems[0].input_shape
         alike = [model.looked_for(inputs)[:1000] for inputs in loaded if tuple(inputs.shape[1:]) == shape]
         images = [(image, 0) for inputs in alike for image in inputs]
-        counted = partial(_images, others=others_among(images, truths, shape, 1000, seed=seed))
+        counted = partial(count_images, others=others_among(images, truths, shape, 1000, seed=seed))
     else:
-        counted = partial(_count_rows, others=_rows(problems[0], truths, loaded))
+        counted = partial(count_rows, others=_rows(problems[0], truths, loaded))
+    answer = compared(problems[0].kind, found, truths, counted, other)
+    return replace(answer, labels=_labels(problems, found))
+
+
+Counted = Callable[[Sequence[Reconstruction], Sequence[Batch]], tuple[Counts, Sequence[Shown]]]
+"""Count of reconstructions of true batches among distractors."""
+
+
+def compared(
+    kind: Kind, found: Sequence[Reconstruction], truths: Sequence[Batch], counted: Counted, other: Reconstruction | None
+) -> Answer:
+    """Count reconstructions, and as the control the guesses at other uploads, or ``other`` of a single upload."""
     counts, shown = counted(found, truths)
 
     def reads(guess: Reconstruction, truth: Batch) -> bool:
-        pictures = problems[0].kind == "image"
-        return not (pictures and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
+        return not (kind == "image" and _unlike(guess, truth)) and counted([guess], [truth])[0].read > 0
 
     turned, of = _turned(found, truths, reads)
     if other is not None:
-        turned, of = [replace(other, id=found[0].id, **UNSURE)], truths
+        turned, of = [replace(other, id=found[0].id, **UNSURE)], list(truths)
     control = counted(turned, of)[0] if turned else None
     if control is None and counts.chance is None and counts.candidates < LEAST_CANDIDATES and not counts.exact:
         counts = replace(counts, chance=1.0)
     best = sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN]
-    return Answer(kind=problems[0].kind, counts=counts, control=control, labels=_labels(problems, found), shown=best)
+    return Answer(kind=kind, counts=counts, control=control, shown=best)
 
 
 def _turned(
@@ -117,9 +128,10 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
     return (right, known) if known else None
 
 
-def _images(
+def count_images(
     found: Sequence[Reconstruction], truths: Sequence[Batch], others: Distractors
 ) -> tuple[Counts, list[Shown]]:
+    """Count images by their best outcome, compared with those of ``others``."""
     shaped, scored, pictures = list(found), [], []
     for place, truth in enumerate(truths):
         if (batch := found[place].batch) is not None and batch.inputs.shape != truth.inputs.shape:
@@ -152,7 +164,7 @@ def without_once(rows: Tensor, own: Tensor) -> Tensor:
     return rows[left]
 
 
-def _count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
+def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others: Tensor) -> tuple[Counts, list[Shown]]:
     """Count rows that are exact, or nearer to their guess than all ``others`` (N, F), above chance."""
     exact = identified = nothing = failures = 0
     neighbors = np.zeros(len(others))  # other rows that would be exact guesses at each

@@ -121,7 +121,7 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
         return shape
     if of_data is not None:
         return of_data
-    fitting = [shape for shape in USUAL if _outputs(model, shape) is not None]
+    fitting = fitting_shapes(model)
     if len(fitting) == 1:
         return fitting[0]
     shapes = " and ".join("x".join(map(str, shape)) for shape in fitting)
@@ -130,6 +130,11 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
         f"The shape of images is expected, but neither data nor input_shape is given, and {type(model).__name__} takes"
         f" {which}; give input_shape=(channels, height, width)."
     )
+
+
+def fitting_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """Return the usual shapes (C, H, W) of images that ``model`` takes."""
+    return [shape for shape in USUAL if _outputs(model, shape) is not None]
 
 
 @torch.no_grad()

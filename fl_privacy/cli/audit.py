@@ -111,13 +111,22 @@ def _run(
     app: Path, asked: Mapping[str, Any], out: Path, allowed: Allowed | None, *, as_json: bool, open_page: bool
 ) -> None:
     """Audit the app, in a sandbox if its rights there are given by ``allowed``, and print the result."""
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
-
-    run: Callable[[Callable[[str], None]], tuple[str, Path]] = partial(_audited, app, asked, out)
+    run: Audited = partial(_audited, app, asked, out)
     if allowed is not None:
         run = Sandbox(app, asked, out, allowed).audit
     else:
         say(ALL_RIGHTS, aside=True)
+    print_audit(run, as_json=as_json, open_page=open_page)
+
+
+Audited = Callable[[Callable[[str], None]], tuple[str, Path]]
+"""Audit that reports its progress, and returns its summary and page."""
+
+
+def print_audit(run: Audited, *, as_json: bool, open_page: bool) -> None:
+    """Run an audit and print its summary, or ``audit.json``."""
+    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines, aside:
         line, page = run(lines.tell)

@@ -15,6 +15,7 @@ from rich.logging import RichHandler
 
 from fl_privacy.cli import faults
 from fl_privacy.cli.audit import audit, review
+from fl_privacy.cli.audit_update import audit_update
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
 from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.policy import app as policy_app
@@ -313,6 +314,7 @@ app.command()(deploy)
 app.command("node-cost")(node_cost)
 app.command()(watch)
 app.command()(audit)
+app.command("audit-update")(audit_update)
 app.command()(review)
 app.add_typer(policy_app, name="policy", no_args_is_help=True)
 

@@ -195,7 +195,7 @@ def _offline() -> Iterator[None]:
             place.HF_HUB_OFFLINE = was
 
 
-_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
 MOST_UNPACKED = 100
 """Most times its size, plus 1 GiB, that a parquet file may unpack to; encoded images hardly shrink."""
@@ -257,7 +257,7 @@ class ImageFolder:
         splits = {f.name: f for f in folders} if (self.folder / "train").is_dir() else {"train": self.folder}
         found: dict[str, dict[str, list[Path]]] = {split: {} for split in splits}
         for split, own in ((split, own) for split, folder in splits.items() for own in _subfolders(folder)):
-            images = sorted(p for p in own.rglob("*") if p.suffix.lower() in _IMAGE_SUFFIXES and p.is_file())
+            images = sorted(p for p in own.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
             found[split] |= {own.name: images} if images else {}
         if not found["train"]:
             raise UserError(

@@ -12,9 +12,11 @@ if TYPE_CHECKING:
     from fl_privacy.defenses._ats import ats as ats
     from fl_privacy.defenses._dp_merf import dp_merf as dp_merf
     from fl_privacy.defenses._dp_noise import dp_noise as dp_noise, dp_sgd as dp_sgd, local_dp as local_dp
+    from fl_privacy.defenses._exclude_vars import exclude_vars as exclude_vars
     from fl_privacy.defenses._fdl_pp import fdl_pp as fdl_pp
     from fl_privacy.defenses._gs_wgan import gs_wgan as gs_wgan
     from fl_privacy.defenses._instahide import instahide as instahide
+    from fl_privacy.defenses._percentile import percentile as percentile
     from fl_privacy.defenses._pruning import ppdl as ppdl, pruning as pruning, selective_sharing as selective_sharing
     from fl_privacy.defenses._quantization import quantization as quantization
     from fl_privacy.defenses._recup_fl import recup_fl as recup_fl
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fl_privacy.defenses._soteria import soteria as soteria, soteria_mixing as soteria_mixing
     from fl_privacy.defenses._split_fed import split_fed as split_fed
     from fl_privacy.defenses._spn import spn as spn
+    from fl_privacy.defenses._svt import svt as svt
     from fl_privacy.defenses.dc_dsa_dm import dc as dc, dm as dm, dsa as dsa
     from fl_privacy.defenses.defense import (
         ClientState as ClientState,

@@ -23,6 +23,7 @@ from fl_privacy.effects import (
     PerExample,
     PostProcessing,
     PrivateRelease,
+    SparseVector,
 )
 from fl_privacy.errors import UserError
 
@@ -170,6 +171,31 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
         enough = mixture_epsilon(noise_multiplier=middle, **settings) <= epsilon
         low, high = (low, middle) if enough else (middle, high)
     return high
+
+
+def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
+    """Compute the epsilon (delta 0) of one upload by ``svt`` against a change of the client's whole update.
+
+    The threshold and each accepted query are paid for (Lyu, Su and Li 2017, theorem 4), and each value that is shared.
+    The filter accepts queries until enough are there, all of a pass at once, hence up to all ``elements``, where
+    NVFlare's accountant counts those that are shared.
+
+    Args:
+        elements: number of elements n of the update, of which ceil(fraction n) are shared.
+        fraction, epsilon, noise_var: settings of ``svt``.
+
+    >>> round(svt_epsilon(7_000_000))
+    70001
+    """
+    shared = min(math.ceil(elements * fraction), elements)
+    threshold, query = svt_split(epsilon, shared)
+    return threshold + query * elements / shared + shared * noise_var
+
+
+def svt_split(epsilon: float, shared: int) -> tuple[float, float]:
+    """Split ``epsilon`` between threshold and queries as 1 : (2 c)^(2/3)."""
+    threshold = epsilon / (1 + (2 * shared) ** (2 / 3))
+    return threshold, epsilon - threshold
 
 
 def _expect(*, sample_rate: float, delta: float, accountant: str, steps: int = 1, least: int = 1) -> None:
@@ -324,6 +350,8 @@ def _why_missing(defense: Defense, buffers_shared: bool) -> str | None:
     reasons = {
         "clients do not defend themselves": not defense.parts,
         unseen: bool(foreign),
+        "epsilon of svt grows with the number of elements, to about 70,000 a round for 7 million at its defaults"
+        " (fl_privacy.defenses.privacy.svt_epsilon)": any(isinstance(p.effect, SparseVector) for p in defense.parts),
         "some layers are uploaded without noise": any(isinstance(p.effect, NoisedLayers) for p in defense.parts),
         f"{defense.name} adds no calibrated noise": not any(isinstance(p.effect, declared[-2:]) for p in defense.parts),
         f"the accountants do not cover {defense.name}": effect is None or bool(uncovered),

@@ -74,6 +74,18 @@ class HuggingFaceText(TextModel):
         return classes
 
 
+class HuggingFaceClassifier(HuggingFaceText):
+    """Classifier of texts of transformers (``AutoModelForSequenceClassification``), with its own head."""
+
+    def __init__(self, network: Any) -> None:
+        super().__init__(network, num_classes=network.config.num_labels, next_token=True)
+        self.next_token = False
+
+    def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
+        classes: Tensor = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype)).logits
+        return classes
+
+
 def hugging_face(
     *,
     vocabulary_size: int,

@@ -64,9 +64,9 @@ def read_captured(folder: Path) -> Captured | None:
         raise wrong from error
     if not isinstance(told, dict):
         raise wrong
-    if told.get("command") == "audit APP":
+    if told.get("command") in ("audit APP", "audit-update"):
         raise UserError(
-            f"{folder} is expected to hold captured updates, but is an audit of an app that was run, which keeps none;"
+            f"{folder} is expected to hold captured updates, but is an audit of an app or of files, which keeps none;"
             " wrap the app's strategy in fl_privacy.audit(...)."
         )
     kinds: dict[str, Any] = {
@@ -117,7 +117,7 @@ def _plain_captured(captured: Captured) -> dict[str, Any]:
 def _plain_app(record: AuditRecord) -> dict[str, Any]:
     plain = ("app", "headline", "further", "tone", "going_on", "broken", "nodes", "rounds", "models")
     return {
-        "command": "audit APP",
+        "command": "audit APP" if record.subject == "app" else "audit-update",
         **{name: getattr(record, name) for name in plain},
         "findings": [asdict(finding) for finding in record.findings],
         "rungs": [_plain_examples(answer) for answer in record.steps],
@@ -174,7 +174,7 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
     """Return the terminal's summary of a finished page."""
     told = [record.headline, *record.further, *(record.problems[:1] if record.silent and not record.silence else ())]
     said = [one if len(one) <= MOST_SHOWN else f"{one[:MOST_SHOWN]} …" for one in told]
-    return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}"
+    return f"audit: {'. '.join(each.rstrip('.') for each in said)}. Page: {path}".replace("?. ", "? ")
 
 
 def record_to_json(record: AuditRecord) -> str:

@@ -128,7 +128,8 @@ class AuditRecord:
     """Figures and sentences of an audit, of a strategy or of an unmodified app that was run.
 
     Attributes:
-        app: name of the app, or of the strategy's class.
+        app: name of the app, of the strategy's class, or of an update's file.
+        subject: ``update`` for files of any framework.
         answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
         stated: differential privacy stated by clients.
         notes: sentences on the app, or on how its run differs from its own.
@@ -140,6 +141,7 @@ class AuditRecord:
     """
 
     app: str
+    subject: Literal["app", "update"] = "app"
     lede: str = ""
     findings: Sequence[CountedLeak] = ()
     answers: Sequence[Answer] = ()
@@ -225,6 +227,8 @@ class AuditRecord:
             return f"Remove {found[0].where} from the app's replies"
         if (step := self.shown_first) is not None and step.leaks and step.scenario.name in ASKED:
             return DEFEND
+        if self._unjudged and self.tone != LEAK:
+            return "Look at the reconstructions, and give the site's own examples by --data for figures and a control"
         if self.tone == LEAK:
             return "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
         if self.broken or self.going_on:
@@ -270,6 +274,11 @@ class AuditRecord:
         return self._nothing_read()
 
     @property
+    def _unjudged(self) -> list[Answer]:
+        """Return the attacked steps whose originals nobody knows."""
+        return [step for step in self.steps if step.shown and step.counts is not None and not step.counts.judged]
+
+    @property
     def _uploads_attacked(self) -> list[Answer]:
         return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
@@ -282,6 +291,8 @@ class AuditRecord:
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
     def _nothing_read(self) -> str:
+        if self._unjudged and not self._uploads_attacked:
+            return f"Guesses at the {KINDS[self._unjudged[0].kind]}s of the update are shown: are these yours?"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
             return f"{self._of_chance()}: this describes these attacks and is no guarantee"
@@ -296,10 +307,9 @@ class AuditRecord:
                 "No single example was attacked, and the questions asked about uploads were answered no better than by"
                 " guessing: this describes these attacks and is no guarantee"
             )
-        if self.silent:
-            asked = "no client that was asked sent" if self.lines else "the server asked no client for"
-            return f"Nothing to audit: {self.silence or f'{asked} anything'}"
-        return f"Not attacked: {self._why}; what leaves is listed below"
+        asked = "no client that was asked sent" if self.lines else "the server asked no client for"
+        nothing = f"Nothing to audit: {self.silence or f'{asked} anything'}"
+        return nothing if self.silent else f"Not attacked: {self._why}; what leaves is listed below"
 
     @property
     def _why(self) -> str:
@@ -321,7 +331,7 @@ def _and(parts: Sequence[str]) -> str:
 def _single_words(step: Answer) -> int:
     if step.kind not in _READ_IN_WORDS:
         return 0
-    pairs = [(set(one.original), set(one.guess)) for one in step.shown]
+    pairs = [(set(one.original), set(one.guess)) for one in step.shown if one.original is not None]
     right = sum(len(truth & guess) for truth, guess in pairs)
     wrong = sum(len(guess - truth) for truth, guess in pairs)
     turned = sum(len(truth & guess) for (truth, _), (_, guess) in zip(pairs, pairs[1:] + pairs[:1], strict=True))
@@ -417,8 +427,9 @@ def levels_of(image: Any) -> np.ndarray:
 
 
 def _picture(one: Any) -> dict[str, Any]:
-    guess, small = "" if one.guess is None else data_uri(levels_of(one.guess)), min(one.original.shape[1:]) < 128
-    return {"original": data_uri(levels_of(one.original)), "guess": guess, "read": one.reconstructed, "small": small}
+    guess, original = ("" if image is None else data_uri(levels_of(image)) for image in (one.guess, one.original))
+    small = min((one.guess if one.original is None else one.original).shape[1:]) < 128
+    return {"original": original, "guess": guess, "read": one.reconstructed, "small": small}
 
 
 def _row(one: Any) -> dict[str, Any]:
@@ -427,11 +438,12 @@ def _row(one: Any) -> dict[str, Any]:
             return "no guess"
         return " ".join(f"{value:.2f}" for value in values[:20]) + (" …" if len(values) > 20 else "")
 
-    return {"original": numbers(one.original), "guess": numbers(one.guess), "read": one.reconstructed}
+    original = "not known" if one.original is None else numbers(one.original)
+    return {"original": original, "guess": numbers(one.guess), "read": one.reconstructed}
 
 
 def _words(one: Any) -> dict[str, Any]:
-    truth, guess = set(one.original), set(one.guess)
+    truth, guess = set(one.original or ()), set(one.guess)
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 

@@ -1,5 +1,6 @@
 """Inference of a user's gradient: model, names, number of examples and loss."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,6 +110,14 @@ def read_gradients(
     assert found is not None
     known = None if loss is None else loss_of(loss, num_classes, next(plain.parameters()))
     return UserUpload(plain, parameters, buffers, named, {}, found, plan, num_classes, known, notes)
+
+
+def examples_by_rank(
+    plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> int | None:
+    """Infer the number of examples of one batch from the change of weights; ``None`` if it does not show it."""
+    num_classes, vectors = _watched(plain, shape, parameters)
+    return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 
 
 def expect_range(given: tuple[float, float]) -> tuple[float, float]:
@@ -251,12 +260,18 @@ def _sketched(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Evidence:
-    """Evidence for the number of examples of a gradient; ``vectors``: linear layers with one vector of each example."""
+    """Evidence for the number of examples of a gradient.
+
+    Attributes:
+        vectors: linear layers with one vector of each example.
+        of_weights: ``True`` if gradients are differences of weights, which are rounded.
+    """
 
     parameters: Mapping[str, Tensor]
     gradients: Mapping[str, Tensor]
     num_classes: int
     vectors: frozenset[str]
+    of_weights: bool = False
 
     def batch_size(self) -> int | None:
         """Return the largest rank of a layer's gradient with room for as many more; else, and after pruning, ``None``.
@@ -296,8 +311,12 @@ class _Evidence:
         if weight.shape[0] == self.num_classes:
             room = min(room, self.num_classes - 1)
         values = _singular_values(joined)
-        values, room = values / values[0], min(room, _MOST)
-        rank = int((values > _rounding(weight)).sum())
+        least, room = _rounding(weight), min(room, _MOST)
+        if self.of_weights:  # the largest singular value of rounding errors
+            size = float(self.parameters[f"{name}.weight"].square().mean().sqrt())
+            least = max(least, 2.0**-23 * size * sum(math.sqrt(n) for n in weight.shape) / float(values[0]))
+        values = values / values[0]
+        rank = int((values > least).sum())
         if rank < len(values) and float(values[rank]) * _GAP > float(values[rank - 1]):
             return 0, 0
         return rank, room

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fl_privacy.auditing.scenario_scores import _count_rows, score
+from fl_privacy.auditing.scenario_scores import count_rows, score
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer
@@ -115,15 +115,15 @@ def test_rows_of_an_app_are_not_read_by_random_guesses(size: int, others: int, w
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
         truth, guess, public = (torch.rand(n, width, generator=rng) for n in (size, size, others))
-        counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(size))], public)
+        counts, _ = count_rows([guessed(guess)], [Batch(truth, torch.zeros(size))], public)
         read += counts.read
         red += Answer(kind="row", counts=counts).above_chance
     assert red == 0 and read <= 0.002 * 20 * size + 1
-    counts, shown = _count_rows([guessed(truth.flip(0))], [Batch(truth, torch.zeros(size))], public)
+    counts, shown = count_rows([guessed(truth.flip(0))], [Batch(truth, torch.zeros(size))], public)
     assert counts.exact == size == sum(one.reconstructed for one in shown)
     assert Answer(kind="row", counts=counts).above_chance is (size > 1 or counts.by_chance < LEVEL / 6)
     near = truth + 0.05 * torch.randn(truth.shape, generator=rng)
-    counts, _ = _count_rows([guessed(near.flip(0))], [Batch(truth, torch.zeros(size))], public)
+    counts, _ = count_rows([guessed(near.flip(0))], [Batch(truth, torch.zeros(size))], public)
     assert width < 30 or others < 100 or counts.identified == size
 
 
@@ -132,7 +132,7 @@ def test_rows_of_few_values_are_equal_by_chance() -> None:
     for seed in range(10):
         rng = torch.Generator().manual_seed(seed)
         truth, guess, public = (torch.rand(n, 4, generator=rng).round() for n in (16, 16, 200))
-        counts, _ = _count_rows([guessed(guess)], [Batch(truth, torch.zeros(16))], public)
+        counts, _ = count_rows([guessed(guess)], [Batch(truth, torch.zeros(16))], public)
         assert counts.read == 0, "chance has as many equal"
         red += Answer(kind="row", counts=counts).above_chance
     assert red == 0
@@ -140,7 +140,7 @@ def test_rows_of_few_values_are_equal_by_chance() -> None:
 
 def test_without_a_control_nothing_is_more_than_chance() -> None:
     truth = torch.rand(4, 5)
-    counts, _ = _count_rows([guessed(truth)], [Batch(truth, torch.zeros(4))], torch.empty(0, 5))
+    counts, _ = count_rows([guessed(truth)], [Batch(truth, torch.zeros(4))], torch.empty(0, 5))
     assert counts.exact == 4 and not Answer(kind="row", counts=counts).above_chance
     alone = scored_words([({1, 2, 3, 4}, {1, 2, 3, 4})], 1)
     assert alone.counts.read == 1 and alone.control is None
@@ -189,7 +189,7 @@ def test_uploads_of_the_same_image_that_was_mirrored_are_no_control(change: Call
 
 def test_rows_of_an_app_that_are_all_those_of_a_batch_are_near_to_none() -> None:
     kinds = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-    counts, _ = _count_rows([guessed(kinds + 0.1)], [Batch(kinds, torch.zeros(4))], kinds.repeat(40, 1))
+    counts, _ = count_rows([guessed(kinds + 0.1)], [Batch(kinds, torch.zeros(4))], kinds.repeat(40, 1))
     assert (counts.read, counts.judged) == (0, 4)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.data.transformations import Policy, Table, apply_policy
-from fl_privacy.effects import NoisedLayers, Quantized, Scope, Sparse
+from fl_privacy.effects import NoisedLayers, Quantized, Scope, Sparse, Truncated
 from fl_privacy.types import Tensors
 
 
@@ -99,6 +99,20 @@ def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
         for name, t in part.items():
             hidden = t.abs() <= least
             bounds[name] = t.masked_fill(hidden, -limit), t.masked_fill(hidden, limit)
+    return bounds
+
+
+AT_BOUND = 1e-4
+"""Relative distance from the largest magnitude of elements that were cut to it; weights round their change."""
+
+
+def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
+    """Bound elements that were cut by the bound alone."""
+    bound = effect.bound or max(float(t.abs().max()) for t in update.values())
+    bounds = {}
+    for name, t in update.items():
+        cut = t.abs() >= (1 - AT_BOUND) * bound
+        bounds[name] = t.masked_fill(cut & (t < 0), -torch.inf), t.masked_fill(cut & (t > 0), torch.inf)
     return bounds
 
 

@@ -11,6 +11,7 @@ from fl_privacy.attacks.adaptive.constraints import (
     Rule,
     Transform,
     bare_layers,
+    beyond_cut,
     only_layer,
     outcomes,
     shared_columns,
@@ -33,6 +34,8 @@ from fl_privacy.effects import (
     Sparse,
     Summed,
     Transformed,
+    Truncated,
+    Withheld,
 )
 from fl_privacy.types import LocalPlan
 
@@ -120,6 +123,17 @@ def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[
         ),
         *_prefer_smooth(circumstances, BLURRED if effect.noise_std else HIDDEN),
     ]
+
+
+@countermeasures_against.register
+def _against_truncation(effect: Truncated, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    sentence = "It accepts every value beyond the bound for elements that were cut to it."
+    return [Countermeasure(sentence=sentence, rule=partial(beyond_cut, effect)), *_prefer_smooth(circumstances, FINE)]
+
+
+@countermeasures_against.register
+def _against_withholding(effect: Withheld, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    return _prefer_smooth(circumstances, FINE)
 
 
 @countermeasures_against.register

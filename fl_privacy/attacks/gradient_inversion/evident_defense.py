@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import Constraints
+from fl_privacy.attacks.adaptive.constraints import AT_BOUND
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, why_not_attackable
-from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse
+from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse, Truncated
 from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
 from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.models.unwrap_model import detached_copy
@@ -192,8 +193,11 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
         return (Part("few levels", effect=Quantized(bits=max(bits for bits in grids if bits is not None))),)
+    cut = _cut(update) if observation.plan.optimizer == "sgd" else ()
     if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
-        return (Part("zeros", effect=_sparse(update)),)
+        return Part("zeros", effect=_sparse(update)), *cut
+    if cut:
+        return cut
     if _empty_columns(observation, update) > usual.columns + max(_MORE_ZEROS, 0.2 * usual.columns):
         return (Part("empty columns", effect=MutedFeatures()),)
     if (noise_over_gradient(observation) or 0.0) > max(_NOISY, _UNUSUAL * usual.noise):
@@ -257,6 +261,14 @@ def _sparse(update: Tensors) -> Sparse:
             near = int((kept <= 2 * kept.min()).sum())
             votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
     return Sparse(largest=2 * votes > total, scope="layer")
+
+
+def _cut(update: Tensors) -> Description:
+    """Recognize elements that were cut to a bound: several have the largest magnitude."""
+    sizes = [t.abs() for t in update.values() if t.numel()]
+    largest = max((float(size.max()) for size in sizes), default=0.0)
+    reached = sum(int((size >= (1 - AT_BOUND) * largest).sum()) for size in sizes)
+    return (Part("cut", effect=Truncated(bound=None)),) if largest > 0 and reached >= _FEWEST else ()
 
 
 def grid_bits(value: Tensor) -> int | None:

@@ -1,0 +1,261 @@
+"""What a user gives with an update: the model, of their own code or a saved program, and a site's examples."""
+
+import importlib.util
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.auditing.strategy_model import fitting_shapes
+from fl_privacy.data.images import decode_images
+from fl_privacy.data.sources import IMAGE_SUFFIXES
+from fl_privacy.errors import UserError, blamed_on
+from fl_privacy.files.foreign import expanded, read_text
+from fl_privacy.files.updates import read_arrays
+from fl_privacy.flower.upload_defense import made_of
+from fl_privacy.models import TextModel
+from fl_privacy.models.huggingface import HuggingFaceClassifier
+from fl_privacy.models.unwrap_model import once_each, unwrapped
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
+
+_INPUTS, _LABELS = ("inputs", "images", "x", "X", "data", "features"), ("labels", "y", "targets", "label")
+MOST_EXAMPLES = 20_000
+
+_ONE_NAME = re.compile(r"(\.modules_to_save)?\.default\.")
+"""What peft puts into names of adapters, but leaves out of its files."""
+
+_NUMBERED = re.compile(r"(arr_)?\d+")
+"""Names that NumPy and Flower give to arrays without names."""
+
+
+def network_of(place: str) -> nn.Module:
+    """Make the model that a user names as ``file.py:Net``, or load a program of ``torch.export`` (``.pt2``).
+
+    The file's code is run.
+
+    Raises:
+        UserError: there is no such file or name, or it makes no model.
+    """
+    file, _, name = place.rpartition(":")
+    path = expanded(file or name)
+    if not path.is_file() or (path.suffix != ".pt2" and not (file and name)):
+        raise UserError(
+            "--model is expected to be FILE.py:NAME, whose class or function makes the network without arguments, or a"
+            f" program of torch.export (.pt2), but got {place!r}."
+        )
+    with blamed_on(f"--model {place}"):
+        if path.suffix == ".pt2":
+            return torch.export.unflatten(torch.export.load(path))
+        spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
+        if spec is None or spec.loader is None:
+            raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent.absolute()))
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path.pop(0)
+        if not hasattr(module, name):
+            raise UserError(f"--model is expected to name a class or function of {path}, but {name} is none.")
+        network = made_of(getattr(module, name))
+    words = getattr(network, "get_input_embeddings", None)
+    if isinstance(network, TextModel) or words is None or not isinstance(words(), nn.Embedding):
+        return network
+    return HuggingFaceClassifier(network)
+
+
+def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
+    """Return the kind of input of the first layer with weights, its channels, features or words, and its name."""
+    for path, module in unwrapped(network).named_modules():
+        if isinstance(module, nn.Embedding):
+            return TEXTS, module.num_embeddings, path
+        if isinstance(module, nn.modules.conv._ConvNd):
+            return IMAGES, module.in_channels, path
+        if isinstance(module, nn.Linear):
+            return ROWS, module.in_features, path
+    weight = next((name for name, p in network.named_parameters() if p.dim() > 1), None)
+    if weight is None:
+        raise UserError("--model is expected to have a layer with weights, but has none; name the network itself.")
+    sizes = network.get_parameter(weight).shape  # a program's modules have no classes
+    return (IMAGES if len(sizes) == 4 else ROWS), sizes[1], weight.rpartition(".")[0]
+
+
+def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape of an example: the given one, that of the data, or the only one that the network takes.
+
+    Raises:
+        UserError: it can't be inferred.
+    """
+    if (known := asked or of_data) is not None:
+        return known
+    kind, size, path = entrance_of(network)
+    if kind is ROWS:
+        return (size,)
+    if kind is TEXTS:
+        raise UserError("--shape is expected, the number of tokens of the longest text, but is not given: --shape 32.")
+    fitting = [shape for shape in fitting_shapes(network) if shape[0] == size]
+    if len(fitting) == 1:
+        return fitting[0]
+    takes = f"any of {', '.join('x'.join(map(str, shape)) for shape in fitting)}" if fitting else "none of the usual"
+    raise UserError(
+        f"--shape is expected, since images of {size} channel{'s' * (size != 1)} enter {path} and the network takes"
+        f" {takes}; give --shape {size},HEIGHT,WIDTH."
+    )
+
+
+def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], list[str]]:
+    """Rename a file's arrays to the network's parameters and buffers, and return a sentence for a changed prefix.
+
+    Arrays without names are taken in the order of ``state_dict()`` or of the parameters.
+
+    Raises:
+        UserError: an array fits no parameter, or has another shape.
+    """
+    inner = unwrapped(network)
+    named = dict(inner.named_parameters(remove_duplicate=False))
+    own: dict[str, Tensor] = {**named, **dict(inner.named_buffers(remove_duplicate=False))}
+    said = list[str]()
+    if all(_NUMBERED.fullmatch(name) for name in arrays):
+        orders = [list(inner.state_dict()), list(named)]
+        names = next((order for order in orders if len(order) == len(arrays)), None)
+        if names is None:
+            raise UserError(
+                f"{what} is expected to have {' or '.join(str(len(order)) for order in orders)} arrays, since they have"
+                f" no names, but has {len(arrays)}; save the model's state_dict()."
+            )
+        arrays = dict(zip(names, arrays.values(), strict=True))
+    known = {_ONE_NAME.sub(".", name): name for name in own}
+    given = {_ONE_NAME.sub(".", name).replace("_orig_mod.", ""): value for name, value in arrays.items()}
+    cut, put = _prefixes(known, given)
+    if cut or put:
+        said.append(f"Names in {what} begin with {cut or 'less'} where the model's begin with {put or 'less'}.")
+    found = dict[str, Tensor]()
+    for name, value in given.items():
+        target = known.get(f"{put}{name.removeprefix(cut)}")
+        if target is None:
+            raise UserError(
+                f"{what} is expected to hold the model's parameters, but the model has no {name} {tuple(value.shape)};"
+                f" it has {', '.join(list(own)[:2])}: give the model that was trained."
+            )
+        if value.shape != own[target].shape:
+            raise UserError(
+                f"{what} is expected to hold {target} of shape {tuple(own[target].shape)}, as the model has it, but"
+                f" holds {tuple(value.shape)}; give the model that was trained."
+            )
+        if not bool(value.isfinite().all()):
+            raise UserError(f"{what} is expected to hold finite numbers, but {target} holds others; save it anew.")
+        found[target] = value.to(own[target].dtype)
+    return once_each(inner, found), said
+
+
+def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Return what to cut from names in a file and what to put before them, by most names."""
+    votes = Counter[tuple[str, str]]()
+    ends = {name.split(".", place)[place]: name for name in known for place in range(1, name.count(".") + 1)}
+    for name in given:
+        cuts = [
+            name[: len(name) - len(tail)]
+            for k in range(name.count(".") + 1)
+            if (tail := name.split(".", k)[k]) in known
+        ]
+        if cuts:
+            votes[cuts[0], ""] += 1
+        elif name in ends:
+            votes["", ends[name].removesuffix(name)] += 1
+    return votes.most_common(1)[0][0] if votes else ("", "")
+
+
+def layers_in_words(missing: Sequence[str]) -> str:
+    """Return ``missing`` names of parameters, shortened."""
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return ", ".join(missing[:3]) + more
+
+
+def files_of(folder: Path) -> list[Path]:
+    """List the files of a folder, sorted with numbers by value."""
+
+    def place(path: Path) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.stem)]
+
+    return sorted((path for path in folder.iterdir() if path.is_file() and path.name[0] != "."), key=place)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteExamples:
+    """Images (N, C, H, W) in [0, 1], rows (N, F), or texts (N, L) padded with -1, and their classes (N,), if known."""
+
+    inputs: Tensor
+    labels: Tensor | None = None
+
+
+def place_of(data: Path, update: str) -> Path:
+    """Return the folder or file of ``data`` named like the update, or ``data`` itself."""
+    return next((path for path in (data / update, *data.glob(f"{update}.*")) if path.exists()), data)
+
+
+def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None) -> SiteExamples:
+    """Read a folder of images (in folders by class, or not), a table ``.csv``, or a file with ``inputs``, ``labels``.
+
+    A table's last column is the class if it has one column more than the ``width`` that the network takes.
+
+    Raises:
+        UserError: there are no examples, or not such as the network takes.
+    """
+    if place.is_dir():
+        found = _images(place, kind, width, shape)
+    else:
+        found = _table(place, width) if place.suffix.lower() == ".csv" else _arrays(place, kind)
+    if shape is not None and tuple(found.inputs.shape[1:]) != shape:
+        raise UserError(
+            f"{place} is expected to hold examples of shape {shape}, but holds {tuple(found.inputs.shape[1:])}; give"
+            " --shape, or the examples as they enter the network."
+        )
+    labels = found.labels
+    if not bool(found.inputs.isfinite().all()) or (labels is not None and len(labels) != len(found.inputs)):
+        raise UserError(f"{place} is expected to hold finite numbers and a class for each example; correct it.")
+    return SiteExamples(found.inputs[:MOST_EXAMPLES], None if labels is None else labels[:MOST_EXAMPLES])
+
+
+def _images(place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None) -> SiteExamples:
+    files = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    if kind is not IMAGES or not files:
+        raise UserError(f"{place} is expected to hold {kind.data}, but holds none that are read; give one file.")
+    files, folders = files[:MOST_EXAMPLES], sorted({path.parent for path in files} - {place})
+    side = shape[1] if shape is not None and shape[1] == shape[2] else None
+    cells = [{"bytes": None, "path": str(path)} for path in files]
+    images = decode_images(cells, len(cells), image_size=side, channels=channels, fit="resize", name=place.name)
+    labels = torch.tensor([folders.index(path.parent) for path in files]) if len(folders) > 1 else None
+    return SiteExamples(images.float() / 255, labels)
+
+
+def _arrays(place: Path, kind: Modality) -> SiteExamples:
+    arrays = read_arrays(place).arrays
+    inputs = next((arrays[name] for name in _INPUTS if name in arrays), None)
+    if inputs is None or inputs.dim() < 2 or not len(inputs):
+        raise UserError(
+            f"{place} is expected to hold an array {_INPUTS[0]} (N, ...), but has {', '.join(arrays)[:80]}."
+        )
+    inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+    labels = next((arrays[name].long().flatten() for name in _LABELS if name in arrays), None)
+    return SiteExamples(inputs.float() if kind.continuous else inputs.long(), labels)
+
+
+def _table(place: Path, width: int) -> SiteExamples:
+    lines = [line.split(",") for line in read_text(place).splitlines()[1:] if line.strip()]
+    try:
+        found = torch.tensor([[float(cell) for cell in line] for line in lines])
+    except ValueError as error:
+        raise UserError(
+            f"{place} is expected to hold numbers below a line of names, but {error}; encode it."
+        ) from error
+    if found.dim() != 2 or found.shape[1] not in (width, width + 1):
+        raise UserError(
+            f"{place} is expected to have {width} columns of features, and one of classes if they are known, but has"
+            f" {len(lines[0]) if lines else 0}; give the columns that enter the network."
+        )
+    return SiteExamples(found[:, :width], found[:, width].long() if found.shape[1] > width else None)

@@ -1,0 +1,196 @@
+"""What the change between two files shows of the training behind it, with one observation for each assumption."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.auditing.update_given import files_of, layers_in_words, named_as_in
+from fl_privacy.errors import UserError
+from fl_privacy.federation.interception.infer_plan import recognize_training
+from fl_privacy.files.foreign import expanded
+from fl_privacy.files.updates import SavedArrays, read_arrays
+from fl_privacy.models.losses import CROSS_ENTROPY
+from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
+from fl_privacy.types.modality import TEXTS, modality_of
+from fl_privacy.types.user_gradients import examples_by_rank
+
+MOST_UPDATES, _UNKNOWN_RATE = 1000, 0.01
+_COUNTER = "num_batches_tracked"
+
+
+@dataclass(frozen=True, eq=False)
+class SentModel:
+    """Values of a model as it was sent, completed by the network's own, and the names that the file holds."""
+
+    state: ModelState
+    held: frozenset[str]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedUpdate:
+    """Values sent and uploaded, by the model's names."""
+
+    name: str
+    sent: ModelState
+    upload: Mapping[str, Tensor]
+    buffers: Mapping[str, Tensor]
+    is_change: bool
+    steps: int | None
+    said: tuple[str, ...]
+
+    @cached_property
+    def change(self) -> dict[str, Tensor]:
+        return {n: t if self.is_change else t - self.sent.parameters[n] for n, t in self.upload.items()}
+
+
+def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdate]:
+    """Read the updates of a file, or of a folder of files.
+
+    ``before`` is a file for all of them, or a folder with a file of the same name for each; if both are one folder,
+    each file is followed by the next, as the rounds of a training.
+
+    Raises:
+        UserError: files are missing, can't be read or do not fit the network.
+    """
+    before, after = expanded(before), expanded(after)
+    files = files_of(after) if after.is_dir() else [after]
+    alike = {path.stem: path for path in files_of(before)} if before.is_dir() else {}
+    if before.resolve() == after.resolve() and alike:
+        pairs = list(pairwise(files))
+    elif lost := [path.name for path in files if alike and path.stem not in alike]:
+        raise UserError(f"BEFORE is expected to hold a file for each of AFTER, but has none for {lost[0]}; add it.")
+    else:
+        pairs = [(alike.get(path.stem, before), path) for path in files]
+    if not 0 < len(pairs) <= MOST_UPDATES:
+        raise UserError(f"{after} is expected to hold updates, at most {MOST_UPDATES}, but holds {len(pairs)}.")
+    sent = {first: sent_of(network, read_arrays(first)) for first in dict.fromkeys(first for first, _ in pairs)}
+    return [update_of(network, last.stem, sent[first], read_arrays(last)) for first, last in pairs]
+
+
+def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
+    """Put the model as it was sent into the network's names; ``UserError`` if it does not fit."""
+    if before.is_change:
+        raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
+    values, said = named_as_in(network, before.arrays, "BEFORE")
+    parameters = {n: values.get(n, p.detach()) for n, p in network.named_parameters()}
+    buffers = {n: values.get(n, b.detach()) for n, b in network.named_buffers()}
+    if absent := [n for n in parameters if n not in values]:
+        said.append(
+            f"{len(absent)} of {len(parameters)} parameters are not in BEFORE ({layers_in_words(absent)}): those that"
+            " --model makes are taken, which must be the client's."
+        )
+    return SentModel(ModelState(parameters, buffers), frozenset(values), (*said, *before.said))
+
+
+def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
+    """Put an update into the network's names, and say what it lacks; ``UserError`` if it does not fit or is empty."""
+    moved, said = named_as_in(network, after.arrays, "AFTER")
+    sent = before.state
+    upload = {n: moved[n] for n in sent.parameters if n in moved}
+    if unsent := [n for n in upload if n not in before.held]:
+        raise UserError(
+            f"BEFORE is expected to hold all that AFTER has, but lacks {layers_in_words(unsent)}; give the model as"
+            " sent."
+        )
+    if withheld := [n for n in sent.parameters if n in before.held and n not in moved]:
+        said.append(f"{len(withheld)} of {len(before.held)} arrays are not uploaded: {layers_in_words(withheld)}.")
+    told = {n: moved[n] + (b if after.is_change else 0) for n, b in sent.buffers.items() if n in moved}
+    buffers = {**sent.buffers, **told} if told else {}
+    said = [*before.said, *said, *after.said]
+    found = SavedUpdate(name, sent, upload, buffers, after.is_change, after.steps, tuple(said))
+    if not any(bool(change.any()) for change in found.change.values()):
+        raise UserError(f"{name}: AFTER is expected to differ from BEFORE, but no parameter does; nothing was trained.")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inferred:
+    """What an update shows of its training, as far as it does.
+
+    Attributes:
+        steps: number of local steps that batch norm counted, or that the file states.
+        examples: number of examples of one step, from the rank of a layer's change.
+        rate: learning rate times steps.
+        classes: (K,) share of each class.
+    """
+
+    num_classes: int
+    steps: int | None
+    examples: int | None
+    rate: float | None
+    classes: Tensor | None
+
+
+def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
+    """Infer what can be inferred before an attack.
+
+    The change of the output layer's bias is -rate (p - c): p are the outputs, c the shares of classes. For classes that
+    the batch lacks it is -rate p, which gives the rate, and then c.
+    """
+    counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
+    steps = min((count for count in counted if 0 < count < 1_000_000), default=update.steps)
+    text = modality_of(network) is TEXTS
+    gradient = {n: -c for n, c in update.change.items()}
+    examples = None if text else examples_by_rank(network, shape, update.sent.parameters, gradient)
+    bias = (output_layer(network, num_classes) or (None, None))[1]
+    known = Inferred(num_classes=num_classes, steps=steps, examples=examples, rate=None, classes=None)
+    if bias not in gradient or text or num_classes < 2:
+        return known
+    likely = _outputs(network, update.sent, shape)
+    step = gradient[bias].double()
+    absent = step > 0
+    rate = float(step[absent].sum() / likely[absent].sum().clamp_min(1e-6))
+    return replace(known, rate=rate, classes=(likely - step / rate).clamp_min(0)) if 0 < rate < 1e9 else known
+
+
+@torch.no_grad()
+def _outputs(network: nn.Module, sent: ModelState, shape: tuple[int, ...]) -> Tensor:
+    """Return the mean outputs (K,) of random examples at the values sent."""
+    examples = torch.rand((16, *shape), generator=torch.Generator().manual_seed(0))
+    made: Tensor = functional_call(detached_copy(network).eval(), {**sent.parameters, **sent.buffers}, (examples,))
+    return made.double().softmax(1).mean(0)
+
+
+def observation_of(
+    network: nn.Module,
+    update: SavedUpdate,
+    shape: tuple[int, ...],
+    found: Inferred,
+    *,
+    examples: int,
+    steps: int,
+    lr: float | None,
+    number: int,
+) -> Observation:
+    """Build the observation of an update under an assumption on its number of examples and steps."""
+    rate = found.rate / steps if lr is None and found.rate is not None else lr
+    plan = LocalPlan(
+        shares="delta" if update.is_change else "weights",
+        lr=rate or _UNKNOWN_RATE,
+        steps=steps,
+        batch_size=examples,
+        buffers="shared" if update.buffers else "withheld",
+    )
+    observation = Observation(
+        id=VictimId(0, number, None),
+        model=network,
+        sent=update.sent,
+        upload=Upload(tensors=dict(update.upload), buffers=dict(update.buffers), num_examples=examples),
+        plan=plan,
+        input_shape=shape,
+        num_classes=found.num_classes,
+        loss=CROSS_ENTROPY if modality_of(network) is TEXTS else None,
+    )
+    if modality_of(network) is TEXTS:
+        return observation
+    seen, said = recognize_training(observation, ("shares", "lr", "batch_size", "steps", "epochs"))
+    return replace(seen, plan=replace(seen.plan, lr=plan.lr), notes=tuple(said))

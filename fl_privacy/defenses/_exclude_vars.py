@@ -1,0 +1,41 @@
+"""NVFlare's filter ExcludeVars: some parameters are not uploaded."""
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, Withheld
+from fl_privacy.errors import UserError
+from fl_privacy.types import Tensors
+
+
+def exclude_vars(*, exclude: str | Sequence[str] = "bias") -> Defense:
+    """Upload all parameters but some (NVFlare 2.9's ExcludeVars).
+
+    Args:
+        exclude: regular expression, found anywhere in a name, or a list of whole names.
+
+    Raises:
+        UserError: it is no regular expression, or all parameters are excluded.
+    """
+    named = () if isinstance(exclude, str) else tuple(exclude)
+    if not exclude or not all(isinstance(name, str) for name in named):
+        raise UserError(
+            f"defense.exclude is expected to be a regular expression or a list of names, but got {exclude!r};"
+            " NVFlare excludes nothing then. Try defense.exclude=fc."
+        )
+    try:
+        pattern = re.compile(exclude if isinstance(exclude, str) else "|".join(f"^{re.escape(n)}$" for n in named))
+    except re.error as error:
+        raise UserError(f"defense.exclude is expected to be a regular expression, but {exclude!r}: {error}.") from error
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        kept = {name: t for name, t in tensors.items() if not pattern.search(name)}
+        if not kept:
+            raise UserError(f"defense.exclude={exclude!r} is expected to leave something to upload; name less.")
+        return kept
+
+    part = Part("exclude_vars", {"exclude": exclude if isinstance(exclude, str) else list(named)}, Withheld())
+    return Defense(parts=(part,), upload=(on_upload,))

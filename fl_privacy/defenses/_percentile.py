@@ -1,0 +1,45 @@
+"""NVFlare's filter PercentilePrivacy: the smallest elements become zero, the largest are cut."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy import checks
+from fl_privacy.defenses.defense import ClientState, Defense
+from fl_privacy.effects import Part, Sparse, Truncated
+from fl_privacy.types import Tensors
+
+
+def percentile(*, percentile: float = 10.0, gamma: float = 0.01, steps: int = 1) -> Defense:
+    """Zero the elements below a percentile of all magnitudes and cut the others to ``gamma`` (NVFlare 2.9).
+
+    It is PercentilePrivacy of NVFlare, after Shokri and Shmatikov 2015, and gives the same update. It adds no noise and
+    is no differential privacy.
+
+    Args:
+        percentile: share in percent, in [0, 100], of the elements of smallest magnitude, which become zero.
+        gamma: largest magnitude of an element, for each of ``steps``, above 0.
+        steps: number of local steps that the client states (``NUM_STEPS_CURRENT_ROUND``), by which the update is
+            divided before, and multiplied after.
+    """
+    checks.number("defense.percentile", percentile, at_least=0, at_most=100, example=10)
+    checks.number("defense.gamma", gamma, above=0, example=0.01)
+    checks.whole("defense.steps", steps, at_least=1, example=1)
+
+    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
+        each = {name: t / steps for name, t in tensors.items()}
+        sizes = np.concatenate([t.detach().abs().flatten().cpu().numpy() for t in each.values()])
+        cutoff = float(np.percentile(sizes, percentile))
+
+        def filtered(name: str, t: Tensor) -> Tensor:
+            kept: Tensor = torch.where((t > -cutoff) & (t < cutoff), 0.0, t).clamp(-gamma, gamma)
+            return kept * steps if t.dim() else tensors[name]
+
+        return {name: filtered(name, t) for name, t in each.items()}
+
+    sparse = Sparse(largest=True, scope="global", dropped=percentile / 100)
+    parts = (
+        Part("percentile", {"percentile": percentile, "steps": steps}, sparse, strength="percentile"),
+        Part("truncation", {"bound": gamma * steps}, Truncated(bound=gamma * steps)),
+    )
+    return Defense(parts=parts, upload=(on_upload,))

@@ -1,0 +1,231 @@
+"""Checkpoints and updates of any framework, from untrusted files of which nothing is executed."""
+
+import io
+import os
+import struct
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from fl_privacy.errors import UserError, reason_of
+from fl_privacy.files.foreign import LARGEST_FILE, open_regular
+
+_MAIN, _DATUMS = 100, (101, 102, 103)
+"""Markers of the sections of a FOBS file: the message, and large values that it refers to."""
+
+_HEADER = struct.Struct(">BBQ")
+_MOST_DEPTH, _MOST_ENTRIES = 32, 1 << 18
+_SCALARS = ("numpy.float32", "numpy.float64", "numpy.int32", "numpy.int64")
+_OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
+"""Kind of NVFlare's DXO -> whether its arrays are a change."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SavedArrays:
+    """The arrays of a file.
+
+    Attributes:
+        arrays: tensors by name.
+        is_change: ``True`` for a change of weights, instead of weights.
+        steps: number of local steps that the file states.
+        said: sentences on the file.
+    """
+
+    arrays: Mapping[str, Tensor]
+    is_change: bool = False
+    steps: int | None = None
+    said: tuple[str, ...] = field(default=())
+
+
+class _UnfitError(ValueError):
+    """Reason why a file is refused."""
+
+
+_DAMAGED = (
+    *(ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, NotImplementedError),
+    *(SafetensorError, UnpicklingError, zipfile.BadZipFile, struct.error, zlib.error),
+)
+
+
+def read_arrays(path: Path) -> SavedArrays:
+    """Read safetensors, ``.npz``, a PyTorch checkpoint (``weights_only``) or NVFlare's DXO, whatever the file's name.
+
+    Sizes are compared with the file's before anything takes memory.
+
+    Raises:
+        UserError: the file is missing, too large, damaged, a plain pickle, or none of these.
+    """
+    try:
+        with os.fdopen(open_regular(path), "rb") as file:
+            size, start = os.fstat(file.fileno()).st_size, file.read(_HEADER.size + 1)
+            if size > LARGEST_FILE:
+                raise _UnfitError(f"has {size >> 20} MiB, more than {LARGEST_FILE >> 20}")
+            file.seek(0)
+            return _of_stream(file, start, size)
+    except OSError as error:
+        raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror or error}.") from error
+    except _DAMAGED as error:
+        why = str(error) if isinstance(error, _UnfitError) else f"is damaged ({reason_of(error)[:160]})"
+        raise UserError(
+            f"{path} is expected to hold arrays as safetensors, .npz, a PyTorch checkpoint or NVFlare's DXO, but {why};"
+            " save it anew, as by safetensors.torch.save_file(model.state_dict(), FILE)."
+        ) from error
+
+
+def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
+    if start[:4] == b"PK\x03\x04":
+        return _of_zip(file)
+    if len(start) > _HEADER.size and start[0] == _MAIN and start[_HEADER.size] > 0x7F:  # msgpack, not the text of JSON
+        return _of_flare(file)
+    if start[:6] == b"\x93NUMPY":
+        raise _UnfitError("is one array without the names of parameters")
+    if len(start) > 8 and start[8:9] == b"{":
+        if not 2 <= struct.unpack("<Q", start[:8])[0] <= size - 8:
+            raise _UnfitError("ends before its header does")
+        return SavedArrays(arrays=_dense(load_safetensors(file.read())))
+    if start[:1] == b"\x80":
+        raise _UnfitError("is a pickle, which runs code when it is loaded and is never loaded here")
+    raise _UnfitError("begins like none of these" if size else "is empty")
+
+
+def _of_zip(file: Any) -> SavedArrays:
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        if len(members) > _MOST_ENTRIES or sum(member.file_size for member in members) > LARGEST_FILE:
+            raise _UnfitError(f"unpacks to more than {LARGEST_FILE >> 20} MiB")
+        if not any(member.filename.endswith("data.pkl") for member in members):
+            arrays = [member for member in members if member.filename.endswith(".npy")]
+            if len(arrays) < len(members) or not arrays:
+                raise _UnfitError("is a zip file of something else")
+            found = {one.filename.removesuffix(".npy"): _array(archive.read(one)) for one in arrays}
+            return SavedArrays(arrays=found)
+        if any("/code/" in member.filename for member in members):
+            raise _UnfitError("is a TorchScript program, which holds code")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise _UnfitError("is compressed, which PyTorch's files are not")
+    file.seek(0)
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        what = str(error).partition("GLOBAL ")[2].partition(" ")[0] or "objects"
+        raise _UnfitError(f"holds {what} next to tensors, whose loading would run code") from error
+    return _of_tree(held)
+
+
+def _of_tree(held: object) -> SavedArrays:
+    """Take the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint."""
+    found = max(_mappings(held, 0), key=lambda one: sum(t.numel() for t in one.values()), default={})
+    if not found:
+        raise _UnfitError("holds no arrays with names")
+    return SavedArrays(arrays=_dense(found))
+
+
+def _mappings(held: object, depth: int) -> Iterator[dict[str, Tensor]]:
+    if not isinstance(held, Mapping) or depth > _MOST_DEPTH:
+        return
+    own = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
+    if own and all(isinstance(name, str) for name in held):  # an optimizer's state has numbers
+        yield own
+    for name, value in held.items():
+        if "optim" not in str(name):
+            yield from _mappings(value, depth + 1)
+
+
+def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Refuse tensors that claim more values than the file holds, or are not plain."""
+    for name, value in arrays.items():
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise _UnfitError(f"holds {name}, which is no dense tensor")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            raise _UnfitError(f"holds {name} of shape {tuple(value.shape)}, which is more than its values")
+    return {name: value.detach() for name, value in arrays.items()}
+
+
+def _array(data: bytes) -> Tensor:
+    """Convert the bytes of a ``.npy`` file to a tensor, after its header was compared with their number."""
+    stream = io.BytesIO(data)
+    version = np.lib.format.read_magic(stream)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, kind = read(stream)
+    if kind.hasobject:
+        raise _UnfitError("holds pickled objects, which run code when they are loaded and are never loaded here")
+    if prod(shape) * kind.itemsize != len(data) - stream.tell():
+        raise _UnfitError(f"holds an array of shape {shape}, which is not the number of its values")
+    stream.seek(0)
+    array = np.lib.format.read_array(stream, allow_pickle=False)
+    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(shape))
+
+
+def _of_flare(file: Any) -> SavedArrays:
+    """Read NVFlare's DXO, or a Shareable with one, from FOBS: msgpack whose named classes are only compared."""
+    import msgpack  # noqa: PLC0415
+
+    sections, blobs = list[bytes](), dict[str, bytes]()
+    while header := file.read(_HEADER.size):
+        marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
+        data = file.read(size)
+        if len(data) < size or marker not in (_MAIN, *_DATUMS):
+            raise _UnfitError("ends within a section")
+        if marker == _MAIN:
+            sections.append(data)
+        else:
+            blobs[str(uuid.UUID(bytes=data[:16]))] = data[16:]
+    limits = {"max_array_len": _MOST_ENTRIES, "max_map_len": _MOST_ENTRIES}
+    try:
+        held = _plain(msgpack.unpackb(sections[0], strict_map_key=False, **limits), blobs, 0)
+    except (msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise _UnfitError(f"is damaged ({reason_of(error)})") from error
+    dxo = held.get("DXO", held) if isinstance(held, Mapping) else {}
+    kind, arrays, meta = dxo.get("data_kind", dxo.get("kind")), dxo.get("data"), dxo.get("meta") or {}
+    if kind not in _OF_FLARE or not isinstance(arrays, Mapping) or not isinstance(meta, Mapping):
+        raise _UnfitError(f"is a DXO of the kind {kind}, not {' or '.join(_OF_FLARE)}")
+    steps, history = meta.get("NUM_STEPS_CURRENT_ROUND"), meta.get("filter_history")
+    said = [f"NVFlare's DXO of the kind {kind}"]
+    said += [f"{steps} local steps are stated"] if steps else []
+    said += [f"filters that it passed: {', '.join(map(str, history))}"] if isinstance(history, list) and history else []
+    found = {str(name): value for name, value in arrays.items() if isinstance(value, Tensor)}
+    if not found:
+        raise _UnfitError("holds no arrays with names")
+    known = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
+    return SavedArrays(
+        arrays=_dense(found),
+        is_change=_OF_FLARE[kind],
+        steps=steps if known else None,
+        said=(f"{'; '.join(said)}.",),
+    )
+
+
+def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
+    """Convert FOBS values: arrays of NumPy and PyTorch to tensors, other classes to what they hold."""
+    if depth > _MOST_DEPTH:
+        raise _UnfitError("is nested too deeply")
+    if not isinstance(value, dict):
+        return [_plain(one, blobs, depth + 1) for one in value] if isinstance(value, list) else value
+    kind, held = value.get("__fobs_type__"), value.get("__fobs_data__")
+    if kind is None:
+        return {name: _plain(one, blobs, depth + 1) for name, one in value.items()}
+    if kind in ("numpy.ndarray", "torch.Tensor"):
+        data = _plain(held.get("data"), blobs, depth + 1) if isinstance(held, dict) else held
+        if not isinstance(data, bytes):
+            raise _UnfitError("refers to arrays that were sent apart from it; write it by DXO.to_file")
+        return _array(data) if kind == "numpy.ndarray" else load_safetensors(data)["t"]
+    held = _plain(held, blobs, depth + 1)
+    if kind == "nvflare.fuel.utils.fobs.datum.DatumRef":
+        return blobs.get(str(held["data"]["datum_id"]))
+    if kind in _SCALARS:
+        return torch.tensor(held)
+    if isinstance(held, list) and kind == "nvflare.apis.dxo.DXO":  # as jobs write it, whose decomposers are registered
+        held = {"data": dict(zip(("data_kind", "meta", "data"), held, strict=True))}
+    return held.get("dict", held.get("data", held)) if isinstance(held, dict) else held

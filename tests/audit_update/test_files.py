@@ -1,0 +1,160 @@
+"""Files of updates: what they hold is read, nothing of it is run, and what does not fit is said in one line."""
+
+import io
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, shape_of
+from fl_privacy.errors import UserError
+from fl_privacy.files import updates
+from fl_privacy.files.updates import read_arrays
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS
+from tests.audit_update.files import NET, of_flare
+
+VALUES = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
+
+
+class Boom:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('a file was executed')",))
+
+
+def as_npz(path: Path) -> None:
+    np.savez(path, **{name: value.numpy() for name, value in VALUES.items()})
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "safetensors": lambda path: save_file(VALUES, path),
+    "npz": as_npz,
+    "checkpoint": lambda path: torch.save({"model": VALUES, "epoch": 3, "optimizer": {"state": {0: VALUES}}}, path),
+    "weights": lambda path: of_flare(path, "WEIGHTS", VALUES, {}),
+    "weights of a job": lambda path: of_flare(path, "WEIGHTS", VALUES, {}, job=True),
+    "diff": lambda path: of_flare(path, "WEIGHT_DIFF", VALUES, {"NUM_STEPS_CURRENT_ROUND": 5}, apart=True),
+}
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_each_format_gives_the_arrays(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved.npz"  # a name says nothing
+    WRITERS[kind](path)
+    found = read_arrays(path)
+    assert found.arrays.keys() == VALUES.keys() and found.is_change == (kind == "diff")
+    assert all(torch.equal(found.arrays[name], value) for name, value in VALUES.items())
+    assert found.steps == (5 if kind == "diff" else None)
+
+
+def lying_array(shape: tuple[int, ...]) -> bytes:
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return stream.getvalue() + b"\0" * 8
+
+
+def zipped(path: Path, **members: bytes) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name.replace("__", "."), data)
+
+
+def cut(path: Path, write: Callable[[Path], None], size: int) -> None:
+    write(path)
+    path.write_bytes(path.read_bytes()[:size])
+
+
+MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pickle": (lambda path: path.write_bytes(pickle.dumps(Boom())), "is a pickle"),
+    "an old checkpoint": (lambda p: torch.save(VALUES, p, _use_new_zipfile_serialization=False), "is a pickle"),
+    "a checkpoint with objects": (lambda path: torch.save({"model": Boom()}, path), "would run code"),
+    "pickled arrays": (lambda path: np.savez(path, a=np.array([Boom()], dtype=object)), "pickled objects"),
+    "an array that lies": (lambda path: zipped(path, a__npy=lying_array((1 << 40,))), "not the number of its values"),
+    "a spread tensor": (lambda path: torch.save({"a": torch.zeros(1).expand(1 << 40)}, path), "more than its values"),
+    "a cut file": (lambda path: cut(path, WRITERS["safetensors"], 40), "ends before its header"),
+    "a cut checkpoint": (lambda path: cut(path, WRITERS["checkpoint"], 700), "is damaged"),
+    "a cut DXO": (lambda path: cut(path, WRITERS["diff"], 900), "ends within a section"),
+    "metrics": (lambda path: of_flare(path, "METRICS", VALUES, {}), "of the kind METRICS"),
+    "deep nesting": (lambda p: p.write_bytes(struct.pack(">BBQ", 100, 0, 2000) + b"\x91" * 2000), "is damaged|deeply"),
+    "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
+    "a text": (lambda path: path.write_text("weights"), "begins like none"),
+    "one array": (lambda path: path.write_bytes(lying_array((2,))), "without the names"),
+    "another zip file": (lambda path: zipped(path, a__txt=b"x"), "of something else"),
+    "a program": (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "holds code"),
+    "nothing by name": (lambda path: torch.save([torch.zeros(2)], path), "no arrays with names"),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+def test_malformed_files_are_refused_in_one_line(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "saved.npz"
+    write, why = MALFORMED[what]
+    write(path)
+    with pytest.raises(UserError, match=why) as caught:
+        read_arrays(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_sizes_are_compared_before_anything_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.npy", lying_array((1 << 20,)) + b"\0" * (1 << 22))
+    monkeypatch.setattr(updates, "LARGEST_FILE", 1 << 20)
+    with pytest.raises(UserError, match="unpacks to more than 1 MiB"):
+        read_arrays(tmp_path / "bomb.npz")
+    (tmp_path / "large").write_bytes(b"\0" * (1 << 21))
+    with pytest.raises(UserError, match="has 2 MiB"):
+        read_arrays(tmp_path / "large")
+    with pytest.raises(UserError, match="No such file"):
+        read_arrays(tmp_path / "none")
+
+
+def test_names_may_have_prefixes_and_arrays_none() -> None:
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    own = net.state_dict()
+    for given in (
+        {f"module.model.{name}": value for name, value in own.items()},
+        {f"arr_{place}": value for place, value in enumerate(own.values())},
+        {str(place): p.detach() for place, p in enumerate(net.parameters())},
+    ):
+        found, _ = named_as_in(net, given, "AFTER")
+        assert (
+            found.keys() == own.keys()
+            if len(given) == len(own)
+            else found.keys() == dict(net.named_parameters()).keys()
+        )
+        assert all(torch.equal(found[name], own[name]) for name in found)
+    wrapped = nn.ModuleDict({"net": net})
+    assert "net.0.weight" in named_as_in(wrapped, own, "AFTER")[0]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"0.weight": torch.zeros(2, 4)}, r"0\.weight of shape \(2, 3\).*holds \(2, 4\)"),
+        ({"0.weight": torch.zeros(2, 3), "conv.weight": torch.zeros(1)}, r"the model has no conv\.weight \(1,\)"),
+        ({"0.bias": torch.tensor([float("nan"), 0.0])}, "finite numbers"),
+        ({"0": torch.zeros(2, 3), "1": torch.zeros(2), "2": torch.zeros(2)}, "has 3"),
+    ],
+)
+def test_what_does_not_fit_is_named(arrays: dict[str, torch.Tensor], why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        named_as_in(nn.Sequential(nn.Linear(3, 2)), arrays, "AFTER")
+
+
+def test_the_first_layer_tells_what_enters(tmp_path: Path) -> None:
+    conv = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+    assert entrance_of(conv)[:2] == (IMAGES, 3) and entrance_of(nn.Linear(13, 2))[:2] == (ROWS, 13)
+    assert entrance_of(nn.Embedding(50, 4))[:2] == (TEXTS, 50)
+    assert shape_of(nn.Linear(13, 2), None, None) == (13,)
+    with pytest.raises(UserError, match=r"--shape 3,HEIGHT,WIDTH"):
+        shape_of(conv, None, None)
+    (tmp_path / "nets.py").write_text(NET)
+    assert entrance_of(network_of(f"{tmp_path}/nets.py:Net"))[0] is ROWS
+    for place in ("nets.py", f"{tmp_path}/nets.py:Other", f"{tmp_path}/none.py:Net", f"{tmp_path}/nets.py"):
+        with pytest.raises(UserError, match="--model is expected"):
+            network_of(place)
