@@ -13,6 +13,7 @@ from flwr.clientapp.typing import Mod
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App as Project, read_app
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.auditing.strategy_claims import uncovered
@@ -88,7 +89,7 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
 def begun_app(path: Path) -> ClaimedApp:
     """Import an app and run its server app until the training starts; ``UserError`` if it can't be imported."""
     project = read_app(path)
-    begun = project.load()
+    begun = project.load(stops_of)
     identify_process()
     app = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
     server = begun.server

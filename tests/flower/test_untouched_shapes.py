@@ -12,6 +12,7 @@ import pytest
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.environment import LoadedBy
 from fl_privacy.auditing.app.review import review_app
 from fl_privacy.auditing.instrument.watch import Watched
@@ -182,7 +183,7 @@ def test_a_missing_module_is_one_line_with_a_remedy(tmp_path: Path, code: str, s
         project = folder / "pyproject.toml"
         project.write_text(project.read_text().replace(f'"{name}.client', '"elsewhere.client'))
     with pytest.raises(UserError, match=said):
-        read_app(folder).load()
+        read_app(folder).load(stops_of)
 
 
 def test_logs_that_the_app_writes_are_no_data_of_clients_and_partitions_that_it_writes_are(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
-from fl_privacy.auditing.app.check import check_app
+from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, rounds_held, seeded, shown_as_it_is
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -103,7 +103,7 @@ def audit_app(
             session.drawing = stack.enter_context(drawn_for(app, folder / "files", asked.mirror, asked.seed or 0))
         tables: dict[str, np.ndarray] = {}
         with LoadedBy(tables).looking():  # some apps load their data on import
-            started = app.load()
+            started = app.load(stops_of)
         wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
         nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
         session.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))

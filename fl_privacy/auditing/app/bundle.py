@@ -7,7 +7,7 @@ import tempfile
 import tomllib
 import weakref
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +50,11 @@ class App:
     nodes: int | None = None
     scripts: Scripts | None = None
 
-    def load(self) -> "Started":
+    def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start, which executes the app's code.
+
+        Args:
+            stops: says why the app can't start, if a module is missing.
 
         Raises:
             UserError: the code can't be imported, or is no app.
@@ -68,7 +71,12 @@ class App:
                 server, client = self._loaded(self.server), self._loaded(self.client)
         except UserError as error:
             cause = error.__cause__
-            said = self._missing(cause) if isinstance(cause, ModuleNotFoundError) else str(error)
+            said = str(error)
+            if isinstance(cause, ModuleNotFoundError):
+                said = stops(self) or (
+                    f"The app {self.name} imports {cause.name or 'a module'}, which neither its folder nor this Python"
+                    " has: install what the app needs, or set PYTHONPATH to the folder that holds it."
+                )
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -105,14 +113,6 @@ class App:
                     raise
                 sys.path.append(places[0])
         return loaded(reference, self.folder)
-
-    def _missing(self, error: ModuleNotFoundError) -> str:
-        from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
-
-        return check_app(self).stops or (
-            f"The app {self.name} imports {error.name or 'a module'}, which neither its folder nor this Python has:"
-            " install what the app needs, or set PYTHONPATH to the folder that holds it."
-        )
 
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
         """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""

@@ -156,6 +156,11 @@ def install(requirements: Iterable[str]) -> str:
     return f"pip install {' '.join(words)}"
 
 
+def stops_of(app: App) -> str:
+    """Return why an app can't start, in a sentence; empty if nothing is known."""
+    return check_app(app).stops
+
+
 def check_app(app: App) -> Check:
     """Read the code of ``app`` and say what it needs that is not here; nothing of it is run or imported."""
     files = parsed(app.folder)

@@ -15,6 +15,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.environment import around, configure, last_line_of, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.instrument.watch import replaced
@@ -75,7 +76,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
         there = stack.enter_context(around(app.folder, folder / "files", settings.mirror))
         if there.missing:
             logger.warning("%s", there.missing)
-        begun = app.load()
+        begun = app.load(stops_of)
         server, client = begun.server, begun.client
         if there.lent:
             logger.warning("%s", lent_in_words(there.lent))
