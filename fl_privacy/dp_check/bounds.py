@@ -285,8 +285,8 @@ def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
     truth = np.arange(len(scores)) < np.size(taken)
     scores[np.isnan(scores)] = -np.inf
     # Ties carry no information: wrong guesses come first.
-    hits = np.cumsum(truth[np.lexsort((truth, -scores))])
-    rejections = np.cumsum(~truth[np.lexsort((~truth, scores))])
+    hits = np.cumsum(truth[np.lexsort((truth, -scores))], dtype=np.int64)
+    rejections = np.cumsum(~truth[np.lexsort((~truth, scores))], dtype=np.int64)
     right: NDArray[np.int64] = (hits + rejections)[: len(scores) // 2]
     return right
 
