@@ -1,8 +1,7 @@
-"""Claims of differential privacy whose truth is known: planted faults, bounds by draws and of one training, Flower's.
+"""Claims of differential privacy whose truth is known: planted faults, bounds by draws, Flower's.
 
 python experiments/epsilon_claims.py --part faults --out experiments/rows/epsilon_faults
 python experiments/epsilon_claims.py --part draws --out experiments/rows/epsilon_draws
-python experiments/epsilon_claims.py --part one_run --out experiments/rows/epsilon_one_run
 python experiments/epsilon_claims.py --part flower --out experiments/rows/epsilon_flower
 """
 
@@ -26,7 +25,7 @@ from flwr.serverapp.strategy import (
 from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.dp_check import Claim, Facts, Neighbors, check_mechanism, recompute
-from fl_privacy.dp_check.bounds import best_one_run_epsilon, gaussian_epsilon, gaussian_mu, one_run_epsilon
+from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.draws import ManyAtOnce
 from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -187,26 +186,6 @@ def draws(rows: RowFile) -> None:
             print(json.dumps(rows.add({"epsilon": epsilon, "draws": number}, figures)), flush=True)
 
 
-def one_run(rows: RowFile, trials: int = 20) -> None:
-    """Check one training with m canaries, with scores N(mu, 1) inside and N(0, 1) outside; mean over trials."""
-    rng = np.random.default_rng(0)
-    for epsilon in (0.5, 1.0, 3.0, 8.0):
-        for canaries in (100, 500, 1000, 10_000):
-            mu, bounds = gaussian_mu(epsilon, DELTA), []
-            for _ in range(trials):
-                taken = rng.random(canaries) < 0.5
-                scores = rng.normal(size=canaries) + mu * taken
-                bounds.append(best_one_run_epsilon(scores[taken], scores[~taken], delta=DELTA)[0])
-            perfect = one_run_epsilon(canaries=canaries, guesses=canaries, right=canaries, delta=DELTA)
-            figures = {
-                "bound": round(float(np.mean(bounds)), 3),
-                "above": round(float(np.mean(np.array(bounds) > epsilon)), 3),
-                "trials": trials,
-                "showable": round(perfect, 2),
-            }
-            print(json.dumps(rows.add({"epsilon": epsilon, "canaries": canaries}, figures)), flush=True)
-
-
 def adaptive(kind: type, *mods: object) -> ManyAtOnce:
     """Run one round of a strategy with adaptive clipping n times, one draw after the other.
 
@@ -275,7 +254,7 @@ def _add(rows: RowFile, name: str, found: ClaimVerdict) -> None:
     print(json.dumps(rows.add({"part": name}, figures)), flush=True)
 
 
-PARTS = {"faults": faults, "draws": draws, "one_run": one_run, "flower": flower}
+PARTS = {"faults": faults, "draws": draws, "flower": flower}
 
 
 def main() -> None:

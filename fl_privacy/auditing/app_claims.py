@@ -16,7 +16,7 @@ from fl_privacy.auditing.app.bundle import App as Project, read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
-from fl_privacy.auditing.strategy_claims import uncovered
+from fl_privacy.auditing.strategy_claims import DRAWS, uncovered
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.mechanism import shown_epsilon
@@ -26,10 +26,11 @@ from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_protocol import numbers_of
 from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, stated_by, together, verdicts_on
 from fl_privacy.flower.grids import LocalGrid
-from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarrays_to_parameters, parameters_to_ndarrays
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
+from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Tensors
 
 MOST_VALUES, NODES = 20_000, 2
@@ -68,11 +69,7 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
     ``UserError`` if ``folder`` is no Flower app, or its server fails.
     """
     app = begun_app(folder)
-    known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
-    found = _on_mods(app, known)
-    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
-    if subject is not None and stated_by(subject) is not None:
-        found += verdicts_on(subject, known, name=f"the server's {type(subject).__name__}", mods=app.mods)
+    found = _on_parts(app, asked)
     reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
     seen = attempt(lambda: watch.verdicts(replace(asked, like=None), rounds=app.rounds))
     if isinstance(seen, Failure):
@@ -84,6 +81,31 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
     if not found:
         return [ClaimVerdict(subject=folder.resolve().name, claim=None, notes=notes)]
     return [replace(found[0], notes=(*found[0].notes, *notes)), *found[1:]]
+
+
+def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
+    known = replace(asked, rounds=max(asked.rounds, app.rounds), like=_shapes(app))
+    found = _on_mods(app, known)
+    subject = app.strategy.strategy if isinstance(app.strategy, AuditedStrategy) else app.strategy
+    if subject is not None and stated_by(subject) is not None:
+        found += verdicts_on(subject, known, name=f"the server's {type(subject).__name__}", mods=app.mods)
+    return found
+
+
+def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on each claim of an app that trained, by few draws.
+
+    Args:
+        taken: arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
+    """
+    strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
+    rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")
+    app = ClaimedApp(folder=folder, client=client, strategy=strategy, arrays=arrays, rounds=rounds)
+    with streams_put_back(), identity_put_back():
+        found = attempt(lambda: _on_parts(app, DpCheckRequest(draws=DRAWS)))
+    if isinstance(found, Failure):
+        return [f"A claim of differential privacy was not tested: {found.reason}."]
+    return [f"{each.subject}: {each.headline} ({each.sentence.removesuffix('.')})." for each in found]
 
 
 def begun_app(path: Path) -> ClaimedApp:

@@ -179,6 +179,15 @@ def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
     return moments >= error and geary <= float(scipy.stats.norm.isf(error / 2))
 
 
+def look_gaussian(first: ArrayLike, second: ArrayLike) -> bool:
+    """Return ``True`` if the statistics (n,) and (m,) of two neighbors look Gaussian, alone and together."""
+    both = [np.asarray(values, dtype=np.float64) for values in (first, second)]
+    if any(float(values.std()) <= 1e-9 * float(np.abs(values).max(initial=0.0)) for values in both):
+        return False
+    together = np.concatenate([(values - values.mean()) / values.std() for values in both])
+    return is_gaussian(together, error=2e-3) and all(is_gaussian(values) for values in both)
+
+
 def largest_counted_epsilon(draws: int, *, delta: float, error: float) -> float:
     """Compute the largest epsilon that ``draws`` per neighbor can show, with a perfect test."""
     perfect = GuessCounts(hits=np.array([draws * 1.0]), of_hits=draws, misses=np.array([0.0]), of_misses=draws)
@@ -210,11 +219,8 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
     >>> round(one_run_epsilon(canaries=1000, guesses=100, right=95, delta=1e-5), 2)
     2.17
     """
-    checks.whole("canaries", canaries, at_least=1, example=1000)
-    checks.whole("guesses", guesses, at_least=0, at_most=canaries, example=canaries)
-    checks.whole("right", right, at_least=0, at_most=guesses, example=0)
+    _expect_counts(canaries, guesses, right, error)
     checks.number("delta", delta, at_least=0, below=1, example=1e-5)
-    checks.number("error", error, above=0, below=1, example=0.05)
 
     def excess(epsilon: float) -> float:
         return error - one_run_p_value(canaries=canaries, guesses=guesses, right=right, epsilon=epsilon, delta=delta)
@@ -223,6 +229,66 @@ def one_run_epsilon(*, canaries: int, guesses: int, right: int, delta: float, er
         return 0.0
     epsilon = _zero(excess, xtol=1e-9, most=LARGEST_EPSILON)
     return epsilon if math.isfinite(epsilon) else LARGEST_EPSILON
+
+
+def _expect_counts(canaries: int, guesses: int, right: int, error: float) -> None:
+    checks.whole("canaries", canaries, at_least=1, example=1000)
+    checks.whole("guesses", guesses, at_least=0, at_most=canaries, example=canaries)
+    checks.whole("right", right, at_least=0, at_most=guesses, example=0)
+    checks.number("error", error, above=0, below=1, example=0.05)
+
+
+def one_run_mu(*, canaries: int, guesses: int, right: int, error: float = 0.05) -> float:
+    """Bound mu from below by the guesses of one run, for any scores (Mahloujifar, Melis and Chaudhuri 2025).
+
+    Hypothesis: one canary changes the release at most as much as the Gaussian mechanism of mu does, by its trade-off
+    curve. The bound is the largest rejected mu; 0 if none. Arguments as of ``one_run_epsilon``.
+
+    >>> round(gaussian_epsilon(one_run_mu(canaries=1000, guesses=100, right=95), 1e-5), 2)
+    3.32
+    """
+    _expect_counts(canaries, guesses, right, error)
+
+    def excess(mu: float) -> float:
+        # Suppose that `right` or more guesses are right with probability `error`. To flip a canary turns n right
+        # guesses into n - 1, so that the curve bounds the mass of n - 1 from below, for each n in turn.
+        rights, wrongs = error * right / canaries, error * (guesses - right) / canaries
+        for number in range(right - 1, -1, -1):
+            least = float(scipy.special.ndtr(scipy.special.ndtri(min(rights, 1.0)) - mu))
+            if least <= wrongs or rights + wrongs > 1:
+                break
+            rights, wrongs = rights + (least - wrongs) * number / (guesses - number), least
+        return rights + wrongs - guesses / canaries
+
+    if guesses == 0 or excess(0.0) <= 0:
+        return 0.0
+    return _zero(excess, xtol=1e-9)
+
+
+def one_run_gaussian_epsilon(
+    taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05
+) -> tuple[float, int, int]:
+    """Return the lower bound on epsilon by ``one_run_mu``, its number of guesses, and of right ones.
+
+    Of m canaries, m^(3/4) / 2 with the highest scores (k,) and (m - k,) are guessed to have participated, as many with
+    the lowest not; this number is fixed beforehand, and near the best for epsilon from 1 to 8.
+    """
+    right = _right_guesses(taken, left_out)
+    each = min(max(1, round((np.size(taken) + np.size(left_out)) ** 0.75 / 2)), len(right))
+    counts = {"canaries": np.size(taken) + np.size(left_out), "guesses": 2 * each, "right": int(right[each - 1])}
+    return gaussian_epsilon(one_run_mu(**counts, error=error), delta), counts["guesses"], counts["right"]
+
+
+def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
+    """Count the right guesses (m // 2,) about the n canaries with the highest and the n with the lowest scores."""
+    scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
+    truth = np.arange(len(scores)) < np.size(taken)
+    scores[np.isnan(scores)] = -np.inf
+    # Ties carry no information: wrong guesses come first.
+    hits = np.cumsum(truth[np.lexsort((truth, -scores))], dtype=np.int64)
+    rejections = np.cumsum(~truth[np.lexsort((~truth, scores))], dtype=np.int64)
+    right: NDArray[np.int64] = (hits + rejections)[: len(scores) // 2]
+    return right
 
 
 def best_one_run_epsilon(
@@ -239,18 +305,14 @@ def best_one_run_epsilon(
         delta: probability in [0, 1).
         shares: numbers of guesses to try.
     """
-    scores = np.concatenate([np.asarray(taken, dtype=np.float64), np.asarray(left_out, dtype=np.float64)])
-    truth = np.arange(len(scores)) < len(np.asarray(taken))
-    scores[np.isnan(scores)] = -np.inf
-    # Ties carry no information: wrong guesses come first.
-    hits = np.cumsum(truth[np.lexsort((truth, -scores))])
-    rejections = np.cumsum(~truth[np.lexsort((~truth, scores))])
-    numbers = sorted({max(1, round(len(scores) / 2 / 2**k)) for k in range(shares)})
+    right = _right_guesses(taken, left_out)
+    canaries = np.size(taken) + np.size(left_out)
+    numbers = sorted({min(max(1, round(canaries / 2 / 2**k)), len(right)) for k in range(shares)})
     best, share = (0.0, 0, 0), error / len(numbers)
     for each in numbers:
-        right = int(hits[each - 1] + rejections[each - 1])
-        found = one_run_epsilon(canaries=len(scores), guesses=2 * each, right=right, delta=delta, error=share)
-        best = max(best, (found, 2 * each, right))
+        counts = {"canaries": canaries, "guesses": 2 * each, "right": int(right[each - 1])}
+        found = one_run_epsilon(**counts, delta=delta, error=share)
+        best = max(best, (found, counts["guesses"], counts["right"]))
     return best
 
 

@@ -1,12 +1,23 @@
 """Bounds and estimates of epsilon from canaries in one training."""
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
+import scipy  # its parts are imported when used: statistics alone take as long as PyTorch
+from numpy.typing import ArrayLike, NDArray
 
 from fl_privacy import checks
-from fl_privacy.dp_check.bounds import best_one_run_epsilon, two_gaussians_epsilon
+from fl_privacy.dp_check.bounds import (
+    best_one_run_epsilon,
+    gaussian_epsilon,
+    look_gaussian,
+    measured_mu,
+    one_run_gaussian_epsilon,
+    two_gaussians_epsilon,
+)
 from fl_privacy.dp_check.claims import Claim, Unit
 from fl_privacy.dp_check.mechanism import ACCUSATION, shown_epsilon
 
@@ -16,9 +27,14 @@ class CanaryTest:
     """One training with canaries, each of which participated with probability 1/2.
 
     Attributes:
-        bound: largest epsilon that the guesses reject with ``confidence`` (Steinke, Nasr and Jagielski 2023).
+        bound: largest epsilon that the guesses reject with ``confidence``, whatever the scores' distribution.
         strict: same bound with the confidence for calling a claim false.
-        estimate: epsilon by two Gaussians (Andrew et al. 2023); ``None`` with too few canaries.
+        estimate: epsilon by two Gaussians fitted to the scores; ``None`` with too few canaries.
+        estimate_least: lower limit of the estimate with ``confidence``; ``None`` if the scores do not look like two
+            Gaussians of equal variance.
+        doubt: reason why there is no such limit, or empty.
+        noise: ``gaussian`` if both bounds assume the trade-off curve of Gaussian noise (Mahloujifar, Melis and
+            Chaudhuri 2025), ``other`` if they assume nothing (Steinke, Nasr and Jagielski 2023).
     """
 
     unit: Unit
@@ -29,7 +45,10 @@ class CanaryTest:
     guesses: int
     right: int
     estimate: float | None
+    estimate_least: float | None
+    doubt: str
     delta: float
+    noise: Literal["gaussian", "other"]
     confidence: float = 0.95
 
     @property
@@ -44,15 +63,15 @@ class CanaryTest:
     def showable(self) -> float:
         """Return the largest bound that this number of canaries can give, with all guesses right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
-        return best_one_run_epsilon(there, absent, delta=self.delta, error=1 - self.confidence)[0]
+        return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
     def contradicts(self, claim: Claim) -> bool:
         """Return ``True`` if the guesses reject the claim with the confidence for calling claims false."""
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Return ``True`` if the bound, with its own lower confidence, lies above the claim."""
-        return self._is_of(claim) and self.bound > claim.epsilon
+        """Return ``True`` if the bound or the estimate's limit, of a lower confidence, lies above the claim."""
+        return self._is_of(claim) and max(self.bound, self.estimate_least or 0.0) > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:
         # Privacy at a delta implies privacy at a larger one, but not at a smaller one.
@@ -60,15 +79,33 @@ class CanaryTest:
 
     @property
     def in_words(self) -> str:
-        about = "" if self.estimate is None else f", about {shown_epsilon(self.estimate)} by an estimate"
+        shape = "Gaussian noise and any scores" if self.noise == "gaussian" else "noise of any shape"
+        about = "" if self.estimate is None else f"; about {shown_epsilon(self.estimate)} by an estimate"
+        if self.estimate_least is not None:
+            about += f" ({shown_epsilon(self.estimate_least)} or more if the scores are Gaussian, as they look)"
+        elif about:
+            about += f" without limits, since {self.doubt}"
         return (
-            f"at least {shown_epsilon(self.bound)} by {self.number} canaries{about} (so many can show at most"
-            f" {shown_epsilon(self.showable)})"
+            f"at least {shown_epsilon(self.bound)} by {self.number} canaries (for {shape}; so many can show at most"
+            f" {shown_epsilon(self.showable)}){about}"
         )
 
 
+BOUNDS: Mapping[str, Callable[..., tuple[float, int, int]]] = {
+    "gaussian": one_run_gaussian_epsilon,
+    "other": best_one_run_epsilon,
+}
+"""Shape of the noise -> bound by the canaries' scores."""
+
+
 def canary_test(
-    taken: ArrayLike, left_out: ArrayLike, *, delta: float, unit: Unit, confidence: float = 0.95
+    taken: ArrayLike,
+    left_out: ArrayLike,
+    *,
+    delta: float,
+    unit: Unit,
+    noise: Literal["gaussian", "other"] = "gaussian",
+    confidence: float = 0.95,
 ) -> CanaryTest:
     """Bound and estimate epsilon from the scores of canaries.
 
@@ -76,27 +113,70 @@ def canary_test(
         taken: (k,) scores of participants, higher if participation seems likelier.
         left_out: (m - k,) scores of canaries left out, each independently with probability 1/2.
         delta: probability in (0, 1).
+        noise: ``gaussian`` if the claim rests on Gaussian noise, ``other`` to assume nothing. Scores that do not look
+            Gaussian count as of ``other`` noise.
     """
     checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.one_of("noise", noise, tuple(BOUNDS))
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
-    bound, guesses, right = best_one_run_epsilon(there, absent, delta=delta, error=1 - confidence)
-    strict, _, _ = best_one_run_epsilon(there, absent, delta=delta, error=1 - ACCUSATION)
+    estimate, least, doubt = _estimated(there, absent, delta=delta, error=1 - confidence)
+    if doubt == NOT_GAUSSIAN:
+        noise = "other"
+    bound, guesses, right = BOUNDS[noise](there, absent, delta=delta, error=1 - confidence)
     return CanaryTest(
         unit=unit,
         taken=len(there),
         left_out=len(absent),
         bound=bound,
-        strict=strict,
+        strict=BOUNDS[noise](there, absent, delta=delta, error=1 - ACCUSATION)[0],
         guesses=guesses,
         right=right,
-        estimate=estimated_epsilon(there, absent, delta=delta),
+        estimate=estimate,
+        estimate_least=least,
+        doubt=doubt,
         delta=delta,
+        noise=noise,
         confidence=confidence,
     )
 
 
+FEWEST = 10
+"""Fewest scores with and without a canary for an estimate."""
+
 MOST_SPREAD = 1e-12
 """Standard deviation of scores below which no Gaussian is fitted."""
+
+NOT_GAUSSIAN = "the scores do not look Gaussian"
+UNEQUAL = "the scores of participants vary differently from the others'"
+
+
+def _estimated(
+    there: NDArray[np.float64], absent: NDArray[np.float64], *, delta: float, error: float
+) -> tuple[float | None, float | None, str]:
+    """Estimate epsilon, its lower limit, and the reason if there is none (Agrawal et al. 2026, arXiv 2606.12733).
+
+    The limit is the lower one of two, by the noncentral t distribution of the means' distance over the pooled
+    deviation.
+    """
+    if doubt := _doubt(there, absent):
+        return estimated_epsilon(there, absent, delta=delta), None, doubt
+    variances = float(there.var(ddof=1)), float(absent.var(ddof=1))
+    shift = float(there.mean() - absent.mean())
+    degrees = len(there) + len(absent) - 2
+    pooled = math.sqrt(((len(there) - 1) * variances[0] + (len(absent) - 1) * variances[1]) / degrees)
+    if shift <= 0:
+        return 0.0, 0.0, ""
+    least = measured_mu(there, absent, error=error)
+    return gaussian_epsilon(shift / pooled, delta), gaussian_epsilon(least, delta), ""
+
+
+def _doubt(there: NDArray[np.float64], absent: NDArray[np.float64]) -> str:
+    if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():
+        return "there are too few scores, or they are not finite"
+    if not look_gaussian(there, absent):
+        return NOT_GAUSSIAN
+    larger = float(scipy.stats.f.sf(there.var(ddof=1) / absent.var(ddof=1), len(there) - 1, len(absent) - 1))
+    return UNEQUAL if min(larger, 1 - larger) < 5e-4 else ""
 
 
 def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) -> float | None:
@@ -105,7 +185,7 @@ def estimated_epsilon(taken: ArrayLike, left_out: ArrayLike, *, delta: float) ->
     It is no bound. Return ``None`` with fewer than ten scores on either side, or one not finite.
     """
     there, absent = (np.asarray(scores, dtype=np.float64) for scores in (taken, left_out))
-    if min(len(there), len(absent)) < 10 or not np.isfinite([*there, *absent]).all():
+    if min(len(there), len(absent)) < FEWEST or not np.isfinite([*there, *absent]).all():
         return None
     if min(float(there.std()), float(absent.std())) <= MOST_SPREAD:
         return None

@@ -99,6 +99,7 @@ class Recomputed:
     Attributes:
         rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
         pld: tight epsilon by the privacy loss distribution, with the same special values.
+        sampling: phrase for the counted sampling.
         missing: facts without which there is no number or the worst was assumed.
         caveats: sentences on differences between practice and theory.
     """
@@ -106,6 +107,7 @@ class Recomputed:
     rdp: float | None
     pld: float | None
     delta: float
+    sampling: str = "without sampling"
     missing: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
 
@@ -149,7 +151,10 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
         both = 0.0, 0.0
     elif multiplier is not None:
         both = composed_epsilons(noise_multiplier=multiplier, sample_rate=rate, steps=steps, delta=delta)
-    return Recomputed(rdp=both[0], pld=both[1], delta=delta, missing=tuple(missing), caveats=tuple(caveats))
+    sampling = "without sampling" if rate == 1 else f"with Poisson samples of {100 * rate:.3g} %"
+    return Recomputed(
+        rdp=both[0], pld=both[1], delta=delta, sampling=sampling, missing=tuple(missing), caveats=tuple(caveats)
+    )
 
 
 def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """Counted draws: lower bounds on epsilon by tests that were fixed on other draws."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ from fl_privacy.dp_check.bounds import (
     aligned_epsilon,
     counted_epsilon,
     counts_above,
-    is_gaussian,
     largest_counted_epsilon,
+    look_gaussian,
     measured_mu,
 )
 from fl_privacy.dp_check.claims import Claim
@@ -97,15 +98,15 @@ class Drawn:
 
     @property
     def gaussian(self) -> bool:
-        both = [values[:, self.widest] for values in (self.first, self.second)]
-        if not all(_varies(values[:, None])[0] for values in both):
-            return False
-        together = np.concatenate([(values - values.mean()) / values.std() for values in both])
-        return is_gaussian(together, error=2e-3) and all(is_gaussian(values) for values in both)
+        return look_gaussian(self.first[:, self.widest], self.second[:, self.widest])
 
     @property
     def moved(self) -> float:
         return abs(float(self.first[:, self.widest].mean() - self.second[:, self.widest].mean()))
+
+    @property
+    def pooled_std(self) -> float:
+        return math.sqrt((float(self.first[:, self.widest].var()) + float(self.second[:, self.widest].var())) / 2)
 
     @property
     def noise_std(self) -> float:

@@ -62,6 +62,8 @@ class MechanismCheck:
         noise_std: standard deviation of the noise in the most distinguishing direction.
         moved: l2 distance by which the unit moves the release.
         bare: arrays with content that no fresh noise covers.
+        estimate: epsilon of all releases by the means' distance over the pooled deviation; ``None`` as for
+            ``epsilon_if_gaussian``.
     """
 
     claim: Claim
@@ -78,6 +80,7 @@ class MechanismCheck:
     noise_std: float
     moved: float
     bare: tuple[str, ...]
+    estimate: float | None = None
 
     @property
     def lower_bound(self) -> float:
@@ -221,6 +224,7 @@ def _judged(
         noise_std=0.0 if bare else drawn.noise_std,
         moved=max([each.moved for each in bare], default=0.0) or drawn.moved,
         bare=tuple(dict.fromkeys(name for each in bare for name in each.arrays)),
+        estimate=_total(drawn.moved / drawn.pooled_std, claim) if gaussian else None,
     )
 
 

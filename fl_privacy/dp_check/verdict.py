@@ -68,11 +68,22 @@ class ClaimVerdict:
         return found.delta >= self.claim.delta and found.epsilon > self.claim.epsilon * TOLERANCE
 
     @property
+    def grounds(self) -> tuple[str, ...]:
+        """Return the evidence that contradicts the claim; an estimate is none."""
+        if self.claim is None:
+            return ()
+        found = {
+            "many draws": self.check is not None and self.check.contradicted,
+            "its own figures": self.by_figures,
+            "canaries": self.canaries is not None and self.canaries.contradicts(self.claim),
+        }
+        return tuple(name for name, contradicts in found.items() if contradicts)
+
+    @property
     def status(self) -> Status:
         if self.claim is None:
             return Status.UNCLAIMED
-        by_draws = self.check is not None and self.check.contradicted
-        if by_draws or self.by_figures or (self.canaries is not None and self.canaries.contradicts(self.claim)):
+        if self.grounds:
             return Status.CONTRADICTED
         if self._doubts:
             return Status.DOUBTED
@@ -116,11 +127,14 @@ class ClaimVerdict:
         said = [f"claimed {self.claim.in_words()}" if self.claim else "nothing is claimed"]
         if self.recomputed is not None:
             spent = self.recomputed.epsilon
-            said.append("not recomputed: a fact is missing" if spent is None else f"recomputed {shown_epsilon(spent)}")
+            counted = f"recomputed {shown_epsilon(spent or 0.0)} ({self.recomputed.sampling})"
+            said.append("not recomputed: a fact is missing" if spent is None else counted)
         if self.check is not None:
             bare = self.check.contradicted and bool(self.check.bare)
             least = "nothing bounds it" if bare else f"at least {shown_epsilon(self.check.lower_bound)}"
             said.append(f"{least} by {self.check.draws:,} draws ({self.check.power})")
+            if not bare and self.check.estimate is not None:
+                said.append(f"about {shown_epsilon(self.check.estimate)} by an estimate from the draws' means")
         if self.canaries is not None:
             said.append(self.canaries.in_words)
         return f"{'; '.join(said)}: {self._conclusion}."
@@ -128,7 +142,8 @@ class ClaimVerdict:
     @property
     def _conclusion(self) -> str:
         if self.status is Status.CONTRADICTED:
-            return "the claim is false" + (f", because {self.reason}" if self.reason else "")
+            because = f", because {self.reason}" if self.reason else ""
+            return f"the claim is false by {' and '.join(self.grounds)}{because}"
         if self._doubts is not None and self.status is Status.DOUBTED:
             sure, more = self._doubts
             return f"{doubt_in_words(sure)}; {more}"
@@ -144,7 +159,8 @@ class ClaimVerdict:
         if self.check is not None and self.check.doubted:
             return self.check.confidence, f"repeat with --draws {4 * self.check.draws}"
         if self.claim is not None and self.canaries is not None and self.canaries.exceeds(self.claim):
-            return self.canaries.confidence, "repeat with more canaries"
+            by_estimate = "" if self.canaries.bound > self.claim.epsilon else ", since no estimate decides alone"
+            return self.canaries.confidence, f"repeat with more canaries{by_estimate}"
         return None
 
     @property
@@ -188,6 +204,7 @@ class ClaimVerdict:
             "confidence": check.confidence if check else canaries.confidence if canaries else None,
             "noticed": check.noticed if check else canaries.showable if canaries else None,
             "estimate": canaries.estimate if canaries else None,
+            "estimate_least": canaries.estimate_least if canaries else None,
             "missing": list(found.missing) if found else [],
             "notes": [*(found.caveats if found else ()), *self.notes],
         }

@@ -21,6 +21,11 @@ from fl_privacy.types import Tensors
 MOST_DRAWS = 500
 """Default number of steps of Opacus' optimizer on either neighbor."""
 
+SIZE_IS_PUBLIC = (
+    "The number of a client's records counts as public: Opacus divides the noised sum by the expected batch size, which"
+    " follows from it (arXiv 2605.15648)."
+)
+
 
 @dataclass(eq=False)
 class OpacusWatch:
@@ -32,6 +37,7 @@ class OpacusWatch:
         claims: (epsilon, delta) returned by its accountant, or given as its target.
         engines: number of accountants, each from zero.
         multipliers: noise multiplier of each step of the private optimizer.
+        divisors: number by which each of these steps divides the noised sum.
         beside: number of other optimizers' steps on the private model's parameters.
         others: the same on anything else.
         inputs: at most two examples of the last batch that entered the module.
@@ -44,6 +50,7 @@ class OpacusWatch:
     claims: list[tuple[float, float]] = field(default_factory=list)
     engines: int = 0
     multipliers: list[float] = field(default_factory=list)
+    divisors: list[float] = field(default_factory=list)
     beside: int = 0
     others: int = 0
     inputs: Tensor | None = None
@@ -72,6 +79,8 @@ class OpacusWatch:
                 f"The private optimizer made {len(self.multipliers)} steps, and {self.bare_steps} were made without it:"
                 " nothing clips these or adds noise to them. Step the optimizer that make_private returned alone."
             )
+        if self.divisors and self.divisors[0] > 1:
+            notes.append(SIZE_IS_PUBLIC)
         every = recompute(replace(facts, rounds=rounds), delta=claim.delta).epsilon if claim else None
         if claim and rounds > 1 and every is not None:
             notes.append(
@@ -113,6 +122,14 @@ class OpacusWatch:
             missing = ["one noise multiplier for all steps (it changes while the client trains)"]
         elif self.multipliers:
             multiplier = self.multipliers[0]
+        if multiplier and len(set(self.divisors)) > 1:
+            # the noise's scale in d values shows a step from B to B + 1 like a shift of sqrt(2 d) / B deviations
+            size, values = min(self.divisors), sum(p.numel() for p in self.optimizer.params)
+            multiplier = (multiplier**-2 + 2 * values / size**2) ** -0.5
+            missing.append(
+                "that batches' sizes are no secret (the noised sums are divided by them, so that the scale of the noise"
+                f" shows them, like a noise multiplier of {multiplier:.3g} in all; arXiv 2605.15648)"
+            )
         facts = Facts(noise_multiplier=multiplier, releases=steps, missing=tuple(missing))
         sampling: Any = None if self.poisson is None else "poisson" if self.poisson else "shuffle"
         return replace(facts, sample_rate=min(1.0, self.sample_rate), sampling=sampling)
@@ -139,6 +156,7 @@ class OpacusWatch:
         if optimizer is not self.optimizer:
             return
         self.multipliers.append(float(optimizer.noise_multiplier))
+        self.divisors.append(float(optimizer.expected_batch_size or 1) if optimizer.loss_reduction == "mean" else 1.0)
         rates = [rate for rate in self._trained_on if rate is not None]
         if rates:
             self.sample_rate = max(self.sample_rate, *rates)

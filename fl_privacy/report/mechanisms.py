@@ -99,7 +99,9 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
         (power, ratio(record.noticed)),
     ]
     if record.estimate is not None:
-        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}"))
+        least = f" ({ratio(record.estimate_least)} or more if the scores are Gaussian, as they look)"
+        limits = "" if record.estimate_least is None else least
+        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}{limits}"))
     return rows
 
 

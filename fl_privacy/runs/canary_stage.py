@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -85,15 +86,16 @@ class CanaryStage:
         delta, privacy = self.setup.config.privacy.delta, self.privacy
         if not self._rounds:
             return
-        test = canary_test(
-            self._scores[self._taken].numpy(), self._scores[~self._taken].numpy(), delta=delta, unit=self.unit
-        )
+        recomputed, missing = self._recomputed(delta)
+        there, absent = self._scores[self._taken].numpy(), self._scores[~self._taken].numpy()
+        # what states no Gaussian noise is assumed to have noise of any shape
+        noise: Literal["gaussian", "other"] = "other" if recomputed is None else "gaussian"
+        test = canary_test(there, absent, delta=delta, unit=self.unit, noise=noise)
         unit: Unit = "example" if privacy.unit == "example" else "client"
         claim = None
         if privacy.epsilons:
             epsilon, rounds = privacy.epsilons[-1], self.setup.rounds
             claim = Claim(epsilon=epsilon, delta=delta, unit=unit, rounds=rounds, by="this run")
-        recomputed, missing = self._recomputed(delta)
         verdict = ClaimVerdict(
             subject=f"{self._defense.name} over the {self._rounds} intercepted of {self.setup.rounds} rounds",
             claim=claim,

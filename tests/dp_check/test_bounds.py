@@ -17,6 +17,8 @@ from fl_privacy.dp_check.bounds import (
     largest_counted_epsilon,
     measured_mu,
     one_run_epsilon,
+    one_run_gaussian_epsilon,
+    one_run_mu,
     one_run_p_value,
     two_gaussians_epsilon,
 )
@@ -38,6 +40,52 @@ def test_bounds_of_one_run_are_those_of_jax_privacy(
 ) -> None:
     found = one_run_epsilon(canaries=canaries, guesses=guesses, right=right, delta=delta)
     assert found == pytest.approx(expected, abs=1e-6)
+
+
+ONE_RUN_GAUSSIAN = [
+    (1000, 100, 95, 0.05, 3.32330049),
+    (1000, 1000, 600, 0.05, 0.58354037),
+    (500, 200, 200, 0.05, 8.06811121),
+    (500, 106, 104, 0.001, 2.99046511),
+    (2000, 300, 292, 0.05, 4.69325093),
+    (10_000, 1000, 950, 0.001, 2.79420463),
+    (100, 30, 16, 0.05, 0.0),
+    (20, 10, 10, 0.05, 2.25384131),
+]
+"""Canaries, guesses, right ones, error, and the bound by f-DP at delta 1e-5 that jax-privacy 2.0 gives."""
+
+
+@pytest.mark.parametrize(("canaries", "guesses", "right", "error", "expected"), ONE_RUN_GAUSSIAN)
+def test_bounds_by_a_gaussian_curve_are_those_of_jax_privacy(
+    canaries: int, guesses: int, right: int, error: float, expected: float
+) -> None:
+    mu = one_run_mu(canaries=canaries, guesses=guesses, right=right, error=error)
+    assert gaussian_epsilon(mu, 1e-5) == pytest.approx(expected, abs=3e-6)
+
+
+@pytest.mark.parametrize(("epsilon", "canaries", "least"), [(8.0, 500, 3.9), (8.0, 2000, 4.5), (1.0, 2000, 0.2)])
+def test_the_bound_by_a_gaussian_curve_comes_near_and_stays_below(epsilon: float, canaries: int, least: float) -> None:
+    rng, found = np.random.default_rng(4), []
+    for _ in range(30):
+        taken = rng.random(canaries) < 0.5
+        scores = rng.normal(size=canaries) + gaussian_mu(epsilon, 1e-5) * taken
+        found.append(one_run_gaussian_epsilon(scores[taken], scores[~taken], delta=1e-5)[0])
+    assert np.mean(found) >= least
+    assert np.mean(np.array(found) > epsilon) <= 0.05
+
+
+@pytest.mark.parametrize(("rate", "steps", "noise"), [(0.5, 20, 1.0), (0.1, 1, 0.6), (0.02, 200, 0.6)])
+def test_a_sampled_gaussian_leaks_no_more_than_the_gaussian_of_its_epsilon(
+    rate: float, steps: int, noise: float
+) -> None:
+    """At each delta above that of the claim: so rejecting the Gaussian curve rejects the claim of sampled noise."""
+    accounting = pytest.importorskip("dp_accounting")
+    made = accounting.pld.PLDAccountant(value_discretization_interval=1e-2)
+    made.compose(accounting.PoissonSampledDpEvent(rate, accounting.GaussianDpEvent(noise)), steps)
+    epsilon = made.get_epsilon(1e-5)
+    mu = gaussian_mu(epsilon, 1e-5)
+    for at in np.linspace(0, 0.99 * epsilon, 12):
+        assert made.get_delta(at) <= gaussian_delta(mu, at)
 
 
 def test_without_delta_the_p_value_is_a_binomial_tail() -> None:

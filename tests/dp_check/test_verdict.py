@@ -1,5 +1,6 @@
 """What may be said of a claim: false only by proof, never true, and what so small a test could not have shown."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,8 @@ def test_canaries_contradict_what_is_far_too_small_and_nothing_that_is_true() ->
     assert false.status is Status.CONTRADICTED
     assert false.headline == "The promised protection of each client's data does not hold"
     assert "more than it allows" in false.meaning
-    honest = ClaimVerdict(subject="a run", claim=Claim(epsilon=4.0, delta=DELTA), canaries=test)
+    true = canary_test(*scores(4.0, 1000), delta=DELTA, unit="client")
+    honest = ClaimVerdict(subject="a run", claim=Claim(epsilon=4.0, delta=DELTA), canaries=true)
     assert honest.status is Status.OPEN
     assert "that does not prove it" in honest.headline
 
@@ -106,6 +108,8 @@ def test_a_record_is_read_as_it_was_written_and_a_damaged_one_is_refused(tmp_pat
     assert read_claims(tmp_path) == tuple(
         type(r)(**{**vars(r), "missing": tuple(r.missing), "notes": tuple(r.notes)}) for r in records
     )
+    path.write_text(re.sub(r',\s*"estimate_least": null', "", path.read_text()))
+    assert [record.estimate_least for record in read_claims(tmp_path)] == [None, None], "an earlier version's"
     path.write_text(path.read_text().replace('"status": "untested"', '"status": "true"'))
     with pytest.raises(UserError, match="damaged"):
         read_claims(tmp_path)
@@ -153,6 +157,45 @@ def test_a_bound_at_a_smaller_delta_contradicts_no_claim_at_a_larger_one() -> No
     assert test.contradicts(Claim(epsilon=0.5, delta=DELTA))
     assert test.contradicts(Claim(epsilon=0.5, delta=DELTA / 10))
     assert not test.contradicts(Claim(epsilon=0.5, delta=DELTA * 10))
+
+
+def test_the_estimate_has_a_lower_limit_below_the_truth_and_near_it() -> None:
+    found = [canary_test(*scores(8.0, 500, seed), delta=DELTA, unit="client") for seed in range(10)]
+    least = [test.estimate_least or 0.0 for test in found]
+    assert np.mean(least) >= 6.5 and sum(each > 8.0 for each in least) <= 1
+    assert all(test.estimate is not None and test.estimate >= test.estimate_least >= test.bound for test in found)
+
+
+def test_an_estimate_above_the_claim_calls_nothing_false() -> None:
+    test = canary_test(*scores(8.0, 500), delta=DELTA, unit="client")
+    assert test.estimate_least is not None
+    between = Claim(epsilon=(test.bound + test.estimate_least) / 2, delta=DELTA)
+    found = ClaimVerdict(subject="a run", claim=between, canaries=test)
+    assert found.status is Status.DOUBTED and found.grounds == ()
+    assert "no estimate decides alone" in found.sentence
+    false = ClaimVerdict(subject="a run", claim=Claim(epsilon=test.strict / 2, delta=DELTA), canaries=test)
+    assert false.grounds == ("canaries",) and "the claim is false by canaries" in false.sentence
+
+
+def test_scores_of_another_shape_get_no_limit_and_a_bound_for_any_noise() -> None:
+    rng = np.random.default_rng(0)
+    there, absent = rng.laplace(2.0, 1, 500), rng.laplace(0.0, 1, 500)
+    heavy = canary_test(there, absent, delta=DELTA, unit="client")
+    assert (heavy.noise, heavy.estimate_least) == ("other", None) and "do not look Gaussian" in heavy.in_words
+    wider = canary_test(rng.normal(2, 2, 500), rng.normal(0, 1, 500), delta=DELTA, unit="client")
+    assert (wider.noise, wider.estimate_least) == ("gaussian", None) and "vary differently" in wider.in_words
+    other = canary_test(*scores(8.0, 500), delta=DELTA, unit="client", noise="other")
+    assert other.bound < canary_test(*scores(8.0, 500), delta=DELTA, unit="client").bound
+
+
+def test_randomized_response_is_not_accused_by_a_gaussian_curve() -> None:
+    """Its epsilon is 2 at any delta, which no Gaussian curve has."""
+    rng = np.random.default_rng(1)
+    taken = rng.random(2000) < 0.5
+    answers = np.where(rng.random(2000) < 1 / (1 + np.exp(-2.0)), taken, ~taken) * 1.0
+    assert not canary_test(answers[taken], answers[~taken], delta=DELTA, unit="client").exceeds(
+        Claim(epsilon=2.0, delta=DELTA)
+    )
 
 
 def test_scores_that_are_no_numbers_give_no_estimate() -> None:

@@ -278,6 +278,27 @@ def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
     assert found.recomputed is not None and "changes while" in found.recomputed.missing[0]
 
 
+def test_sums_that_are_divided_by_the_sampled_batch_show_its_size() -> None:
+    def by_batch(training: Training) -> None:
+        for number in range(1, 5):
+            training.optimizer.expected_batch_size = 8 + number % 2
+            inputs, labels = torch.ones(8, 4), torch.zeros(8, dtype=torch.int64)
+            training.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(training.module(inputs), labels).backward()
+            training.optimizer.step()
+
+    _, (found, _) = watched(by_batch)
+    _, (usual, _) = watched(Training.steps)
+    assert found.recomputed is not None and usual.recomputed is not None
+    assert found.status is Status.UNSUPPORTED
+    # 4 x 2 + 2 values, so that the scale of the noise counts like 1 / z^2 + 2 x 10 / 8^2
+    shown = (1.2**-2 + 20 / 64) ** -0.5
+    assert any(f"noise multiplier of {shown:.3g} in all" in fact for fact in found.recomputed.missing)
+    assert found.recomputed.epsilon == pytest.approx(gaussian_epsilon(2 / shown, 1e-5))
+    assert not any("batches' sizes" in fact for fact in usual.recomputed.missing)
+    assert any("counts as public" in note for note in usual.notes)
+
+
 def test_parts_of_a_batch_that_opacus_only_adds_up_are_no_steps() -> None:
     opacus = pytest.importorskip("opacus")
     from opacus.utils.batch_memory_manager import BatchMemoryManager  # noqa: PLC0415

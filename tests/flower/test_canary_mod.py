@@ -132,6 +132,16 @@ def test_a_mod_that_fails_on_them_ends_no_training(caplog: pytest.LogCaptureFixt
     assert "took no part" in caplog.text and "only once" in caplog.text
 
 
+def test_noise_of_any_shape_gets_a_bound_that_assumes_nothing() -> None:
+    node = context()
+    answers(canary_mod(LocalDpMod(1.0, 1.0, 8.0, 1e-5), number=200), node)
+    by_curve, by_nothing = canaries_of(node), canaries_of(node, noise="other")
+    assert by_curve is not None and by_nothing is not None
+    assert (by_curve.noise, by_nothing.noise) == ("gaussian", "other") and by_curve.bound > by_nothing.bound > 0
+    with pytest.raises(UserError, match="noise is expected to be"):
+        canary_mod(LocalDpMod(1.0, 1.0, 8.0, 1e-5), noise="laplace")  # type: ignore[arg-type]
+
+
 def test_what_it_needs_is_said() -> None:
     with pytest.raises(UserError, match="got none"):
         canary_mod()

@@ -47,6 +47,7 @@ def main(grid, context):
 """
 
 
+@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
     ("name", "client", "server"),
     [
@@ -71,6 +72,8 @@ def test_flowers_own_protections_work_under_an_audit(tmp_path: Path, name: str, 
     assert rung(record, "gradient")["counts"]["read"] == 2
     one = rung(record, "one")
     assert one["counts"] is not None, one["reason"]
+    subjects = ("the clients' LocalDpMod: ", "the server's DifferentialPrivacy")
+    assert any(note.startswith(subjects) and "recomputed" in note for note in record["notes"])
 
 
 def test_masked_uploads_are_no_parameters(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
+from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
@@ -116,11 +117,12 @@ def audit_app(
         grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
         context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
         session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-        with rounds_held(asked.rounds), grid.joining():
+        with rounds_held(asked.rounds) as taken, grid.joining():
             ended = attempt(lambda: started.server(grid, context))
         grid.on_answer = None
         session.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
         session.note(there, grid.rounds)
+        session.notes += claims_in_words(app.folder, started.client, taken)
         session.trained = time.perf_counter() - session.started
         session.write("The training is done; single examples are attacked now.")
         if (cut := session.end()) is not None:

@@ -172,18 +172,23 @@ def copied_files(app: Path, into: Path) -> str:
 
 
 @contextmanager
-def rounds_held(rounds: int | None) -> Iterator[None]:
-    """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says."""
+def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
+    """Let Flower's own strategies and servers train for at most ``rounds`` rounds, whatever an app says.
+
+    Yield the arguments of the start of the last one, with itself as ``self``.
+    """
+    taken: dict[str, Any] = {}
 
     def started(original: Any, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(*args, **kwargs)
         given.apply_defaults()
         if rounds is not None and isinstance(number := given.arguments["num_rounds"], int):
             given.arguments["num_rounds"] = min(number, rounds)
+        taken.update(given.arguments)
         return original(*given.args, **given.kwargs)
 
     with replaced(Strategy, "start", started), replaced(LegacyServer, "fit", started):
-        yield
+        yield taken
 
 
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:

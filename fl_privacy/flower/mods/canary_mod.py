@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ def canary_mod(
     number: int = 500,
     delta: float = 1e-5,
     claimed: float | None = None,
+    noise: Literal["gaussian", "other"] = "gaussian",
     partition: int = 0,
     out: str | Path | None = None,
 ) -> Mod:
@@ -72,6 +73,7 @@ def canary_mod(
         number: number of canaries, at least 20.
         delta: delta in (0, 1) of ``claimed``; claims of the mods are tested at their own.
         claimed: epsilon of the whole training against the receiver of this node's replies; ``None`` takes the mods'.
+        noise: ``gaussian`` if the mods' claim rests on Gaussian noise, ``other`` to assume nothing.
         out: folder for ``claim.json`` and ``claim.html``, written after each round.
 
     Raises:
@@ -79,13 +81,14 @@ def canary_mod(
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
     _expect_usable(mods, norm=norm, number=number, delta=delta, claimed=claimed)
+    checks.one_of("noise", noise, ("gaussian", "other"))
     all_of_them = together(mods)
 
     def in_front(message: Message, context: Context, like: Tensors) -> None:
         # copies, since mods may have their own random streams or counters
         _let_pass(together(deepcopy(mods)), message, context, like, norm=norm, number=number, same=claimed is not None)
         if out is not None:
-            write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed)
+            write_canaries(context, Path(out), mods=mods, delta=delta, claimed=claimed, noise=noise)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         here = is_training(message) and context.node_config.get(PARTITION, partition) == partition
@@ -113,17 +116,25 @@ def _expect_usable(mods: Sequence[Mod], *, norm: float, number: int, delta: floa
         )
 
 
-def canaries_of(context: Context, *, delta: float = 1e-5) -> CanaryTest | None:
+def canaries_of(
+    context: Context, *, delta: float = 1e-5, noise: Literal["gaussian", "other"] = "gaussian"
+) -> CanaryTest | None:
     """Return the result of the node's canaries so far; ``None`` before the first round."""
     if SCORES not in context.state.array_records:
         return None
     scores, about = context.state.array_records[SCORES]["scores"].numpy(), _About.of(context)
     taken = np.concatenate([about.coins(round).numpy() for round in range(len(scores) // about.number)])
-    return canary_test(scores[taken], scores[~taken], delta=delta, unit="client")
+    return canary_test(scores[taken], scores[~taken], delta=delta, unit="client", noise=noise)
 
 
 def write_canaries(
-    context: Context, folder: Path, *, mods: Sequence[Mod], delta: float = 1e-5, claimed: float | None = None
+    context: Context,
+    folder: Path,
+    *,
+    mods: Sequence[Mod],
+    delta: float = 1e-5,
+    claimed: float | None = None,
+    noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
     """Write ``claim.json`` and ``claim.html`` with the result of the canaries of ``context`` into ``folder``."""
     from fl_privacy.report.mechanisms import write_claims_page  # noqa: PLC0415
@@ -141,7 +152,7 @@ def write_canaries(
         subject=f"a client's mods {which}",
         claim=claim,
         recomputed=None if stated is None else recompute(stated.facts, delta=delta),
-        canaries=canaries_of(context, delta=delta),
+        canaries=canaries_of(context, delta=delta, noise=noise),
         notes=("Canary clients upload an update of the clipping norm; none of it is sent.",),
     )
     records = records_of([verdict])

@@ -28,6 +28,7 @@ class ClaimRecord:
         lower: lower bound by tests.
         noticed: least epsilon that the test would have noticed, or largest that it could have shown.
         estimate: estimate from one training, no bound.
+        estimate_least: its lower limit of 95 %, if the scores look Gaussian.
     """
 
     subject: str
@@ -49,6 +50,7 @@ class ClaimRecord:
     estimate: float | None
     missing: Sequence[str]
     notes: Sequence[str]
+    estimate_least: float | None = None
 
     @property
     def tone(self) -> Literal["leak", "open"]:
@@ -99,7 +101,8 @@ def read_claims(folder: Path) -> tuple[ClaimRecord, ...]:
             raise ValueError("it is too large")
         claims = parse_json(path.read_text())["claims"]
         known = [field.name for field in fields(ClaimRecord)]  # a later version may have more
-        return each(lambda claim, where: made(ClaimRecord, {n: claim[n] for n in known}, where), claims, "a claim")
+        given = [{name: claim[name] for name in known if name in claim} for claim in claims]
+        return each(lambda claim, where: made(ClaimRecord, claim, where), given, "a claim")
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path} is expected to be as `fl-privacy check-dp` wrote it, but is damaged; remove it."
