@@ -38,6 +38,12 @@ ClientArgs = Annotated[
     str | None, typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")]
+WithDefense = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEFENSE", help="Run the app again with a defense on each reply: 'dp_noise defense.scale=0.1'."
+    ),
+]
 Isolated = Annotated[
     bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
 ]
@@ -54,6 +60,7 @@ def audit(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
     stand_in: StandIn = False,
+    with_defense: WithDefense = None,
     script: Script = None,
     server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
     client: Clients = None,
@@ -87,6 +94,7 @@ def audit(  # noqa: PLR0917
         "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
+        "defense": tuple(with_defense or ()),
         "chosen": _chosen(script or server, client or (), server_args, client_args),
     }
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
