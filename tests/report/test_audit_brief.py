@@ -97,7 +97,7 @@ def test_nothing_above_chance_is_no_clearance(tmp_path: Path) -> None:
 def test_a_record_is_what_its_file_gives(tmp_path: Path) -> None:
     leak = CountedLeak(severity="data", what="8 rows", where="a", why="b", kind="train", times=1, of=2)
     folder = audit(tmp_path / "audit", findings=[leak], stated={"epsilon": [3.0]})
-    record, told = read_audit(folder)
+    record, told = read_audit(folder), json.loads((folder / RECORD).read_text())
     assert (
         isinstance(told, dict)
         and record.headline == told["headline"] == "Clients send data in the clear: 8 rows, in 1 of 2 replies"
