@@ -152,15 +152,13 @@ class AuditRecord:
         """Return what to do next in a sentence."""
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             return f"Remove {found[0].where} from the app's replies"
-        if self.defense and self.tone == LEAK:
-            return "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
-        if self.defense and self._uploads_attacked:
-            return f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"
+        if self.defense and (self.tone == LEAK or self._uploads_attacked):
+            stronger = "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
+            put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"
+            return stronger if self.tone == LEAK else put
         if (step := self.shown_first) is not None and step.leaks and step.scenario.name in ASKED:
             defense, cost = noise_to_try(step.kind)
-            return (
-                f"Try a defense: the same command with --with-defense '{defense}' compares both{cost} (docs/defend.md)"
-            )
+            return f"Try a defense: this command with --with-defense '{defense}' compares both{cost} (docs/defend.md)"
         if self.tone == LEAK:
             return "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
         if self.broken or self.going_on:
