@@ -75,7 +75,7 @@ class ReplyDefense:
                 if (name := own.get(f"{record}/{key}")) is not None and array.dtype.startswith("float"):
                     places.append((record, key, name))
                     after[name] = torch.from_numpy(array.numpy().astype(np.float32))
-        if not after or found.decoded:
+        if not after or found.decoded or set(own.values()) != after.keys():
             raise UserError(f"{self.defense.name} can't act on what is uploaded: it is coded, or no parameter.")
         client = int(context.node_config[PARTITION])
         self._answers[client] += 1

@@ -196,15 +196,19 @@ class TappedGrid(LocalGrid):
         self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
     ) -> tuple[Message, Matched | None]:
         """Put the defense on a reply that was trained, and return the meaning of its arrays, known without it."""
-        if self._defense is None or reply.has_error() or not (seen.modules and seen.steps):
+        if self._defense is None or reply.has_error():
+            return reply, None
+        if not (seen.modules and seen.steps):
+            if str(message.metadata.message_type).startswith("train") and any(reply.content.array_records.values()):
+                self.problems["A reply left without the defense, since no training was seen"] += 1
             return reply, None
         told, defense = _described(reply.content, UP, "", 1, 0), self._defense
         uploaded = {**_flat(told), **_unpacked(told)}
         found = attempt(lambda: matched(uploaded, sent, seen.before, seen.values(), seen.gradients))
-        put = found if isinstance(found, Failure) else attempt(lambda: defense(reply, seen, found, context))
-        if isinstance(found, Failure) or isinstance(put, Failure):
-            return error_reply(message, put), None
-        return reply, found
+        if isinstance(found, Failure):
+            return error_reply(message, found), None
+        put = attempt(partial(defense, reply, seen, found, context))
+        return (error_reply(message, put), None) if isinstance(put, Failure) else (reply, found)
 
     def _note(
         self,
@@ -254,6 +258,7 @@ class TappedGrid(LocalGrid):
     def _evaluate(self, number: int, values: Mapping[tuple[str, str], Any]) -> None:
         told = {key: float(v) for (_, key), v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
         weights = [told.pop(key) for key in list(told) if key.replace("-", "_") in ("num_examples", "examples")]
+        told.pop("code", None)  # the status of earlier versions
         for key, value in told.items():
             self._evaluated[number][key].append((value, weights[0] if weights else 1.0))
 
