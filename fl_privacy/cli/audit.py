@@ -87,14 +87,13 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
+    several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
+        **{name: tuple(given or ()) for name, given in several.items()},
         "seed": whole("--seed", seed, at_least=0, at_most=(1 << 32) - 1, example=0),
         "device": device,
-        "run_config": tuple(run_config or ()),
-        "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
-        "defense": tuple(with_defense or ()),
         "chosen": _chosen(script or server, client or (), server_args, client_args),
     }
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415

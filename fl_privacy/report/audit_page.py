@@ -266,12 +266,24 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, str, str]]:
     """Return (name, without the defense, with it) of what an app's two runs leak and cost."""
+
+    def result(record: AuditRecord) -> str:
+        attacked = record._uploads_attacked or any(one.estimate for one in record.aggregate)
+        return "yes" if record.tone == LEAK else "not by these attacks" if attacked else "not attacked"
+
+    def counted(step: Answer | None) -> str:
+        if step is None or step.counts is None:
+            return "not attacked"
+        control = step.control if isinstance(step.control, Counts) else None
+        other = "no control" if control is None else f"control {control.read} of {control.judged}"
+        return f"{step.counts.read} of {step.counts.judged}; {other}"
+
     sides = (before, after)
-    rows = [("Uploads leak above chance", *map(_result, sides))]
+    rows = [("Uploads leak above chance", *map(result, sides))]
     for step in (step for step in after.steps if step.scenario.leaves):
         alike = [next((s for s in one.steps if s.scenario.name == step.scenario.name), None) for one in sides]
         if any(each is not None and each.counts for each in alike):
-            rows.append((SHORT.get(step.scenario.name, step.scenario.title), *map(_counted, alike)))
+            rows.append((SHORT.get(step.scenario.name, step.scenario.title), *map(counted, alike)))
     shown = [key for key in before.figures if "training" not in key] or list(before.figures)
     for key in shown[:MOST_FIGURES]:
         told = (one.figures.get(key) for one in sides)
@@ -281,19 +293,6 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, st
     rows.append(("Training, seconds", *(f"{one.seconds.get('training', 0.0):.1f}" for one in sides)))
     sent = (sum(volume.bytes for volume in one.volumes if volume.direction == UP) for one in sides)
     return [*rows, ("Sent by clients, bytes", *(f"{number:,}" for number in sent))]
-
-
-def _result(record: AuditRecord) -> str:
-    attacked = record._uploads_attacked or any(one.estimate for one in record.aggregate)
-    return "yes" if record.tone == LEAK else "not by these attacks" if attacked else "not attacked"
-
-
-def _counted(step: Answer | None) -> str:
-    if step is None or step.counts is None:
-        return "not attacked"
-    control = step.control if isinstance(step.control, Counts) else None
-    other = "no control" if control is None else f"control {control.read} of {control.judged}"
-    return f"{step.counts.read} of {step.counts.judged}; {other}"
 
 
 def _told(one: Answer) -> str:

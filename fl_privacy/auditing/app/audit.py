@@ -113,20 +113,14 @@ def audit_app(
     session.run(app, config, node_config, folder / "files")
     if defense is None or not session.understood:
         return session
-    _forget(app.folder)
+    for name, module in list(sys.modules.items()):  # which may hold a trained network
+        if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(app.folder):
+            del sys.modules[name]
     tell(f"Running the app again, with {defense.name}")
     after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
     make_private_folder(folder / "files-defended", folder)
     after.run(app, config, node_config, folder / "files-defended")
     return after
-
-
-def _forget(folder: Path) -> None:
-    """Have the modules in ``folder`` imported anew, since they may hold a trained network."""
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if place and Path(place).is_relative_to(folder):
-            del sys.modules[name]
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:

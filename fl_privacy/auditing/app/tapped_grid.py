@@ -229,7 +229,10 @@ class TappedGrid(LocalGrid):
         self.replies[down.kind] += 1
         sent, uploaded, after = _flat(down), _flat(up), seen.values()
         if down.kind.partition(".")[0] == "evaluate":
-            self._evaluate(down.round, up.values)
+            told = {key: float(v) for (_, key), v in up.values.items() if isinstance(v, int | float)}
+            weights = [told.pop(key) for key in ("num-examples", "num_examples") if key in told]
+            for key in (key for key, v in told.items() if math.isfinite(v) and key != "code"):  # an earlier status
+                self._evaluated[down.round][key].append((told[key], (weights or [1.0])[0]))
         pairs, inner = Matched(), Arrays()
         if seen.modules and seen.steps:
             inner = _unpacked(up)
@@ -254,13 +257,6 @@ class TappedGrid(LocalGrid):
         if asked and seen.steps and seen.modules:
             place = (down.node, "first" if (down.node, "first") not in self.answers else "latest")
             self.answers[place] = KeptReply(**asked, sent=sent, reply=uploaded, watched=seen, matched=pairs)
-
-    def _evaluate(self, number: int, values: Mapping[tuple[str, str], Any]) -> None:
-        told = {key: float(v) for (_, key), v in values.items() if isinstance(v, int | float) and math.isfinite(v)}
-        weights = [told.pop(key) for key in list(told) if key.replace("-", "_") in ("num_examples", "examples")]
-        told.pop("code", None)  # the status of earlier versions
-        for key, value in told.items():
-            self._evaluated[number][key].append((value, weights[0] if weights else 1.0))
 
     def _count(self, kind: str, leaks: Sequence[Leak]) -> None:
         """Count each kind of leak once a reply, for example addresses in a list."""
