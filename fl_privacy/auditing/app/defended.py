@@ -19,8 +19,7 @@ from fl_privacy.flower.records import PARTITION
 from fl_privacy.flower.upload_defense import GuardedUpload, acts_within
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_defense
-from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.config._options import options
+from fl_privacy.runs.config import compose_run, options
 
 
 def defense_called(given: Sequence[str]) -> Defense:
