@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -305,7 +305,7 @@ def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], b
     return tuple(tuple(one) if isinstance(one, list) else one for one in told)
 
 
-def _refused(told: object, where: str) -> None:
+def _refused(told: object, where: str) -> NoReturn:
     raise ValueError(f"{where} is not part of what a sandbox sends")
 
 

@@ -264,7 +264,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
     return f"{words}. The app's accuracy {moved if before.figures[key] != after.figures[key] else 'stays the same'}"
 
 
-def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, str, str]]:
+def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
     """Return (name, without the defense, with it) of what an app's two runs leak and cost."""
 
     def result(record: AuditRecord) -> str:
@@ -279,7 +279,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, st
         return f"{step.counts.read} of {step.counts.judged}; {other}"
 
     sides = (before, after)
-    rows = [("Uploads leak above chance", *map(result, sides))]
+    rows: list[tuple[str, ...]] = [("Uploads leak above chance", *map(result, sides))]
     for step in (step for step in after.steps if step.scenario.leaves):
         alike = [next((s for s in one.steps if s.scenario.name == step.scenario.name), None) for one in sides]
         if any(each is not None and each.counts for each in alike):

@@ -69,7 +69,7 @@ class Defaults:
             places = places[places[:1] == ["self"] :]
             if None in given or any(isinstance(each, ast.Starred) for each in node.args):
                 given = dict.fromkeys(places, ast.Name("?"))
-            given = dict(zip(places, node.args, strict=False)) | given
+            given |= zip(places, node.args, strict=False)
         for key, value in given.items():
             self.values[key or ""].append(value)
 
@@ -190,8 +190,10 @@ def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
     """Yield (name, value); ``None`` for a value that changes or is not written there."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
-            several = isinstance(target, ast.Tuple | ast.List)
-            yield from ((_last(each), None) for each in target.elts) if several else [(_last(target), node.value)]
+            if isinstance(target, ast.Tuple | ast.List):
+                yield from ((_last(each), None) for each in target.elts)
+            else:
+                yield _last(target), node.value
     elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
         yield _last(node.target), node.value
     elif isinstance(node, ast.AugAssign | ast.For):

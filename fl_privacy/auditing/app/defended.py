@@ -16,7 +16,7 @@ from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.flower.records import PARTITION
-from fl_privacy.flower.upload_defense import GuardedUpload, acts_within
+from fl_privacy.flower.upload_defense import GuardedUpload, Shares, acts_within
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_defense
 from fl_privacy.runs.config import compose_run, options
@@ -79,7 +79,7 @@ class ReplyDefense:
         client = int(context.node_config[PARTITION])
         self._answers[client] += 1
         rng = derive_generator(self.seed, "client", client, f"answer-{self._answers[client]}", "defense")
-        shares = "weights" if found.shares == "weights" else "change"
+        shares: Shares = "weights" if found.shares == "weights" else "change"
         guard = GuardedUpload(defense=self.defense, parameters=frozenset(after), shares=shares)
         before = {name: seen.before[name].detach().cpu().float() for name in after}
         values = dict(zip(before, guard.remembering(context.state, before, after, rng), strict=True))
