@@ -167,7 +167,7 @@ def test_a_run_is_verified(tmp_path: Path) -> None:
     assert verified(folder) == ("summary.json and brief.html", [])
     stored = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**stored, "verdict": {**stored["verdict"], "tone": "open"}}))
-    assert any(line.startswith("""summary.json: '"tone": "open"'""") for line in verified(page)[1])
+    assert any('summary.json: \'"tone": "open"' in line for line in verified(page)[1])
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -68,12 +69,13 @@ class ReplyDefense:
             UserError: the arrays are no parameters, or codes of them.
         """
         own = {key: name for key, name in found.parameters.items() if name in seen.gradients}
-        places, after = list[tuple[str, str, str]](), dict[str, torch.Tensor]()
+        places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
         for record, held in reply.content.array_records.items():
             for key, array in held.items():
-                if (name := own.get(f"{record}/{key}")) is not None and array.dtype.startswith("float"):
-                    places.append((record, key, name))
-                    after[name] = torch.from_numpy(array.numpy().astype(np.float32))
+                name, value = own.get(f"{record}/{key}"), array.numpy()
+                if name is not None and value.dtype.kind == "f":
+                    places.append((record, key, name, value.dtype))
+                    after[name] = torch.from_numpy(value.astype(np.float32))
         if not after or found.decoded or set(own.values()) != after.keys():
             raise UserError(f"{self.defense.name} can't act on what is uploaded: it is coded, or no parameter.")
         client = int(context.node_config[PARTITION])
@@ -83,6 +85,5 @@ class ReplyDefense:
         guard = GuardedUpload(defense=self.defense, parameters=frozenset(after), shares=shares)
         before = {name: seen.before[name].detach().cpu().float() for name in after}
         values = dict(zip(before, guard.remembering(context.state, before, after, rng), strict=True))
-        for record, key, name in places:
-            array = reply.content.array_records[record][key]
-            reply.content.array_records[record][key] = Array(values[name].astype(array.dtype))
+        for record, key, name, kind in places:
+            reply.content.array_records[record][key] = Array(values[name].astype(kind))
