@@ -72,8 +72,8 @@ class ReplyDefense:
         places, after = list[tuple[str, str, str, np.dtype[Any]]](), dict[str, torch.Tensor]()
         for record, held in reply.content.array_records.items():
             for key, array in held.items():
-                name, value = own.get(f"{record}/{key}"), array.numpy()
-                if name is not None and value.dtype.kind == "f":
+                name = own.get(f"{record}/{key}")
+                if name is not None and (value := array.numpy()).dtype.kind == "f":
                     places.append((record, key, name, value.dtype))
                     after[name] = torch.from_numpy(value.astype(np.float32))
         if not after or found.decoded or set(own.values()) != after.keys():
