@@ -331,5 +331,8 @@ _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "captured": _refused,
     "before": lambda told, where: None if told is None else made(AuditRecord, told, where, **_BEFORE),
 }
-_BEFORE = {**_PARTS, "before": lambda told, where: None if told is None else _refused(told, where)}
+_BEFORE: Mapping[str, Callable[[object, str], object]] = {
+    **_PARTS,
+    "before": lambda told, where: None if told is None else _refused(told, where),
+}
 """Field of a record -> checked conversion from JSON."""

@@ -183,7 +183,7 @@ class TappedGrid(LocalGrid):
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, _flat(down), seen, context)
-        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, known=known))
+        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, meant=known))
         self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
@@ -218,7 +218,7 @@ class TappedGrid(LocalGrid):
         loaded: Loaded,
         asked: dict[str, Any],
         *,
-        known: Matched | None,
+        meant: Matched | None,
     ) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
@@ -237,7 +237,7 @@ class TappedGrid(LocalGrid):
         if seen.modules and seen.steps:
             inner = _unpacked(up)
             uploaded = {**uploaded, **inner}
-            pairs = known or matched(uploaded, sent, seen.before, after, seen.gradients)
+            pairs = meant or matched(uploaded, sent, seen.before, after, seen.gradients)
             pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
         same = [key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape]
