@@ -23,6 +23,7 @@ from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, 
 from fl_privacy.auditing.scenario_scores import UNSURE, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
+from fl_privacy.effects import Description
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
 from fl_privacy.measure.answer import Answer, Scenario
@@ -101,6 +102,7 @@ class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
     ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long.
+    The attacker knows the ``defense`` that was put on uploads, if any.
     """
 
     clients: Sequence[AskedClient]
@@ -110,6 +112,7 @@ class Scenarios:
     seconds: float = 600.0
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    defense: Description | None = None
     _single: Watched | None = field(default=None, init=False, repr=False)
     _batch: Answer | None = field(default=None, init=False, repr=False)
     _text: bool = field(default=False, init=False, repr=False)
@@ -210,6 +213,7 @@ class Scenarios:
         observations = []
         for number, ((_, again), problem) in enumerate(zip(found, problems, strict=True)):
             observed, shared = problem.observed_reply(number, again, uploaded=uploaded), problems[0]
+            observed = observed.told(defense=self.defense) if uploaded else observed
             own = problem.whole or bool(problem.model.beside)  # its network holds the example's other inputs
             same = not own and problem.input_shape == shared.input_shape
             observations.append(replace(observed, model=shared.model, loss=shared.loss) if same else observed)
@@ -311,7 +315,7 @@ class Scenarios:
                 break
             observed, said = observed_training(each, problem, number, victim)
             assumed = assumed or said
-            pairs.append((problem, observed))
+            pairs.append((problem, observed.told(defense=self.defense)))
         problems, observations = [problem for problem, _ in pairs], [observed for _, observed in pairs]
         guesses, hurried = self._reconstructions(observations)
         guess, problem = replace(guesses[0], **UNSURE), problems[0]

@@ -20,7 +20,8 @@ from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, id
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
-from fl_privacy.report.audit_page import AuditRecord, Captured
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.report.audit_parts import Captured
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.ongoing import CAPTURES

@@ -38,6 +38,12 @@ ClientArgs = Annotated[
     str | None, typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")]
+WithDefense = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="DEFENSE", help="Run the app again with a defense on each reply: 'dp_noise defense.scale=0.1'."
+    ),
+]
 Isolated = Annotated[
     bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
 ]
@@ -54,6 +60,7 @@ def audit(  # noqa: PLR0917
     node_config: NodeConfig = None,
     mirror: Mirror = None,
     stand_in: StandIn = False,
+    with_defense: WithDefense = None,
     script: Script = None,
     server: Annotated[Path | None, typer.Option(help="The script that starts the server.")] = None,
     client: Clients = None,
@@ -80,11 +87,11 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
+    several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
+        **{name: tuple(given or ()) for name, given in several.items()},
         "seed": whole("--seed", seed, at_least=0, at_most=(1 << 32) - 1, example=0),
         "device": device,
-        "run_config": tuple(run_config or ()),
-        "node_config": tuple(node_config or ()),
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
         "chosen": _chosen(script or server, client or (), server_args, client_args),

@@ -23,7 +23,7 @@ from fl_privacy.cli.studies import advise, benchmark, trade_off
 from fl_privacy.cli.supernode import OWN_APP
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
-from fl_privacy.errors import UserError, say
+from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files import UNENCODABLE
 
 DEBUG = "--debug"
@@ -166,7 +166,8 @@ def report(  # noqa: PLR0917
         Path | None, typer.Option(metavar="FILE", help="Write a row for each attacked example there instead.")
     ] = None,
     brief: Annotated[
-        bool, typer.Option("--brief", help="One page to print, of one run: verdict, assumptions, what stays open.")
+        bool,
+        typer.Option("--brief", help="One page to print and sign, of a run or audit: figures and risk."),
     ] = False,
     log: Annotated[
         str | None,
@@ -178,7 +179,8 @@ def report(  # noqa: PLR0917
 
     A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
     originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
-    --brief writes `brief.html`, without pictures, for people who decide.
+    --brief writes `brief.html`, without pictures, for people who decide: a summary for a data protection impact
+    assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0, of a run or of an audit of an app.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
@@ -194,8 +196,7 @@ def report(  # noqa: PLR0917
             raise UserError(
                 "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
             )
-        page = write_brief(runs[0], out)
-        _end_report([run_folder_of(runs[0])], page, open_page)
+        _end_report([run_folder_of(runs[0])], write_brief(runs[0], out), open_page)
         return
     if share is not None:
         if out is not None:
@@ -209,11 +210,36 @@ def report(  # noqa: PLR0917
     _end_report(folders, write_report(folders, out, psnr_below=psnr_below, cap=cap), open_page)
 
 
+@app.command()
+def verify(
+    place: Annotated[Path, typer.Argument(metavar="FOLDER_OR_BRIEF", help="Folder of a run or audit, or its brief.")],
+    of_app: Annotated[
+        Path | None, typer.Option("--app", metavar="APP", help="Compare the audited app's files, too.")
+    ] = None,
+) -> None:
+    """Recompute a brief's counts, intervals, verdict and hashes from its records; status 1 if a line differs.
+
+    Nothing of the folder is executed. Without a brief, the figures of audit.json or summary.json are recomputed.
+    """
+    from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.report.verify import verified  # noqa: PLC0415
+
+    app_there = None if of_app is None else read_app(of_app)
+    compared, wrong = verified(place, app=None if app_there is None else app_there.folder)
+    for line in wrong:
+        say(visible(line))
+    say(f"{compared}: {f'{len(wrong)} differ' if wrong else 'as their records say'}")
+    if wrong:
+        raise typer.Exit(1)
+
+
 def _end_report(folders: Sequence[Path], page: Path, open_page: bool) -> None:
     from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
+    from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
     from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
 
-    end_with(answers_of(folders), page, open_page=open_page)
+    audited = audit_folder_of(folders[0]) is not None
+    end_with(f"brief of the audit in {folders[0]}" if audited else answers_of(folders), page, open_page=open_page)
 
 
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:

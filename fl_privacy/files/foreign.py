@@ -1,5 +1,6 @@
 """Untrusted files and folders: checks before reading and writing."""
 
+import hashlib
 import importlib
 import os
 import pickle
@@ -8,6 +9,7 @@ import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ LARGEST_FILE = 1 << 32
 """Most bytes of a file within a run's folder."""
 
 
-LARGEST_TEXT = 1 << 26
-"""Most bytes of a file of settings or tables."""
+LARGEST_TEXT, LARGEST_HASHED = 1 << 26, 1 << 22
+"""Most bytes of a file of settings or tables, and of a file within the digest of a folder."""
 
 
 def expanded(path: str | Path) -> Path:
@@ -58,6 +60,23 @@ def read_text(path: Path, most: int = LARGEST_TEXT) -> str:
         raise UserError(f"{path} is expected to be text, but is not; make it anew.") from error
     except OSError as error:
         raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror}.") from error
+
+
+def files_digest(folder: Path, most: int = 20_000) -> str:
+    """Return the SHA-256 of the names and contents of a folder's files of at most 4 MiB, without hidden ones.
+
+    Byte code is left out. Empty if the folder holds more than ``most`` files.
+    """
+    whole, paths = hashlib.sha256(), list(islice(folder.rglob("*"), 10 * most + 1))
+    inner = [path.relative_to(folder) for path in sorted(paths) if path.is_file() and not path.is_symlink()]
+    inner = [path for path in inner if not any(part.startswith((".", "__pycache__")) for part in path.parts)]
+    if len(inner) > most or len(paths) > 10 * most:
+        return ""
+    for path in inner:
+        with os.fdopen(open_regular(folder / path), "rb") as file:
+            if os.fstat(file.fileno()).st_size <= LARGEST_HASHED:
+                whole.update(f"{path.as_posix()}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 def expect_file_name(out: Path) -> None:

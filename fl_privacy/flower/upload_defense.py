@@ -67,8 +67,7 @@ class GuardedUpload:
     def __post_init__(self) -> None:
         checks.one_of("shares", self.shares, ("weights", "change"))
         checks.one_of("buffers", self.buffers, ("kept", "withheld", "defended"))
-        inside = [why for hook, why in _WITHIN.items() if getattr(self.defense, hook)]
-        if inside:
+        if inside := acts_within(self.defense):
             raise UserError(
                 f"A defense around a third-party client is expected to act on the upload only, but {self.defense.name}"
                 f" acts within the training: it {' and '.join(inside)}. Call it there (fl_privacy.flower.train_step),"
@@ -197,6 +196,11 @@ def generator_of_round(
             " missing; send it, or leave seed out."
         )
     return derive_generator(seed, "client", client, f"round-{config[ROUND]!r}", *purpose, "defense")
+
+
+def acts_within(defense: Defense) -> list[str]:
+    """Say what ``defense`` does within a training, such as ``changes the model``; empty if it acts on uploads alone."""
+    return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 
 def is_differentially_private(defense: Defense) -> bool:

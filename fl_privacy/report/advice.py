@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
 
 from fl_privacy.errors import UserError
@@ -12,7 +14,7 @@ from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_w
 from fl_privacy.report.words import percent, seconds, size
 from fl_privacy.runs.folder.defense_choice import ROUNDING, comparable, unread_undefended
 from fl_privacy.runs.folder.leakage import Extent
-from fl_privacy.runs.folder.measured import STRONGEST, MeasuredDefense, MeasuredTable
+from fl_privacy.runs.folder.measured import STRONGEST, MeasuredDefense, MeasuredTable, read_tables
 from fl_privacy.runs.folder.study import Threat
 from fl_privacy.types.modality import modality_judged_by
 
@@ -22,11 +24,29 @@ SHIPPED = Path(__file__).resolve().parent / "measured"
 LITTLE_TIME = 0.01
 """Seconds that are negligible in a client's training, and vary between measurements."""
 
+MEASURED_ON = {"image": "cifar10", "row": "adult"}
+"""Kind of examples -> shipped measurements whose costs an audit's page names."""
+
 ONCE = (
     "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
     " what a defense draws anew each time, such as noise, averages out."
 )
 """Sweeps and benchmarks attack fixed models, with one upload of each example."""
+
+
+@cache
+def noise_to_try(kind: str) -> tuple[str, str]:
+    """Return a defense that adds noise to updates, as users type it, and its measured cost in words, if any.
+
+    Behind it, the attacks of that measurement reconstructed no example of this ``kind``.
+    """
+    if (name := MEASURED_ON.get(kind)) is None:
+        return "dp_noise defense.scale=0.1", ""
+    undefended, *others = read_tables(SHIPPED / f"{name}.json")[0].defenses
+    noised = [each for each in others if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
+    best = max((each for each in noised if not each.by_threat["adaptive"].read), key=attrgetter("accuracy"))
+    words = " ".join(best.overrides).removeprefix("defense=")
+    return words, f"; on {name} it took accuracy from {percent(undefended.accuracy)} to {percent(best.accuracy)}"
 
 
 def advice_from(

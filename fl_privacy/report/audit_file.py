@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -19,15 +19,20 @@ from fl_privacy.checks import fits
 from fl_privacy.effects import from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private
+from fl_privacy.files.foreign import read_text
 from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts, Words
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.audit_page import AuditRecord, Captured, CountedLeak, Line, Volume, levels_of, render_audit
+from fl_privacy.report.audit_page import AuditRecord, levels_of, render_audit
+from fl_privacy.report.audit_parts import Captured, CountedLeak, Line, Volume
 from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.types.plan import Normalization
 
-PAGE, RECORD = "report.html", "audit.json"
-"""Files in the folder of an audit."""
+PAGE, RECORD, WHOLE = "report.html", "audit.json", "record.json"
+"""Files in the folder of an audit: the page, its figures for programs, and of an app all that both are made of."""
+
+APP_DIGEST = "SHA-256 of the app's files"
+"""Name of the digest of an app's files in a record's environment, see ``files_digest``."""
 
 LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24
 """Most values of a picture, and bytes of a strategy's record."""
@@ -41,9 +46,10 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
     An app that was run also gets its page; a strategy's page is written with those of runs.
     """
-    content = _plain_app(record) if record.captured is None else _plain_captured(record.captured)
+    content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
+        write_private(folder / WHOLE, record_to_json(record))
     write_private(folder / RECORD, json.dumps(content, indent=1, default=str))
     return content
 
@@ -114,7 +120,8 @@ def _plain_captured(captured: Captured) -> dict[str, Any]:
     }
 
 
-def _plain_app(record: AuditRecord) -> dict[str, Any]:
+def plain_app(record: AuditRecord) -> dict[str, Any]:
+    """Return the content of ``audit.json`` for an app that was run."""
     plain = ("app", "headline", "further", "tone", "going_on", "broken", "nodes", "rounds", "models")
     return {
         "command": "audit APP" if record.subject == "app" else "audit-update",
@@ -126,6 +133,8 @@ def _plain_app(record: AuditRecord) -> dict[str, Any]:
         **{name: getattr(record, name) for name in ("stated", "problems", "notes")},
         "facts": dict(record.facts),
         "seconds": record.seconds,
+        **({"figures": dict(record.figures)} if record.figures else {}),
+        **({} if record.before is None else {"defense": record.defense, "before": plain_app(record.before)}),
     }
 
 
@@ -164,6 +173,21 @@ def _plain_aggregate(answer: Answer) -> Mapping[str, Any]:
     }
 
 
+def read_audit(folder: Path) -> AuditRecord:
+    """Return the record of an app's audit, from which its page and ``audit.json`` follow.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    try:
+        return record_of_json(read_text(folder / WHOLE))
+    except ValueError as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{folder / WHOLE} is expected to be as `fl-privacy audit` wrote it, but is not: {said}."
+        ) from error
+
+
 def folder_name(app: str) -> str:
     """Return the folder name of an app's audit."""
     safe = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in app)[:60] or "app"
@@ -179,9 +203,13 @@ def terminal_line(record: AuditRecord, path: Path) -> str:
 
 def record_to_json(record: AuditRecord) -> str:
     """Serialize the record of an app that was run, with what its page shows."""
+    return json.dumps(_plain_record(record), default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
+
+
+def _plain_record(record: AuditRecord) -> dict[str, Any]:
     told = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "captured"}
     told["answers"] = [_plain_answer(answer) for answer in record.answers]
-    return json.dumps(told, default=lambda one: asdict(one) if is_dataclass(one) else str(one))  # type: ignore[arg-type]
+    return told | ({} if record.before is None else {"before": _plain_record(record.before)})
 
 
 def record_of_json(content: bytes | str) -> AuditRecord:
@@ -199,7 +227,7 @@ def record_of_json(content: bytes | str) -> AuditRecord:
         record = made(AuditRecord, json.loads(text, parse_int=whole), "page", **_PARTS)
     except (RecursionError, TypeError, OverflowError, AttributeError) as error:
         raise ValueError(f"it can't be read: {type(error).__name__}") from error
-    if len(record.answers) > MOST_ANSWERS:
+    if sum(len(one.answers) for one in (record, record.before) if one is not None) > MOST_ANSWERS:
         raise ValueError(f"it has more than {MOST_ANSWERS} answers")
     return record
 
@@ -277,7 +305,7 @@ def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], b
     return tuple(tuple(one) if isinstance(one, list) else one for one in told)
 
 
-def _refused(told: object, where: str) -> None:
+def _refused(told: object, where: str) -> NoReturn:
     raise ValueError(f"{where} is not part of what a sandbox sends")
 
 
@@ -301,5 +329,10 @@ _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "facts": _PAIRS,
     "environment": _PAIRS,
     "captured": _refused,
+    "before": lambda told, where: None if told is None else made(AuditRecord, told, where, **_BEFORE),
+}
+_BEFORE: Mapping[str, Callable[[object, str], object]] = {
+    **_PARTS,
+    "before": lambda told, where: None if told is None else _refused(told, where),
 }
 """Field of a record -> checked conversion from JSON."""

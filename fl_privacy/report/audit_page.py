@@ -1,28 +1,29 @@
 """The record of an audit, and the page of an app that was run: data in the clear, then the worst scenario first."""
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
 
-from fl_privacy.effects import Description
 from fl_privacy.measure.answer import QUESTIONS, Answer, Scenario, Shown
+from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
-from fl_privacy.report.bars import Bar, bars_of, bars_of_questions, best_of
+from fl_privacy.report.advice import noise_to_try
+from fl_privacy.report.audit_parts import UP, Captured, CountedLeak, Line, Severity, Volume
+from fl_privacy.report.bars import SHORT, Bar, bars_of, bars_of_questions, best_of, paired
 from fl_privacy.report.gallery import data_uri
 from fl_privacy.report.page import render
 from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
-from fl_privacy.types.plan import Normalization
 
 MOST_LINES = 60
 """Lines of the inventory shown initially."""
 
-MOST_CLEAR = 3
-"""Bars of data in the clear at the head of the page."""
+MOST_CLEAR, MOST_FIGURES = 3, 4
+"""Bars of data in the clear at the head of the page, and compared figures of the app."""
 
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 
@@ -31,8 +32,7 @@ SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "loo
 ASKED = ("one", "batch", "later")
 """Scenarios whose uploads clients are asked for."""
 
-DEFEND = "Put a defense around the ClientApp, such as defense_mod(dp_noise(...)), and audit again (docs/defend.md)"
-"""Next step if examples were reconstructed from updates."""
+_NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 READ_MEANS: Mapping[str, str] = {
     "image": (
@@ -45,82 +45,6 @@ READ_MEANS: Mapping[str, str] = {
     ),
     "text": "A text counts as reconstructed if four fifths of its different words are right, in any order.",
 }
-
-Severity = Literal["data", "facts", "look"]
-"""``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
-that may hold data, or run code on arrival."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leak:
-    """One thing that a reply leaks in the clear, and why this matters to the people behind the data."""
-
-    severity: Severity
-    what: str
-    where: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CountedLeak(Leak):
-    """A leak in ``times`` of ``of`` replies to messages of a ``kind``."""
-
-    kind: str
-    times: int
-    of: int
-
-    def __post_init__(self) -> None:
-        if not self.what:
-            raise ValueError("a finding is expected to say what was found")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One entry of all messages of a kind that have it, with its mean bytes and a shortened value."""
-
-    direction: str
-    kind: str
-    record: str
-    key: str
-    what: str
-    size: float
-    messages: int
-    rounds: Sequence[int]
-    example: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Volume:
-    """Number and size of the messages of a kind in one direction."""
-
-    direction: str
-    kind: str
-    messages: int
-    bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """Facts on a strategy's clients that their captured uploads do not hold.
-
-    Attributes:
-        model: import path of the clients' model; never imported.
-        normalizations, defenses: client -> stated normalization or defense.
-        fingerprints: probe id -> fingerprints of its images.
-        rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
-        partitions: client -> stated partition; not written.
-        identified: clients that ever stated a partition; not written.
-    """
-
-    model: str = ""
-    normalization: Normalization | None = None
-    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
-    defense: Description = ()
-    defenses: Mapping[int, Description] = field(default_factory=dict)
-    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rates_estimated: bool = False
-    partitions: Mapping[int, int] = field(default_factory=dict)
-    identified: Set[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +62,8 @@ class AuditRecord:
         silence: reason why no client sent anything, if known.
         models: name of a network -> number of replies with it.
         captured: facts on captured uploads; ``None`` for an app.
+        figures: what the app reports of its last evaluation, by name and origin.
+        defense: defense on every reply, if ``before`` has the same app without it.
     """
 
     app: str
@@ -160,6 +86,9 @@ class AuditRecord:
     models: Mapping[str, int] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     captured: Captured | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+    defense: str = ""
+    before: "AuditRecord | None" = None
 
     @property
     def tone(self) -> Tone:
@@ -176,7 +105,7 @@ class AuditRecord:
     @property
     def silent(self) -> bool:
         """Return ``True`` if no client sent anything."""
-        return all(line.direction != "client to server" for line in self.lines)
+        return all(line.direction != UP for line in self.lines)
 
     @property
     def further(self) -> list[str]:
@@ -225,12 +154,18 @@ class AuditRecord:
         """Return what to do next in a sentence."""
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             return f"Remove {found[0].where} from the app's replies"
-        if (step := self.shown_first) is not None and step.leaks and step.scenario.name in ASKED:
-            return DEFEND
-        if self._unjudged and self.tone != LEAK:
-            return "Look at the reconstructions, and give the site's own examples by --data for figures and a control"
-        if self.tone == LEAK:
-            return "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
+        if self.defense and (self.tone == LEAK or self._uploads_attacked):
+            stronger = "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
+            put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"
+            return stronger if self.tone == LEAK else put
+        step = self.shown_first
+        if self.subject == "app" and step is not None and step.leaks and step.scenario.name in ASKED:
+            defense, cost = noise_to_try(step.kind)
+            return f"Try a defense: this command with --with-defense '{defense}' compares both{cost} (docs/defend.md)"
+        if self.tone == LEAK or self._unjudged:
+            look = "Look at the reconstructions, and give the site's own examples by --data for figures and a control"
+            hide = "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
+            return hide if self.tone == LEAK else look
         if self.broken or self.going_on:
             return "Audit the app again" if self.broken else "Wait: this page is updated as results arrive"
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
@@ -259,6 +194,10 @@ class AuditRecord:
 
     @property
     def headline(self) -> str:
+        return self._own_headline if self.before is None else _compared(self, self.before)
+
+    @property
+    def _own_headline(self) -> str:
         if clear := self._of("data"):
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
@@ -295,7 +234,7 @@ class AuditRecord:
             return f"Guesses at the {KINDS[self._unjudged[0].kind]}s of the update are shown: are these yours?"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
         if self._uploads_attacked:
-            return f"{self._of_chance()}: this describes these attacks and is no guarantee"
+            return f"{self._of_chance()}{_NO_GUARANTEE}"
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
@@ -315,6 +254,56 @@ class AuditRecord:
     def _why(self) -> str:
         asked = (step for step in self.steps if step.scenario.leaves and step.scenario.name != "all")
         return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
+
+
+def _compared(after: AuditRecord, before: AuditRecord) -> str:
+    """Return the headline on an app with a defense, with what was found without it."""
+    first, without = (one._own_headline.removesuffix(_NO_GUARANTEE) for one in (after, before))
+    new, old = (
+        max([step for step in one.steps if step.leaks] or one._uploads_attacked, key=attrgetter("share"), default=None)
+        for one in (after, before)
+    )
+    said = "the same" if first == without else without[0].lower() + without[1:]
+    if first != without and new and old and old.leaks and new.scenario.name == old.scenario.name:
+        assert old.counts is not None
+        said = f"{old.counts.read} of {_number(old.counts.judged, KINDS[old.kind])}"
+    words = f"With {after.defense}, {first[0].lower()}{first[1:]}; without it, {said}"
+    named = (key for key in before.figures if "acc" in key.lower() and key in after.figures)
+    if (key := next(named, None)) is None:
+        return words
+    moved = f"goes from {before.figures[key]:.3g} to {after.figures[key]:.3g}"
+    return f"{words}. The app's accuracy {moved if before.figures[key] != after.figures[key] else 'stays the same'}"
+
+
+def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
+    """Return (name, without the defense, with it) of what an app's two runs leak and cost."""
+
+    def result(record: AuditRecord) -> str:
+        attacked = record._uploads_attacked or any(one.estimate for one in record.aggregate)
+        return "yes" if record.tone == LEAK else "not by these attacks" if attacked else "not attacked"
+
+    def counted(step: Answer | None) -> str:
+        if step is None or step.counts is None:
+            return "not attacked"
+        control = step.control if isinstance(step.control, Counts) else None
+        other = "no control" if control is None else f"control {control.read} of {control.judged}"
+        return f"{step.counts.read} of {step.counts.judged}; {other}"
+
+    sides = (before, after)
+    rows: list[tuple[str, ...]] = [("Uploads leak above chance", *map(result, sides))]
+    for step in (step for step in after.steps if step.scenario.leaves):
+        alike = [next((s for s in one.steps if s.scenario.name == step.scenario.name), None) for one in sides]
+        if any(each is not None and each.counts for each in alike):
+            rows.append((SHORT.get(step.scenario.name, step.scenario.title), *map(counted, alike)))
+    shown = [key for key in before.figures if "training" not in key] or list(before.figures)
+    for key in shown[:MOST_FIGURES]:
+        told = (one.figures.get(key) for one in sides)
+        rows.append((key, *("not reported" if value is None else f"{value:.4g}" for value in told)))
+    if after.going_on:
+        return rows
+    rows.append(("Training, seconds", *(f"{one.seconds.get('training', 0.0):.1f}" for one in sides)))
+    sent = (sum(volume.bytes for volume in one.volumes if volume.direction == UP) for one in sides)
+    return [*rows, ("Sent by clients, bytes", *(f"{number:,}" for number in sent))]
 
 
 def _told(one: Answer) -> str:
@@ -385,20 +374,27 @@ def audit_of_run(name: str, verdict: Verdict) -> AuditRecord:
 
 def render_audit(page: AuditRecord) -> str:
     """Render the page of an app that was run as HTML."""
+    questioned = [] if page.before is None else bars_of_questions(page.before.answers)
     return render(
         "audit.html.j2",
         run=None,
         page=page,
-        bars=_bars(page),
-        question_bars=bars_of_questions(page.answers),
+        bars=_bars(page) if page.before is None else paired(_bars(page), _bars(page.before), page.defense),
+        question_bars=paired(bars_of_questions(page.answers), questioned, page.defense),
+        compared=[] if page.before is None else compared_rows(page, page.before),
         severities=SEVERITIES,
         questions=QUESTIONS,
-        shown=[(step, _views(step, step.shown)) for step in page.steps if step.counts],
+        shown=_shown(page),
+        shown_before=[] if page.before is None else _shown(page.before),
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         attacked=any(step.counts for step in page.steps),
         measured=any(one.estimate for one in page.aggregate),
         most_lines=MOST_LINES,
     )
+
+
+def _shown(page: AuditRecord) -> list[tuple[Answer, list[dict[str, Any]]]]:
+    return [(step, _views(step, step.shown)) for step in page.steps if step.counts]
 
 
 def _bars(page: AuditRecord) -> list[Bar]:

@@ -1,7 +1,7 @@
 """The picture at the head of an audit's page: a bar for each scenario, the worst case first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Bar:
         figure: the share in words, for people who see no picture too.
         aside: words on the figure, or why there is none.
         best: views of the best reconstructions.
+        leaves: ``False`` for what never leaves a client.
     """
 
     title: str
@@ -43,6 +44,7 @@ class Bar:
     control: float | None = None
     kind: str = "other"
     best: Sequence[Mapping[str, Any]] = ()
+    leaves: bool = True
 
     @property
     def numbers(self) -> str:
@@ -63,6 +65,17 @@ def bars_of(answers: Sequence[Answer]) -> list[Bar]:
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
     """Return a bar for each question about the training's own uploads as a whole that was measured."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
+
+
+def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
+    """Return the bars without and with a ``defense`` in turn, of what leaves a client; ``after`` alone without it."""
+    if not defense:
+        return list(after)
+    found, old = list[Bar](), {bar.title: bar for bar in before}
+    for bar in (bar for bar in after if bar.leaves and (bar.share, old.get(bar.title, bar).share) != (None, None)):
+        without = old.get(bar.title, Bar(title=bar.title))
+        found += [without, replace(bar, title=f"with {defense}", aside="")]
+    return found
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
@@ -92,7 +105,8 @@ def _of_examples(step: Answer) -> Bar:
     if step.scenario.name == "batch":
         aside = f"{step.scenario.examples} examples"
     control = step.control if isinstance(step.control, Counts) else None
-    return bar_of_counts(title, step.counts, red=step.leaks, control=control, aside=aside)
+    made = bar_of_counts(title, step.counts, red=step.leaks, control=control, aside=aside)
+    return replace(made, leaves=step.scenario.leaves)
 
 
 def _of_question(answer: Answer, found: Estimate) -> Bar:

@@ -1,17 +1,26 @@
-"""Render one page on a run for decision makers: result, evidence and open questions."""
+"""Render one page on a run or an app's audit for decision makers: result, evidence, open questions, signature."""
 
-from collections.abc import Sequence
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import metadata
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.files.foreign import expect_file_name
+from fl_privacy.files.foreign import expect_file_name, open_regular
+from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
-from fl_privacy.report.headline import headline_of, read_in_words
+from fl_privacy.report.audit_file import APP_DIGEST, PAGE, RECORD, WHOLE, read_audit
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.report.bars import bars_of, bars_of_questions, paired
+from fl_privacy.report.headline import Headline, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.mechanisms import claim_views
 from fl_privacy.report.page import render
@@ -21,6 +30,7 @@ from fl_privacy.report.words import glossary_of, interval, metric, percent, poin
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
+from fl_privacy.runs.folder.ongoing import IDENTITY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import Ground
@@ -35,6 +45,14 @@ _UNTRIED = (
 )
 
 
+_OTHER_SERVERS = "Servers that break the protocol, by crafted or inconsistent models, and clients of their own."
+
+_AGAIN = (
+    "It holds for this model, these data, this way of training and this number of examples in an upload: test again"
+    " when one of them changes."
+)
+
+
 @dataclass(frozen=True)
 class Fact:
     """A figure: its name, value and scope."""
@@ -44,22 +62,157 @@ class Fact:
     note: str
 
 
+EDPB, SATRE = "EDPB Opinion 28/2024", "SATRE 2.0"
+LONGEST_REASON = 160
+"""Most letters of a reason why a scenario was not attacked."""
+
+
+def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, str]]:
+    """Return (section, what this page says to it) of documents that ask for such evidence.
+
+    EDPB, Opinion 28/2024 of 17 December 2024, and SATRE, Standard Architecture for Trusted Research Environments 2.0.
+    """
+    shows = "The figures contradict a claim that uploads are anonymous" if leaks else "The figures prove no anonymity"
+    shows = shows if leaks or attacked else "Nothing was attacked: no support for anonymity"
+    return [
+        (
+            f"{EDPB}, 3.2, paragraph 43",
+            "Anonymity needs an insignificant likelihood that personal data are extracted from a model; an upload is a"
+            f" model or its change. {shows}.",
+        ),
+        (f"{EDPB}, 3.2.2, testing", "Resistance to attacks: the figures, and what was not tested."),
+        (f"{EDPB}, 3.2.2.4", "Documentation: this page and its records, by their hashes."),
+        (
+            f"{SATRE}, 3.3.07",
+            "Outputs that cannot be checked by hand, such as model weights: evidence for the policy on their egress.",
+        ),
+        (f"{SATRE}, 3.3.09", f"Machine-readable record of the check: {record}."),
+    ]
+
+
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
-    """Write a printable page on the run in ``run_dir``, without client data, to ``out`` or ``<run_dir>/brief.html``.
+    """Write a printable page on a run or an app's audit, without client data, to ``out`` or ``<run_dir>/brief.html``.
 
     Raises:
-        UserError: the folder is not a run's, or the page is not writable.
+        UserError: the folder is none of these, or the page is not writable.
     """
     if out is not None:
         expect_file_name(out)
-    run = read_run(run_dir)
-    page = out or run.path / "brief.html"
+    folder, page = brief_of(run_dir)
+    page_file = out or folder / "brief.html"
     try:
-        page.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(page, render_brief(run))
+        page_file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(page_file, page)
     except OSError as error:
-        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
-    return page
+        raise UserError(f"{page_file} can't be written ({error.strerror}); choose another place with --out.") from error
+    return page_file
+
+
+def brief_of(folder: Path) -> tuple[Path, str]:
+    """Return the folder of a run or an app's audit, and its page; ``UserError`` if it is none."""
+    if (audited := audit_folder_of(folder)) is not None:
+        return audited, render_audit_brief(audited)
+    run = read_run(folder)
+    return run.path, render_brief(run)
+
+
+def audit_folder_of(path: Path) -> Path | None:
+    """Return the folder of an app's audit, of itself or of its page; ``None`` if it is none."""
+    folder = path.parent if path.suffix == ".html" else path
+    return folder if (folder / WHOLE).is_file() and not (folder / IDENTITY).is_file() else None
+
+
+def _versions(known: Mapping[str, Any]) -> str:
+    recorded = [f"{name} {known[name]}" for name in ("fl-privacy", "flwr", "torch") if name in known]
+    return f"{', '.join(recorded) or 'not recorded'}; page by fl-privacy {metadata.version('fl-privacy')}"
+
+
+def hashes_of(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (name, SHA-256) of the regular files among ``names`` that ``folder`` holds."""
+    found = []
+    for name in names:
+        if (folder / name).is_file():
+            with os.fdopen(open_regular(folder / name), "rb") as file:
+                found.append((f"SHA-256 of {name}", hashlib.file_digest(file, "sha256").hexdigest()))
+    return found
+
+
+def render_audit_brief(folder: Path) -> str:
+    """Render the page on an app's audit from its record, with all figures recomputed from counts."""
+    record = read_audit(folder)
+    known = dict(record.environment)
+    kinds = {step.kind for step in record.steps if step.counts is not None}
+    leaks, kind = record.tone == "leak", next(iter(sorted(kinds)), "example").replace("other", "example")
+    attacked = [step for step in record.steps if step.counts is not None and step.scenario.leaves]
+    rounds = record.rounds or 0
+    why: dict[str, list[str]] = {}
+    for one in record.answers:
+        if one.counts is None and one.estimate is None:
+            title = one.scenario.title if one.question == "examples" else QUESTIONS[one.question].title
+            why.setdefault(f"{one.reason[:LONGEST_REASON]}{'…' * (len(one.reason) > LONGEST_REASON)}", []).append(title)
+    untested = [f"{'; '.join(dict.fromkeys(titles))}: {reason}." for reason, titles in why.items()]
+    untested += [
+        _OTHER_SERVERS,
+        f"Rounds after the first{f' {rounds}' * (rounds > 1)}, other data, and another number of clients.",
+    ]
+    lede = record.lede or f"{record.app}, run without a change."
+    sides = (record.answers, (record.before or record).answers)
+    bars, without = ([*bars_of(told), *bars_of_questions(told)] for told in sides)
+    return render(
+        "brief.html.j2",
+        run=None,
+        name=record.app,
+        verdict=Headline(text=record.headline, basis="", tone=record.tone),
+        claims=[],
+        date=known.get("Date", ""),
+        facts=[],
+        figures=[bar for bar in paired(bars, without, record.defense) if bar.share is not None],
+        interrupted=bool(record.broken or record.going_on),
+        meaning=_audit_meaning(record, attacked, kind),
+        attacked=f"{lede} Attack: {known.get('Attack', 'not recorded')}.",
+        assumptions=_who(record, kind),
+        untested=[*untested, *_UNTRIED],
+        risks=_audit_risks(record, attacked, kind),
+        glossary=[],
+        places=places_of(leaks=leaks, attacked=bool(attacked), record=RECORD),
+        versions=_versions(known),
+        hashes=[(APP_DIGEST, known.get(APP_DIGEST) or "not recorded"), *hashes_of(folder, (RECORD, WHOLE, PAGE))],
+    )
+
+
+def _audit_meaning(record: AuditRecord, attacked: Sequence[Answer], kind: str) -> str:
+    if record.tone == "leak":
+        return f"Whoever runs the server can learn this from clients' uploads. They deserve the care of the {kind}s."
+    if record.broken or record.going_on:
+        return "The audit did not end, so this is no clearance."
+    if not attacked:
+        return "No upload was attacked, so nothing is known about what clients leak. This is no clearance."
+    return (
+        f"The attacks tried reconstructed no more {kind}s than chance would. This describes these attacks, not a"
+        " protection: a stronger one may succeed."
+    )
+
+
+def _who(record: AuditRecord, kind: str) -> list[str]:
+    lines = [
+        f"Whoever runs the server, or can look into its memory, disks or logs: it receives each client's upload and"
+        f" could reconstruct {kind}s of that client's people.",
+        "The attacker follows the protocol, knows the app's code, and sees the model that each client got.",
+    ]
+    clear = [finding for finding in record.findings if finding.severity != "look"]
+    return lines + [f"In the clear, unattacked: {one.what}, in {one.times} of {one.of} replies." for one in clear[:3]]
+
+
+def _audit_risks(record: AuditRecord, attacked: Sequence[Answer], kind: str) -> list[str]:
+    lines = [line.removesuffix("; what leaves is listed below") for line in record.further[:3]]
+    if attacked and (worst := max(attacked, key=attrgetter("share")).counts) is not None and worst.judged:
+        lines.append(
+            f"Up to {100 * worst.at_most:.0f} % of {kind}s behind such uploads may be reconstructed (95 % confidence)."
+        )
+    epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
+    guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"
+    lines.append(f"{guarantee}." if epsilons else "No guarantee supports this: all of it is observation.")
+    return [*(f"{line.rstrip('.')}." for line in lines), _AGAIN]
 
 
 def render_brief(run: Run) -> str:
@@ -84,6 +237,12 @@ def render_brief(run: Run) -> str:
     return render(
         "brief.html.j2",
         run=run,
+        name=run.name,
+        figures=[],
+        interrupted=not run.finished,
+        places=places_of(leaks=verdict.tone == "leak", attacked=bool(found), record="run.json and metrics.jsonl"),
+        versions=_versions(run.environment.get("packages") or {}),
+        hashes=hashes_of(run.path, ("run.json", "metrics.jsonl", "report.html")),
         verdict=said,
         claims=claim_views(run.claims),
         date=date,
@@ -173,7 +332,7 @@ def _untested(run: Run, found: Sequence[LeakageResult], kind: str) -> list[str]:
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
     lines += [line[0].upper() + line[1:] for line in servers if line]
     if not servers:
-        lines.append("Servers that break the protocol, by crafted or inconsistent models, and clients of their own.")
+        lines.append(_OTHER_SERVERS)
     if found and run.defenses and run.summary.adaptive is None:
         lines.append("An attacker that knows the defense (threat_model=adaptive).")
     if not found:
@@ -200,11 +359,7 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
     lines.append(_guaranteed(run.summary.privacy))
-    lines.append(
-        "It holds for this model, these data, this way of training and this number of examples in an upload: test again"
-        " when one of them changes."
-    )
-    return lines
+    return [*lines, _AGAIN]
 
 
 def _guaranteed(privacy: Spent | None) -> str:

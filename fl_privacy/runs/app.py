@@ -11,7 +11,8 @@ from fl_privacy.attacks.attack import trained_on
 from fl_privacy.federation.interception import at_typical_rates, by_id, changed, ids_of
 from fl_privacy.models import normalized
 from fl_privacy.report import write_report
-from fl_privacy.report.audit_page import AuditRecord, Captured
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.report.audit_parts import Captured
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
 from fl_privacy.runs.attack_stage import AttackStage, Judge

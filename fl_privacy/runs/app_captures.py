@@ -9,7 +9,8 @@ from fl_privacy.federation.interception import stored_observations
 from fl_privacy.federation.interception.captures import CaptureFile
 from fl_privacy.files.foreign import expect_regular_files
 from fl_privacy.report.audit_file import RECORD, read_captured
-from fl_privacy.report.audit_page import AuditRecord, Captured
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.report.audit_parts import Captured
 from fl_privacy.runs.app import CapturedApp, as_clients_normalize
 from fl_privacy.runs.app_truth import find_images
 from fl_privacy.runs.build import ANY_MODEL, build_network_for

@@ -19,7 +19,8 @@ from fl_privacy.measure.answer import Answer, Kind, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_file import record_of_json, record_to_json, terminal_line, write_audit
-from fl_privacy.report.audit_page import AuditRecord, CountedLeak, Line, Volume, render_audit
+from fl_privacy.report.audit_page import AuditRecord, render_audit
+from fl_privacy.report.audit_parts import CountedLeak, Line, Volume
 from fl_privacy.site.gate.apart import Apart
 from fl_privacy.site.gate.isolation import Isolation
 from tests.gate import probes

@@ -27,7 +27,8 @@ from fl_privacy.defenses import dp_noise, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.flower import LocalGrid
 from fl_privacy.report.audit_file import read_captured, write_audit
-from fl_privacy.report.audit_page import AuditRecord, Captured, audit_of_run
+from fl_privacy.report.audit_page import AuditRecord, audit_of_run
+from fl_privacy.report.audit_parts import Captured
 from fl_privacy.runs.folder import Attacker, Run, read_run, verdict_of
 from tests.flower import foreign_app as app
 from tests.flower.foreign_app import Net, pictures

@@ -12,7 +12,10 @@ from fl_privacy.types import Certainty
 from tests.report import kinds
 from tests.results.runs import config, defended, record, round_report, score
 
-SECTIONS = ["What was attacked", "What it rests on", "What was not tested", "What risk remains", "Glossary"]
+SECTIONS = [
+    "What was attacked", "What it rests on", "What was not tested", "What risk remains", "Where it belongs", "Glossary",
+    "Records and signature",
+]  # fmt: skip
 
 SAID = {
     "leak": (kinds.attack, "can reconstruct clients' images"),

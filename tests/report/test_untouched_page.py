@@ -15,7 +15,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.report.audit_file import PAGE
-from fl_privacy.report.audit_page import AuditRecord, CountedLeak, Line, render_audit
+from fl_privacy.report.audit_page import AuditRecord, render_audit
+from fl_privacy.report.audit_parts import CountedLeak, Line
 from fl_privacy.report.bars import best_of
 from tests.flower.untouched_apps import PLAIN, audited, write
 

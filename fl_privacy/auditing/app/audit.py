@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +17,18 @@ import torch
 from flwr.app import Context, RecordDict
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.app.bundle import MOST_NODES, App, read_app, read_pairs
+from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, read_pairs
 from fl_privacy.auditing.app.check import check_app, stops_of
-from fl_privacy.auditing.app.environment import Around, LoadedBy, around, rounds_held, seeded, shown_as_it_is
+from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
+from fl_privacy.auditing.app.environment import (
+    Around,
+    LoadedBy,
+    around,
+    figures_noted,
+    rounds_held,
+    seeded,
+    shown_as_it_is,
+)
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
@@ -27,13 +37,15 @@ from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
+from fl_privacy.defenses import Defense
+from fl_privacy.effects import settings_in_words
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_private_folder
-from fl_privacy.files.foreign import expanded
+from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.measure.answer import Answer
 from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.report.audit_file import folder_name, record_to_json, terminal_line
+from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json, terminal_line
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
@@ -52,6 +64,7 @@ class AppAuditRequest:
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
         stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
+        defense: name and settings of a defense for a second run, see ``defense_called``.
         seed: seed of attacks and of the app's random streams; ``None`` leaves the streams alone.
         sandboxed: ``True`` if this process is isolated.
     """
@@ -62,6 +75,7 @@ class AppAuditRequest:
     node_config: tuple[str, ...] = ()
     mirror: Path | None = None
     stand_in: bool = False
+    defense: tuple[str, ...] = ()
     out: Path = Path("audit")
     clients: int = 4
     victims: int = 8
@@ -85,6 +99,7 @@ def audit_app(
     """
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
+    defense = defense_called(asked.defense) if asked.defense else None
     if why := check_app(app).stops:
         raise UserError(why)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
@@ -94,42 +109,19 @@ def audit_app(
         raise UserError(
             f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
         ) from error
-    session = AppAudit(app.name, asked, folder, tell or (lambda text: None), show)
-    inner = None if app.scripts is None else app.scripts.works_in(app.folder)
-    with contextlib.ExitStack() as stack:
-        stack.callback(session.leave)
-        there = stack.enter_context(around(app.folder, folder / "files", asked.mirror, inner))
-        session.problems += [there.missing] if there.missing else []
-        if asked.stand_in:
-            session.drawing = stack.enter_context(drawn_for(app, folder / "files", asked.mirror, asked.seed or 0))
-        tables: dict[str, np.ndarray] = {}
-        with LoadedBy(tables).looking():  # some apps load their data on import
-            started = app.load(stops_of)
-        wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
-        nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
-        session.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
-        if app.scripts is not None:
-            session.notes.append(app.scripts.in_words(app.folder))
-        session.notes += [started.note] if started.note else []
-        if asked.seed is not None:
-            seeded(asked.seed)
-        grid = TappedGrid(range(nodes), started.client, config, asked.clients, tables=tables, node_config=node_config)
-        grid.on_answer, session.grid, session.data = session.refresh, grid, there.data
-        context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
-        session.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-        with rounds_held(asked.rounds) as taken, grid.joining():
-            ended = attempt(lambda: started.server(grid, context))
-        grid.on_answer = None
-        session.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
-        session.note(there, grid.rounds)
-        session.notes += claims_in_words(app.folder, started.client, taken)
-        session.trained = time.perf_counter() - session.started
-        session.write("The training is done; single examples are attacked now.")
-        if (cut := session.end()) is not None:
-            session.problems.append(f"Attacks ended before all were made: {cut.reason}")
-        session.line = terminal_line(session.write(), session.page)
-        session.grid = None  # and with it the app's code
+    tell = tell or (lambda text: None)
+    session = AppAudit(app, asked, folder, tell, show)
+    session.run(app, config, node_config, folder / "files")
+    if defense is None or not session.understood:
         return session
+    for name, module in list(sys.modules.items()):  # which may hold a trained network
+        if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(app.folder):
+            del sys.modules[name]
+    tell(f"Running the app again, with {defense.name}")
+    after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
+    make_private_folder(folder / "files-defended", folder)
+    after.run(app, config, node_config, folder / "files-defended")
+    return after
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
@@ -163,14 +155,70 @@ class AppAudit(AuditSession):
     """The audit of an app that is run: what its grid observed, and answers on it."""
 
     def __init__(
-        self, name: str, asked: AppAuditRequest, folder: Path, tell: Callable[[str], None], show: Show | None
+        self,
+        app: App,
+        asked: AppAuditRequest,
+        folder: Path,
+        tell: Callable[[str], None],
+        show: Show | None,
+        *,
+        defense: Defense | None = None,
+        before: AuditRecord | None = None,
     ) -> None:
         super().__init__(folder, show)
-        self.name, self.asked, self.tell = name, asked, tell
+        self.defense, self.before, self.figures = defense, before, dict[str, float]()
+        self.name, self.asked, self.tell = app.name, asked, tell
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
+        self.digest = files_digest(app.folder)
         self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
+        self.last, self.understood = AuditRecord(app=app.name), False
+
+    def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
+        """Run the app in the folder ``files``, attack it, and write the page."""
+        asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.leave)
+            there = stack.enter_context(around(app.folder, files, asked.mirror, inner))
+            self.problems += [there.missing] if there.missing else []
+            if asked.stand_in:
+                self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))
+            tables: dict[str, np.ndarray] = {}
+            with LoadedBy(tables).looking():  # some apps load their data on import
+                started = app.load(stops_of)
+            wanted = asked.nodes or min(started.nodes or USUAL_NODES, MOST_NODES)
+            nodes = whole("--nodes", wanted, at_least=1, at_most=10_000, example=10)
+            self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
+            if app.scripts is not None:
+                self.notes.append(app.scripts.in_words(app.folder))
+            self.notes += [started.note] if started.note else []
+            if asked.seed is not None:
+                seeded(asked.seed)
+            defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)
+            grid = TappedGrid(
+                range(nodes), started.client, config, asked.clients,
+                tables=tables, node_config=node_config, defense=defense,
+            )  # fmt: skip
+            grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
+            context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
+            self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
+            with rounds_held(asked.rounds) as taken, grid.joining(), figures_noted(self.figures):
+                ended = attempt(lambda: started.server(grid, context))
+            grid.on_answer, self.figures = None, grid.evaluation() | self.figures
+            self.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
+            self.note(there, grid.rounds)
+            self.notes += claims_in_words(app.folder, started.client, taken)
+            self.trained = time.perf_counter() - self.started
+            self.write("The training is done; single examples are attacked now.")
+            if (cut := self.end()) is not None:
+                self.problems.append(f"Attacks ended before all were made: {cut.reason}")
+            self.understood = any(kept.matched.parameters for kept in grid.answers.values())
+            if asked.defense and not self.understood:
+                self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
+            self.last = self.write()
+            self.line = terminal_line(self.last, self.page)
+            self.grid = None  # and with it the app's code
 
     def note(self, there: Around, rounds: int) -> None:
         """Note how the run differs from the app's own."""
@@ -178,6 +226,11 @@ class AppAudit(AuditSession):
             self.notes.append(
                 f"The app trained for {rounds} rounds, which its own loop counts; --rounds {self.asked.rounds} does not"
                 " reach it."
+            )
+        if self.defense is not None:
+            self.notes.append(
+                f"{self.defense.name} acts on the parameters that clients train, and the attacker knows it. Other"
+                " arrays and figures leave as they are."
             )
         if there.audits:
             self.notes.append("The app's own audit(...) was left out of this run; its training was not.")
@@ -200,6 +253,7 @@ class AppAudit(AuditSession):
             clients=self.grid.asked_clients(),
             attack=attack_named("auto")(budget=asked.budget, device=asked.device),
             attack_within=lambda number: attack_named("auto")(evaluations=number, device=asked.device),
+            defense=None if self.defense is None else self.defense.parts,
             victims=asked.victims,
             seed=seed,
             seconds=asked.seconds,
@@ -244,14 +298,19 @@ class AppAudit(AuditSession):
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
             were = "1 client was" if attacked == 1 else f"{attacked} clients were"
             lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
+        if self.defense is not None:
+            lede += f" It ran twice: as it is, and with {settings_in_words(self.defense.parts)} on every reply."
         if self.drawing is not None and (drawn := self.drawing.in_words()):
             lede = f"{drawn} {lede}"
         environment = [
             ("fl-privacy", metadata.version("fl-privacy")),
             ("flwr", metadata.version("flwr")),
             ("torch", torch.__version__),
+            ("Date", f"{datetime.now(UTC):%Y-%m-%d}"),
+            (APP_DIGEST, self.digest),
             ("Attack", f"auto, budget {asked.budget}, seed {asked.seed or 0}, {asked.device}"),
             ("Training took", f"{self.trained:.0f} s" if self.trained else "not done yet"),
+            *([] if self.defense is None else [("Defense", settings_in_words(self.defense.parts))]),
             *([("Data from the mirror", ", ".join(sorted(self.data)))] if self.data else []),
         ]
         return AuditRecord(
@@ -272,6 +331,9 @@ class AppAudit(AuditSession):
             nodes=asked.nodes,
             rounds=rounds or asked.rounds,
             models=dict(grid.models),
+            figures=self.figures,
+            defense="" if self.defense is None else self.defense.name,
+            before=self.before,
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )
 

@@ -191,6 +191,34 @@ def rounds_held(rounds: int | None) -> Iterator[dict[str, Any]]:
         yield taken
 
 
+_REPORTED: Mapping[str, Sequence[str]] = {
+    "server": ("evaluate_metrics_serverapp", "losses_centralized", "metrics_centralized"),
+    "clients' evaluation": ("evaluate_metrics_clientapp", "losses_distributed", "metrics_distributed"),
+    "training": ("train_metrics_clientapp", "metrics_distributed_fit"),
+}
+"""Origin of figures -> their fields in results of strategies, and in histories of servers of the earlier interface."""
+
+
+@contextmanager
+def figures_noted(figures: dict[str, float]) -> Iterator[None]:
+    """Collect the last figures that Flower's strategies and servers report, by name and origin."""
+
+    def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        known = result[0] if isinstance(result, tuple) else result
+        for where, names in _REPORTED.items():
+            for held in filter(None, (getattr(known, name, None) for name in names)):
+                of_rounds = {"loss": held} if isinstance(held, list) else held
+                last = {k: v[-1][1] for k, v in of_rounds.items() if isinstance(v, list) and v}
+                last = last or dict(held[max(held)])
+                told = {f"{key} ({where})": v for key, v in last.items() if isinstance(v, int | float)}
+                figures.update((key, float(value)) for key, value in told.items() if math.isfinite(value))
+        return result
+
+    with replaced(Strategy, "start", noted), replaced(LegacyServer, "fit", noted):
+        yield
+
+
 def configure(context: Context, partition: int, config: Mapping[str, Any], node_config: Mapping[str, Any]) -> None:
     """Give a node the run config and its node config; ``{partition}`` in a text becomes its number."""
     context.run_config = dict(config)

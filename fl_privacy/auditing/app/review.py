@@ -1,21 +1,22 @@
-"""A static review of an app's code."""
+"""A static review of the code of an app or of scripts."""
 
 import ast
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
-from fl_privacy.auditing.app.scripts import constant, dotted
-from fl_privacy.errors import visible
+from fl_privacy.auditing.app.defaults import Defaults
+from fl_privacy.auditing.app.scripts import called, constant, dotted, source_of
+from fl_privacy.errors import UserError, visible
 from fl_privacy.site.gate.entries import epsilon_of
 
-MOST_ROUNDS, MOST_FILES, MOST_BYTES = 1_000_000, 2000, 1 << 20
-"""Largest number of rounds and of files that are reviewed, and largest size of a file in bytes."""
+MOST_ROUNDS, MOST_FILES, MOST_BYTES, MOST_TOGETHER = 1_000_000, 2000, 1 << 20, 1 << 25
+"""Largest number of rounds and of files that are reviewed, and largest size of a file and of all in bytes."""
 
 DEFENSES = {
     "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
@@ -42,6 +43,8 @@ DANGEROUS = {"eval", "exec", "system", "popen", "Popen", "run", "call", "check_c
 """Functions of Python, ``os`` and ``subprocess`` that execute their arguments."""
 
 ANSWERS = {"train", "evaluate", "query"}
+OF_CLIENTS = ("fit", "evaluate", "get_parameters", "get_properties")
+"""Messages that a client app answers by decorated functions, and methods of Flower's older clients that do."""
 
 DELTA = 1e-5
 """Default delta of an epsilon."""
@@ -69,7 +72,8 @@ class Review:
     """Findings in the code of an unedited app.
 
     Attributes:
-        answers: answered messages, as the Message API names them.
+        answers: answered messages, as the Message API names them, and methods of older clients.
+        off: protections that the code has, but that do not run by default.
         settings: run config settings on privacy.
         pins: dependencies -> ``True`` if pinned to a version.
         network: modules other than Flower that use the network.
@@ -83,6 +87,7 @@ class Review:
     strategies: list[CodeNote] = field(default_factory=list)
     claims: list[CodeNote] = field(default_factory=list)
     protections: list[CodeNote] = field(default_factory=list)
+    off: list[CodeNote] = field(default_factory=list)
     mods: list[CodeNote] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     pins: dict[str, bool] = field(default_factory=dict)
@@ -95,11 +100,12 @@ class Review:
         return asdict(self)
 
     def in_words(self) -> str:
-        lines = [f"{self.app}: {self.server}, {self.client}; parsed, not run."]
+        lines = [f"{self.app}: {', '.join(filter(None, (self.server, self.client)))}; parsed, not run."]
         lines += _section("Clients answer", self.answers)
         lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
         none = "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
         lines += _section("Protections", self.protections) or [none]
+        lines += _section("Off by default, so no protection", self.off)
         lines += _section("What the settings of differential privacy come to", self.claims)
         lines += _section("Mods", self.mods)
         if settings := ", ".join(f"{k}={v}" for k, v in self.settings.items()):
@@ -115,66 +121,141 @@ class Review:
 
 
 def review_app(path: str | Path) -> Review:
-    """Review the app in the folder or bundle ``path`` without running it; ``UserError`` if it is no Flower app."""
+    """Review the app or scripts in the folder or bundle ``path`` without running them.
+
+    Raises:
+        UserError: it is no Flower app, and no script in it starts Flower.
+    """
     app = read_app(path)
+    ran = () if app.scripts is None else dict.fromkeys((app.scripts.server, *app.scripts.clients))
+    names = [each.relative_to(app.folder).as_posix() for each in ran]
     found = Review(
         app=app.name,
-        server=app.server,
-        client=app.client,
+        server=app.server or names[0],
+        client=app.client or ", ".join(names[1:]),
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    sources = (file for file in sorted(app.folder.rglob("*.py")) if file.is_file() and not file.is_symlink())
-    parts = ((file, file.relative_to(app.folder).parts) for file in sources)
-    files = list(islice((f for f, names in parts if not any(n.startswith(".") for n in names)), MOST_FILES + 1))
-    if len(files) > MOST_FILES:
-        found.unread.append(f"files after the first {MOST_FILES}")
-    for file in files[:MOST_FILES]:
-        name = file.relative_to(app.folder).as_posix()
+    trees = _parsed(app.folder, found)
+    defaults, clients = Defaults(trees.values(), app.config), _classes_of_clients(trees)
+    for name, tree in trees.items():
+        file = _File(tree, name, found, defaults)
         try:
-            if file.stat().st_size > MOST_BYTES:
-                found.unread.append(f"{name} (larger than {MOST_BYTES >> 10} KiB)")
-                continue
-            tree = ast.parse(file.read_text(encoding="utf-8"))
             for node in ast.walk(tree):
-                _look(node, name, found)
-        except (SyntaxError, UnicodeDecodeError, ValueError, RecursionError, MemoryError, OSError):
+                file.look(node)
+                if isinstance(node, ast.ClassDef) and node.name in clients:
+                    found.answers.extend(
+                        CodeNote(what=f"{each.name} of {node.name}", where=file.place(each))
+                        for each in node.body
+                        if isinstance(each, ast.FunctionDef) and each.name in OF_CLIENTS
+                    )
+        except RecursionError:
             found.unread.append(name)
     found.claims.extend(_central_claims(app, found))
     return found
 
 
-def _look(node: ast.AST, file: str, found: Review) -> None:
-    where = f"{file}:{getattr(node, 'lineno', 0)}"
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-        found.network.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in NETWORK)
-        found.pickles.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in PICKLES)
-    elif isinstance(node, ast.ClassDef):
-        for base in filter(_STRATEGY.fullmatch, (dotted(each).rpartition(".")[2] for each in node.bases)):
-            found.strategies.append(CodeNote(what=f"{node.name}, which is derived from {base}", where=where))
-    elif isinstance(node, ast.FunctionDef):
-        _look_at_answers(node, file, found)
-    elif isinstance(node, ast.Call):
-        _look_at_call(node, where, found)
-        for keyword in node.keywords:
-            if keyword.arg == "mods" and isinstance(keyword.value, ast.List | ast.Tuple):
-                for each in keyword.value.elts:
-                    name = dotted(each.func if isinstance(each, ast.Call) else each)
-                    kind = DEFENSES.get(name.rpartition(".")[2])
-                    what = name or "a mod that is made on the spot"
-                    known = found.mods if kind is None else found.protections
-                    known.append(CodeNote(what=what if kind is None else f"{name}: {kind}", where=where))
+def _parsed(folder: Path, found: Review) -> dict[str, ast.Module]:
+    """Parse the files of a project by name; ``found`` gets the names of those that can't be."""
+    sources = (path for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ipynb"))) if not path.is_symlink())
+    parts = ((path, path.relative_to(folder).parts) for path in sources if path.is_file())
+    files = list(islice((f for f, names in parts if not any(n.startswith(".") for n in names)), MOST_FILES + 1))
+    if len(files) > MOST_FILES:
+        found.unread.append(f"files after the first {MOST_FILES}")
+    trees, together = dict[str, ast.Module](), 0
+    for path in files[:MOST_FILES]:
+        name = path.relative_to(folder).as_posix()
+        try:
+            if (size := path.stat().st_size) > MOST_BYTES or together + size > MOST_TOGETHER:
+                most, whose = (MOST_BYTES, "") if size > MOST_BYTES else (MOST_TOGETHER, "with those before it ")
+                found.unread.append(f"{name} ({whose}larger than {most >> 10} KiB)")
+                continue
+            together += size
+            trees[name] = ast.parse(source_of(path))
+        except (UserError, SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+            found.unread.append(name)
+    return trees
+
+
+def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
+    """Return the names of classes derived from Flower's clients, also through others of the project."""
+    classes = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {dotted(each).rpartition(".")[2] for each in node.bases} for node in classes}
+    found, known = set[str](), {"NumPyClient", "Client"}
+    while new := {name for name, of in bases.items() if of & known} - found:
+        found |= new
+        known = found
+    return found
+
+
+class _File:
+    """What is in a file, for the review ``found``."""
+
+    def __init__(self, tree: ast.Module, name: str, found: Review, defaults: Defaults) -> None:
+        self.name, self.found, self.defaults = name, found, defaults
+        nodes = list(ast.walk(tree))
+        given = [node.value for node in nodes if isinstance(node, ast.keyword) and node.arg == "mods"]
+        self.mods = set(given)
+        self.lists = {each.id for each in given if isinstance(each, ast.Name)}
+        apps = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+        apps = [node for node in apps if called(node.value) == "ClientApp"]  # type: ignore[arg-type]
+        self.apps = {dotted(each) for node in apps for each in node.targets} | {found.client.partition(":")[2]}
+
+    def place(self, node: ast.AST) -> str:
+        return f"{self.name}:{getattr(node, 'lineno', 0)}"
+
+    def look(self, node: ast.AST) -> None:
+        found, where = self.found, self.place(node)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            found.network.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in NETWORK)
+            found.pickles.extend(CodeNote(what=module, where=where) for module in modules if _top(module) in PICKLES)
+        elif isinstance(node, ast.ClassDef):
+            for base in filter(_STRATEGY.fullmatch, (dotted(each).rpartition(".")[2] for each in node.bases)):
+                found.strategies.append(CodeNote(what=f"{node.name}, which is derived from {base}", where=where))
+        elif isinstance(node, ast.FunctionDef):
+            _look_at_answers(node, where, found, self.apps)
+        elif isinstance(node, ast.Call):
+            if (last := dotted(node.func).rpartition(".")[2]) in DEFENSES and self._protects(node, last):
+                claim = _local_claim(node) if last == "LocalDpMod" else ""
+                found.claims.extend([CodeNote(what=claim, where=where)] if claim else [])
+            _look_at_call(node, where, found)
+        elif isinstance(node, ast.Name | ast.Attribute):
+            last = dotted(node).rpartition(".")[2]
+            if last in DEFENSES and last.endswith("_mod") and self._is_mod(node):
+                self._protects(node, last)
+        if isinstance(node, ast.List | ast.Tuple) and node in self.mods:
+            for each in node.elts:
+                name = dotted(each.func if isinstance(each, ast.Call) else each)
+                if name.rpartition(".")[2] not in DEFENSES and not isinstance(each, ast.Starred):
+                    found.mods.append(CodeNote(what=name or "a mod that is made on the spot", where=where))
+
+    def _protects(self, node: ast.AST, name: str) -> bool:
+        """Note a protection, or that it is off by default; return ``False`` for the latter."""
+        if reason := self.defaults.off(node):
+            self.found.off.append(CodeNote(what=f"{name}: {reason}", where=self.place(node)))
+            return False
+        unsure = self.defaults.unsure(node)
+        condition = f"; only if {' and '.join(unsure)}" * bool(unsure)
+        self.found.protections.append(CodeNote(what=f"{name}: {DEFENSES[name]}{condition}", where=self.place(node)))
+        return True
+
+    def _is_mod(self, node: ast.AST) -> bool:
+        """Return whether a name is given to an app as a mod, at once or by a list."""
+        while node not in self.mods and (above := self.defaults.parents.get(node)) is not None:
+            if isinstance(above, ast.Assign | ast.AnnAssign | ast.AugAssign):
+                targets = above.targets if isinstance(above, ast.Assign) else [above.target]
+                return bool(self.lists & {dotted(each) for each in targets})
+            if isinstance(above, ast.Call) and dotted(above.func).rpartition(".")[0] in self.lists:
+                return True
+            node = above
+        return node in self.mods
 
 
 def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
     name = dotted(node.func)
     last = name.rpartition(".")[2]
-    if last in DEFENSES:
-        found.protections.append(CodeNote(what=f"{last}: {DEFENSES[last]}", where=where))
-        if last == "LocalDpMod" and (claim := _local_claim(node)):
-            found.claims.append(CodeNote(what=claim, where=where))
-    elif _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
+    if last not in DEFENSES and _STRATEGY.fullmatch(last) and last not in ("FederatedDataset", "Strategy"):
         found.strategies.append(CodeNote(what=last, where=where))
     # Python's own ``eval`` or ``exec``, not a network's ``net.eval()``
     plain = isinstance(node.func, ast.Name) and name in {"eval", "exec"}
@@ -191,14 +272,13 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
             found.pickles.append(CodeNote(what=f"{name} of any object", where=where))
 
 
-def _look_at_answers(node: ast.FunctionDef, file: str, found: Review) -> None:
-    app = found.client.partition(":")[2]
+def _look_at_answers(node: ast.FunctionDef, where: str, found: Review, apps: Collection[str]) -> None:
     for each in node.decorator_list:
-        called = each.func if isinstance(each, ast.Call) else None
-        if isinstance(called, ast.Attribute) and called.attr in ANSWERS and dotted(called.value) == app:
+        by = each.func if isinstance(each, ast.Call) else None
+        if isinstance(by, ast.Attribute) and by.attr in ANSWERS and dotted(by.value) in apps:
             given = constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
-            what = f"{called.attr}.{given}" if isinstance(given, str) else called.attr
-            found.answers.append(CodeNote(what=what, where=f"{file}:{node.lineno}"))
+            what = f"{by.attr}.{given}" if isinstance(given, str) else by.attr
+            found.answers.append(CodeNote(what=what, where=where))
 
 
 def _local_claim(node: ast.Call) -> str:

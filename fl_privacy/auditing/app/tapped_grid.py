@@ -16,6 +16,7 @@ import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fl_privacy.auditing.app.defended import ReplyDefense
 from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of, shown_as_it_is
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
@@ -33,7 +34,7 @@ from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, error_reply
 from fl_privacy.flower.inside.legacy import SimpleClientManager
 from fl_privacy.flower.records import PARTITION, PARTITIONS
 from fl_privacy.measure.aggregate_leakage import ClassTrace, class_trace
-from fl_privacy.report.audit_page import CountedLeak
+from fl_privacy.report.audit_parts import CountedLeak
 from fl_privacy.rng import Streams, streams_now
 
 LOOKS, WAITED = 3, 1.5
@@ -63,6 +64,7 @@ class TappedGrid(LocalGrid):
     Args:
         keeps: number of clients whose first and latest answers are kept.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.
+        defense: what is put on each reply, if anything.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class TappedGrid(LocalGrid):
         *,
         tables: Arrays,
         node_config: Mapping[str, bool | int | float | str],
+        defense: ReplyDefense | None = None,
     ) -> None:
         super().__init__(clients, client_app)
+        self._defense = defense
         self._config, self._node_config, self._made, self._tables = config, node_config, time.time(), tables
         for partition, context in enumerate(self.contexts.values()):
             configure(context, partition, config, self._node_config)
@@ -86,7 +90,14 @@ class TappedGrid(LocalGrid):
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds, self._lock = keeps, Counter[tuple[int, str]](), threading.RLock()
         self._named: dict[str, set[str]] = defaultdict(set)
+        self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         self.joined, self._looks, self._since = 0, 0, 0.0
+
+    def evaluation(self) -> dict[str, float]:
+        """Return the figures of clients' last evaluation, each a mean weighted by their numbers of examples."""
+        last = self._evaluated.get(max(self._evaluated, default=0), {})
+        sums = {key: (sum(v * n for v, n in told), sum(n for _, n in told)) for key, told in last.items()}
+        return {f"{key} (clients' evaluation)": total / n for key, (total, n) in sums.items() if n > 0}
 
     @property
     def rounds(self) -> int:
@@ -171,7 +182,8 @@ class TappedGrid(LocalGrid):
         with watch.looking() as seen, columns.looking(), fitted.looking():
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
-        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked))
+        reply, known = self._defended(message, reply, _flat(down), seen, context)
+        noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, meant=known))
         self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):
             self.problems[f"A reply is not understood: {noted.reason}"] += 1
@@ -180,7 +192,34 @@ class TappedGrid(LocalGrid):
             self.problems[f"A page could not be written while the app trained: {shown.reason}"] += 1
         return reply
 
-    def _note(self, reply: Message, down: Sent, seen: Watched, loaded: Loaded, asked: dict[str, Any]) -> None:
+    def _defended(
+        self, message: Message, reply: Message, sent: Arrays, seen: Watched, context: Context
+    ) -> tuple[Message, Matched | None]:
+        """Put the defense on a reply that was trained, and return the meaning of its arrays, known without it."""
+        if self._defense is None or reply.has_error():
+            return reply, None
+        if not (seen.modules and seen.steps):
+            if str(message.metadata.message_type).startswith("train") and any(reply.content.array_records.values()):
+                self.problems["A reply left without the defense, since no training was seen"] += 1
+            return reply, None
+        told, defense = _described(reply.content, UP, "", 1, 0), self._defense
+        uploaded = {**_flat(told), **_unpacked(told)}
+        found = attempt(lambda: matched(uploaded, sent, seen.before, seen.values(), seen.gradients))
+        if isinstance(found, Failure):
+            return error_reply(message, found), None
+        put = attempt(partial(defense, reply, seen, found, context))
+        return (error_reply(message, put), None) if isinstance(put, Failure) else (reply, found)
+
+    def _note(
+        self,
+        reply: Message,
+        down: Sent,
+        seen: Watched,
+        loaded: Loaded,
+        asked: dict[str, Any],
+        *,
+        meant: Matched | None,
+    ) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
             self.failures[shown_as_it_is(last_line_of(reply, f"Flower's error {reply.error.code}"))[:MOST_SHOWN]] += 1
@@ -189,11 +228,16 @@ class TappedGrid(LocalGrid):
         self.inventory.add(up)
         self.replies[down.kind] += 1
         sent, uploaded, after = _flat(down), _flat(up), seen.values()
+        if down.kind.partition(".")[0] == "evaluate":
+            told = {key: float(v) for (_, key), v in up.values.items() if isinstance(v, int | float)}
+            weights = [told.pop(key) for key in ("num-examples", "num_examples") if key in told]
+            for key in (key for key, v in told.items() if math.isfinite(v) and key != "code"):  # an earlier status
+                self._evaluated[down.round][key].append((told[key], (weights or [1.0])[0]))
         pairs, inner = Matched(), Arrays()
         if seen.modules and seen.steps:
             inner = _unpacked(up)
             uploaded = {**uploaded, **inner}
-            pairs = matched(uploaded, sent, seen.before, after, seen.gradients)
+            pairs = meant or matched(uploaded, sent, seen.before, after, seen.gradients)
             pairs = replace(pairs, unknown=tuple(key for key in pairs.unknown if key not in inner))
             self.models[" + ".join(type(module).__name__ for module in seen.modules)] += 1
         same = [key for key, array in uploaded.items() if key in sent and sent[key].shape == array.shape]
@@ -261,11 +305,12 @@ class TappedGrid(LocalGrid):
             reply = attempt(lambda: app(message, context))
         if isinstance(reply, Failure):
             return reply
+        reply, known = self._defended(message, reply, answer.sent, seen, context)
         if reply.has_error():
             return Failure(last_line_of(reply))
         told = _described(reply.content, UP, "again", 1, 0)
         up = {**_flat(told), **_unpacked(told)}
-        found = attempt(lambda: matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
+        found = attempt(lambda: known or matched(up, answer.sent, seen.before, seen.values(), seen.gradients))
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
 
 

@@ -7,18 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import ServerApp
-from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app.bundle import App, Config, read_pairs
 from fl_privacy.auditing.app.check import stops_of
-from fl_privacy.auditing.app.environment import around, configure, last_line_of, seeded
+from fl_privacy.auditing.app.environment import around, configure, figures_noted, last_line_of, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
-from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.grids import LocalGrid
@@ -145,21 +142,10 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
 def _results(course: Course) -> Iterator[None]:
     noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
     levels = [one.level for one in noisy]
-
-    def noted(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for name in ("evaluate_metrics_serverapp", "evaluate_metrics_clientapp", "train_metrics_clientapp"):
-            where = "server" if "server" in name else "clients' evaluation" if "evaluate" in name else "training"
-            rounds = getattr(result, name, None) or {}
-            for key, value in dict(rounds[max(rounds)]).items() if rounds else ():
-                if isinstance(value, int | float):
-                    course.figures[f"{key} ({where})"] = float(value)
-        return result
-
     for one in noisy:
         one.setLevel(logging.ERROR)
     try:
-        with replaced(Strategy, "start", noted):
+        with figures_noted(course.figures):
             yield
     finally:
         for one, level in zip(noisy, levels, strict=True):

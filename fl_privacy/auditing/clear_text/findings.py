@@ -20,7 +20,7 @@ from fl_privacy.auditing.clear_text.copies import (
     numbers_in,
 )
 from fl_privacy.auditing.clear_text.inventory import Sent
-from fl_privacy.report.audit_page import Leak, Severity
+from fl_privacy.report.audit_parts import Leak, Severity
 
 LEAST_DISTINCT = 4
 """Smallest number of different values for which equality is evidence."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_privacy.report.audit_page import Line, Volume
+from fl_privacy.report.audit_parts import UP, Line, Volume
 
-UP, DOWN = "client to server", "server to client"
+DOWN = "server to client"
 
 MOST_SHOWN = 80
 """Largest length of a shown value."""

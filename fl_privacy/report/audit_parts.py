@@ -1,0 +1,87 @@
+"""What an audit records apart from attacks: data in the clear, every entry of messages, captured uploads."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Literal
+
+from fl_privacy.effects import Description
+from fl_privacy.types.plan import Normalization
+
+UP = "client to server"
+"""Direction of replies."""
+
+Severity = Literal["data", "facts", "look"]
+"""``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
+that may hold data, or run code on arrival."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak:
+    """One thing that a reply leaks in the clear, and why this matters to the people behind the data."""
+
+    severity: Severity
+    what: str
+    where: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedLeak(Leak):
+    """A leak in ``times`` of ``of`` replies to messages of a ``kind``."""
+
+    kind: str
+    times: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not self.what:
+            raise ValueError("a finding is expected to say what was found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One entry of all messages of a kind that have it, with its mean bytes and a shortened value."""
+
+    direction: str
+    kind: str
+    record: str
+    key: str
+    what: str
+    size: float
+    messages: int
+    rounds: Sequence[int]
+    example: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Volume:
+    """Number and size of the messages of a kind in one direction."""
+
+    direction: str
+    kind: str
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """Facts on a strategy's clients that their captured uploads do not hold.
+
+    Attributes:
+        model: import path of the clients' model; never imported.
+        normalizations, defenses: client -> stated normalization or defense.
+        fingerprints: probe id -> fingerprints of its images.
+        rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
+        partitions: client -> stated partition; not written.
+        identified: clients that ever stated a partition; not written.
+    """
+
+    model: str = ""
+    normalization: Normalization | None = None
+    normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
+    defense: Description = ()
+    defenses: Mapping[int, Description] = field(default_factory=dict)
+    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rates_estimated: bool = False
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    identified: Set[int] = frozenset()
