@@ -32,17 +32,11 @@ _LONGEST_PART = 12
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
-    """Build a tokenizer of the package ``tokenizers``.
+    """Build a tokenizer of the package ``tokenizers``; ``UserError`` if there is none of the ``name``.
 
-    Args:
-        name: ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words)
-            or ``bpe`` (bytes, like GPT-2), trained on ``texts``; ``minilm``; a file ``tokenizer.json`` or its folder;
-            or a name on the Hugging Face hub.
-        texts: training texts of the first three.
-        size: most tokens of the first three.
-
-    Raises:
-        UserError: the package is missing, or there is no such tokenizer.
+    It is ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words) or
+    ``bpe`` (bytes, like GPT-2), trained on ``texts`` to at most ``size`` tokens; ``minilm``; a file ``tokenizer.json``
+    or its folder; or a name on the Hugging Face hub.
     """
     library = importlib.import_module("tokenizers")
     if name in TRAINED:
@@ -246,21 +240,15 @@ def load_text(
     labelled = (s for s in TEST_SPLITS if s in tables and any(label != -1 for label in tables[s][columns["label"]][:]))
     parts = [tables[split] for split in ("train", *islice(labelled, 1))]
     how = (tokenizer, vocabulary_size, max_length)
-    examples = _examples(parts, columns, name, *how, next_token=target == "next_token")
+    examples = _examples(parts, columns, name, how, next_token=target == "next_token")
     train, test = hold_out(examples[0]) if len(examples) == 1 else examples
     return Dataset(train, test, name)
 
 
-def _examples(  # noqa: PLR0917
-    parts: Sequence[Any],
-    columns: Mapping[str, str],
-    name: str,
-    tokenizer: str,
-    vocabulary_size: int,
-    max_length: int,
-    *,
-    next_token: bool,
+def _examples(
+    parts: Sequence[Any], columns: Mapping[str, str], name: str, how: tuple[str, int, int], *, next_token: bool
 ) -> list[TextExamples]:
+    tokenizer, vocabulary_size, max_length = how
     names = getattr(parts[0].features[columns["label"]], "names", None)
     labels, names = encode_labels([part[columns["label"]][:] for part in parts], names, columns["label"], name)
     groups: Sequence[Tensor | None] = [None] * len(parts)

@@ -114,22 +114,16 @@ def hugging_face(
     if vocabulary_size > tokens:
         raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
     if peft is not None:
-        network = _with_peft(network, peft, next_token=next_token)
+        adapters = _library("peft", "model.peft needs the package peft")
+        given = {"peft_type": "LORA", "task_type": "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"} | dict(peft)
+        try:
+            network = adapters.get_peft_model(network, adapters.get_peft_config(given))
+        except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"model.peft={dict(peft)} is expected to be settings of peft for this model, but {reason_of(error)};"
+                " for example model.peft={r: 8, target_modules: [query, value]}."
+            ) from error
     return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
-
-
-def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
-    library = _library("peft", "model.peft needs the package peft")
-    task = "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"
-    given = {"peft_type": "LORA", "task_type": task} | dict(settings)
-    try:
-        adapted: nn.Module = library.get_peft_model(network, library.get_peft_config(given))
-    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(
-            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {reason_of(error)};"
-            " for example model.peft={r: 8, target_modules: [query, value]}."
-        ) from error
-    return adapted
 
 
 def _library(name: str, needed: str) -> Any:

@@ -224,7 +224,6 @@ class TransformerLM(BlockModel):
     embeddings; ``width=200`` is an everyday size. For next tokens, a token sees earlier ones only.
 
     Args:
-        vocabulary_size: number of tokens.
         next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
         heads: heads of each, a divisor of ``width``.

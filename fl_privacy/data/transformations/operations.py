@@ -188,9 +188,6 @@ def _smooth(images: Tensor) -> Tensor:
 _grey = _torchvision("rgb_to_grayscale")
 
 
-_equalize = _straight_through(_torchvision("equalize"))
-
-
 def _solarize(images: Tensor, threshold: float) -> Tensor:
     levels = images * 255 if images.is_floating_point() else images.short()
     inverted: Tensor = _invert(images)
@@ -234,7 +231,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: _invert(images)),
-    "equalize": Kind(lambda images, _: _equalize(images)),
+    "equalize": Kind(lambda images, _: _straight_through(_torchvision("equalize"))(images)),
     "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }
 """Magnitudes: slope, share of the side, degrees, change of a factor around 1 (identity), bits, level."""

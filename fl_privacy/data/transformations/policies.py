@@ -47,18 +47,11 @@ UNTRANSFORMED = Policy(())
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Transform each image by a policy and signs drawn uniformly.
+    """Transform each image (N, C, H, W) in [0, 1] by a policy and signs drawn uniformly.
 
-    Args:
-        images: (N, C, H, W) in [0, 1]; rounded to 256 levels first, like image files.
-        rng: generator; the number of draws per image is constant.
-        by_probability: ``True`` applies each operation with AutoAugment's probability.
-
-    Returns:
-        (N, C, H, W) in [0, 1], 256 levels.
-
-    Raises:
-        UserError: the images are neither gray nor RGB.
+    Images are rounded to 256 levels first, like image files. The number of draws per image is constant. With
+    ``by_probability`` each operation is applied with AutoAugment's probability. ``UserError`` for images that are
+    neither gray nor RGB.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)

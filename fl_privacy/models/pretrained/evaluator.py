@@ -55,12 +55,10 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """Training plan of an evaluation network; the defaults are those of Refiner, appendix D.
+    """Training plan of an evaluation network, by Adam; the defaults are those of Refiner, appendix D.
 
-    Attributes:
-        widths: filters of the three convolutions.
-        levels: number of evenly spaced noise ratios 0, ..., 1 of each image in an epoch.
-        lr: learning rate of Adam.
+    ``widths`` are the filters of the convolutions, ``levels`` the number of evenly spaced noise ratios 0, ..., 1 of
+    each image in an epoch.
     """
 
     widths: tuple[int, ...] = (128, 256, 512)

@@ -194,10 +194,7 @@ def find_word_evaluator(
 ) -> WordEvaluator:
     """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
-    Args:
-        path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
-        table: (n, d) embeddings of the model's tokens.
-        public: (N, L) tokens of public texts, padded with -1, if any.
+    ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
 
     Raises:
         UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.

@@ -35,7 +35,6 @@ class GeneratorShape:
     """Architecture of a generator.
 
     Attributes:
-        channels: C of the images.
         size: height and width of the images, a multiple of 4 such as 28, 32 or 64.
         width: filters of the last but one layer; each earlier layer has twice as many.
         num_classes: K; 0 for a generator without classes.
@@ -192,9 +191,7 @@ class Provenance:
         return f"{self.data}, split {self.split}, {self.images:,} images"
 
     def header(self) -> str:
-        fields = asdict(self)
-        del fields["fingerprints"]
-        return json.dumps(fields)
+        return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
         """Return the mask (N,) of ``images`` (N, C, H, W), uint8 or in [0, 1], seen in training, up to re-encoding."""

@@ -81,11 +81,8 @@ class Ledger:
     def settle(self, number: int, outcome: str, rho: float | None) -> Account:
         """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
 
-        Args:
-            rho: rho of the entry, or 0 if weights without noise did not leave.
-
-        Raises:
-            LedgerError: the entry is not open, it can't be written, or ``account`` raises.
+        ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
+        open, it can't be written, or ``account`` raises.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)

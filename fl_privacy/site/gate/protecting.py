@@ -67,10 +67,8 @@ def noised(
     The change is scaled in float64 and rounded to whole steps, whose sum of squares is checked in integers; noise is
     added in integers. The result depends on these integers and on ``received`` alone.
 
-    Args:
-        received: finite floating-point arrays of any shapes.
-        replied: finite arrays of the same shapes.
-        draw: function from a number to that many values of noise; only tests replace it.
+    All arrays are finite; pairs have one shape. ``draw`` maps a number to that many values of noise; only tests replace
+    it.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
