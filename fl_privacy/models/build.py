@@ -32,15 +32,14 @@ def build_fitting(
 ) -> nn.Module:
     """Build a model with values that depend on ``seed`` alone, without affecting global random streams.
 
+    ``UserError`` if an argument is unknown or missing, the model is for other examples, or the result is not a module.
+
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
         architecture: properties of the examples, for arguments of ``factory`` with these names.
         options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
             ``std`` (one number a channel) also work for other models; ``lora_rank`` and ``lora_alpha`` add adapters to
             a text model (:func:`fl_privacy.models.with_adapters`).
-
-    Raises:
-        UserError: an argument is unknown or missing, the model is for other examples, or the result is not a module.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):

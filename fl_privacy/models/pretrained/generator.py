@@ -344,8 +344,7 @@ def find_generator(
 ) -> TrainedGenerator:
     """Return the generator of images (C, H, W) in the file ``path``, or that of a package if ``path`` is ``faces``.
 
-    Raises:
-        UserError: there is none, or it makes other images.
+    ``UserError`` if there is none, or it makes other images.
     """
     channels, height, width = image
     wanted = f"{channels}x{height}x{width}"

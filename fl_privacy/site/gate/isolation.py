@@ -119,10 +119,7 @@ def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate this single-threaded process; return in a grandchild, whose end ends this process.
 
     This process then counts the app's resources. The child is the first process of the new process table: it only
-    waits, and all others end with it.
-
-    Raises:
-        OSError: limits of memory can't be set.
+    waits, and all others end with it. ``OSError`` if limits of memory can't be set.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:

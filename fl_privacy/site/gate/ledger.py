@@ -30,13 +30,11 @@ class Ledger:
 
     A line is written in one piece; file and anchor are synced before the caller goes on. The anchor, in another folder,
     has number and digest of the last entry, so that a restored ledger is noticed, unless both are restored.
+    ``LedgerError`` if both are one place, or one is within the other.
 
     Args:
         path: file, made for its owner alone if neither it nor the anchor exists.
         clock: present time as ``Moment``, or as seconds since 1970.
-
-    Raises:
-        LedgerError: both are one place, or one is within the other.
     """
 
     def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], Moment | float] = moment_now) -> None:
@@ -94,8 +92,7 @@ class Ledger:
     def mend(self, rho: float | None) -> bool:
         """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.
 
-        Raises:
-            LedgerError: anything else is wrong with the ledger.
+        ``LedgerError`` if anything else is wrong with the ledger.
         """
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
