@@ -94,8 +94,7 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
         return images
     functional = require("torchvision.transforms.v2.functional")
     if fit == "resize":
-        scaled = functional.resize(images, [size], antialias=True)
-        cropped: Tensor = functional.center_crop(scaled, [size, size])
+        cropped: Tensor = functional.center_crop(functional.resize(images, [size], antialias=True), [size, size])
         return cropped
     longer = max(height, width)
     if longer > size:

@@ -57,8 +57,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """Return the vocabulary of a tokenizer."""
-    by_token = tokenizer.get_vocab(with_added_tokens=True)
-    by_number = {number: token for token, number in by_token.items()}
+    by_number = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     added = json.loads(tokenizer.to_str())["added_tokens"]
     special = {entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN}
     return Vocabulary(tuple(by_number.get(n, "") for n in range(max(by_number) + 1)), frozenset(special))

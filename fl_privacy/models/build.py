@@ -145,5 +145,4 @@ def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
 
 def normalization_of(model: nn.Module) -> Normalization | None:
     """Return the normalization added by ``normalized``, if any."""
-    hooks = model._forward_pre_hooks.values()
-    return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)
+    return next((h.normalization for h in model._forward_pre_hooks.values() if isinstance(h, _Hook)), None)

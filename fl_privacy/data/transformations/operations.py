@@ -59,28 +59,24 @@ def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
     def fixed(value: float) -> int:
         return math.floor(value * _FIXED + 0.5)
 
-    start = fixed(offset + by_x * 0.5 + by_y * 0.5)
-    return (start + fixed(by_x) * x + fixed(by_y) * y) >> 16
+    return (fixed(offset + by_x * 0.5 + by_y * 0.5) + fixed(by_x) * x + fixed(by_y) * y) >> 16
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return coordinates x and y, (H, W) int64 each."""
     height, width = images.shape[-2:]
-    sides = (torch.arange(side, device=images.device) for side in (height, width))
-    y, x = torch.meshgrid(*sides, indexing="ij")
+    y, x = torch.meshgrid(*(torch.arange(side, device=images.device) for side in (height, width)), indexing="ij")
     return x, y
 
 
 def _gather(images: Tensor, x: Tensor, y: Tensor, filling: int) -> Tensor:
     height, width = images.shape[-2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    found = _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1))
-    return torch.where(inside, found, _filling(images, filling))
+    return torch.where(inside, _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1)), _filling(images, filling))
 
 
 def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    index = (y * images.shape[-1] + x).flatten()
-    return images.flatten(-2).index_select(-1, index).reshape(images.shape)
+    return images.flatten(-2).index_select(-1, (y * images.shape[-1] + x).flatten()).reshape(images.shape)
 
 
 def _filling(images: Tensor, level: int) -> Tensor:

@@ -138,8 +138,7 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, tabl
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}.")
     codes: dict[int, None] = {}
     while len(codes) < number:
-        drawn = torch.randint(sum(sizes), (number,), generator=rng).tolist()
-        codes.update(dict.fromkeys(drawn))
+        codes.update(dict.fromkeys(torch.randint(sum(sizes), (number,), generator=rng).tolist()))
     return [Policy(_decode(code, sizes), table) for code in list(codes)[:number]]
 
 

@@ -75,8 +75,7 @@ class Layered(VictimGradients):
         self._victim_model = victim_model
         self._model, renamed, self._victims = separated_copy(victim_model.model)
         freeze_convolutions(self._model)
-        parameters = dict(self._model.named_parameters())
-        self._names = {id(parameters[renamed[name]]): name for name in victim_model.names}
+        self._names = {id(self._model.get_parameter(renamed[name])): name for name in victim_model.names}
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:

@@ -181,8 +181,7 @@ class ManyModels:
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
     """Return the number of models that fit into memory with their images."""
-    elements = sum(p.numel() for p in model.parameters())
-    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
+    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // sum(p.numel() for p in model.parameters())))
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:

@@ -69,8 +69,7 @@ class VictimLoss:
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the scalar loss; missing parameters are those sent."""
         renamed = {self._names[name]: value for name, value in parameters.items()}
-        logits = functional_call(self._model, renamed, (inputs,))
-        return self._scale * self._of_outputs(logits, labels)
+        return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
 
 
 class Vectorized(VictimGradients):

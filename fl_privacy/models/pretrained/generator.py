@@ -198,8 +198,7 @@ class Provenance:
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
-        nearest = torch.cat([torch.cdist(part, known).amin(1) for part in torch.split(asked, 256)])
-        return nearest / SIDE <= ALIKE
+        return torch.cat([torch.cdist(part, known).amin(1) for part in torch.split(asked, 256)]) / SIDE <= ALIKE
 
 
 def image_fingerprints(images: Tensor) -> Tensor:

@@ -18,18 +18,8 @@ from fl_privacy.site.gate.warden import Room, watched
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
 """System folders that any program needs."""
 
-SETTINGS = (
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/timezone",
-    "/etc/passwd",
-    "/etc/group",
-    "/etc/nsswitch.conf",
-    "/etc/mime.types",
-    "/etc/os-release",
-    "/etc/alternatives",
-    "/etc/fonts",
-)
+_OF_PROGRAMS = ("ld.so.cache", "localtime", "timezone", "mime.types", "os-release", "alternatives", "fonts")
+SETTINGS = tuple(f"/etc/{name}" for name in (*_OF_PROGRAMS, "passwd", "group", "nsswitch.conf"))
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Devices, without ``/dev/zero``, whose shared mappings are uncounted memory."""
 

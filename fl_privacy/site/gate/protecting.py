@@ -93,8 +93,7 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:
-        squares = (float(np.square(_change(*piece) / largest).sum()) for piece in pieces)
-        norm = largest * math.sqrt(sum(squares))
+        norm = largest * math.sqrt(sum(float(np.square(_change(*piece) / largest).sum()) for piece in pieces))
     with np.errstate(over="ignore"):
         factor = min(1.0, noising.clip_norm / norm) if norm > 0 else 1.0
     steps: Integers = np.empty(sum(len(before) for before, _ in pieces), np.int64)
