@@ -276,8 +276,7 @@ def load_with_attribute(
     if task is not None:
         parts = [coarse(part, task) for part in parts]
     else:
-        number = 1 + max(int(part.groups.max()) for part in parts if part.groups is not None)
-        names = tuple(map(str, range(number)))
+        names = tuple(map(str, range(1 + max(int(part.groups.max()) for part in parts if part.groups is not None))))
         parts = [replace(part, attributes=part.groups, attribute_names=names) for part in parts]
     return replace(data, train=parts[0], test=parts[1])
 

@@ -124,11 +124,6 @@ class Entry:
         return entry
 
 
-def is_date(seconds: float) -> bool:
-    """Return ``True`` if ``seconds`` since 1970 are a calendar date."""
-    return YEARS[0] <= seconds <= YEARS[1]
-
-
 @dataclass
 class Account:
     """The sum of a ledger's lines.

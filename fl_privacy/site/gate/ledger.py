@@ -14,7 +14,7 @@ from typing import Any
 from fl_privacy.errors import UserError
 from fl_privacy.files import PRIVATE_FILE, make_missing_private, write_private
 from fl_privacy.files.foreign import open_regular
-from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, is_date, moment_now
+from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, moment_now
 
 LARGEST_LEDGER = 1 << 30
 LARGEST_LINE = 1 << 12
@@ -122,7 +122,7 @@ class Ledger:
         """
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
-        if not is_date(moment.clock):
+        if not YEARS[0] <= moment.clock <= YEARS[1]:
             raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
         if not account.entries:
             self._time = moment.clock
