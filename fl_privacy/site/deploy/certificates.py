@@ -29,8 +29,7 @@ def make_authority(certificate: Path, key: Path) -> None:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
     builder = _builder(name, name, made.public_key(), CA_DAYS, signs=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(made.public_key()), critical=False)
-    write_private(key, _private(made))
-    write_whole(certificate, _pem(builder.sign(made, hashes.SHA384())))
+    _write(certificate, key, made, builder.sign(made, hashes.SHA384()))
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
@@ -44,8 +43,7 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(identifier, critical=False)
-    write_private(key, _private(made))
-    write_whole(certificate, _pem(builder.sign(signer, hashes.SHA384())))
+    _write(certificate, key, made, builder.sign(signer, hashes.SHA384()))
 
 
 def make_node_key(private: Path, public: Path) -> None:
@@ -115,10 +113,7 @@ def _general_name(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _write(certificate: Path, key: Path, made: ec.EllipticCurvePrivateKey, signed: x509.Certificate) -> None:
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(*encoding)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    write_private(key, made.private_bytes(*encoding))
+    write_whole(certificate, signed.public_bytes(serialization.Encoding.PEM))
