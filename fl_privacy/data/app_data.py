@@ -38,14 +38,11 @@ Sample = tuple[Tensor, int]
 
 
 def samples(data: object) -> Iterator[Sample]:
-    """Yield the examples of ``data`` in order.
+    """Yield the examples of ``data`` in order; ``UserError`` if an example is something else.
 
     Args:
         data: a ``Dataset``, ``DataLoader``, data set of the hub, or iterable of pairs (image, label) or mappings with
             keys of ``IMAGE_KEYS`` and ``LABEL_KEYS``; of a tuple of loaders, such as (train, test), the first.
-
-    Raises:
-        UserError: an example is something else.
     """
     yield from map(as_sample, _examples(data))
 
@@ -156,10 +153,8 @@ def told_normalization(source: object) -> Normalization | None:
 def find_normalization(data: object) -> Normalization | None:
     """Infer the normalization from the transform or the extreme pixels; ``None`` if pixels lie within [0, 1].
 
-    The latter assumes black and white in each channel, which become -mean / std and (1 - mean) / std.
-
-    Raises:
-        UserError: there are no images.
+    The latter assumes black and white in each channel, which become -mean / std and (1 - mean) / std. ``UserError`` if
+    there are no images.
     """
     loaded = data[0] if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset) else data
     if (told := told_normalization(loaded)) is not None:

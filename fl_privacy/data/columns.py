@@ -66,8 +66,7 @@ def encode_labels(
         )
     if len(names) < 2:
         raise UserError(f"Data set {name} is expected to have at least 2 classes, but got only {names[0]}.")
-    codes = torch.from_numpy(values.astype(np.int64))
-    return list(codes.split([len(part) for part in parts])), tuple(names)
+    return list(torch.from_numpy(values.astype(np.int64)).split([len(part) for part in parts])), tuple(names)
 
 
 def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:

@@ -146,7 +146,7 @@ def load_data(
     other names in ``<root>/<name>``, else in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub.
     A folder holds ``<split>.parquet`` files or a folder of images for each class. Without a test split, the same fifth
     of each class is held out. Decoded images are cached in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until files
-    or settings change.
+    or settings change. ``UserError`` if there is no such data set, split or column, or a file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -158,9 +158,6 @@ def load_data(
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
         classes: all classes in label order; ``None`` takes the folders, in alphabetical order.
         keep: ``True`` caches decoded images.
-
-    Raises:
-        UserError: there is no such data set, split or column, or a file can't be read.
     """
     reading = _Reading(image_size, channels, fit, image_column, label_column, group_column)
     source = find_source(name, root)
@@ -259,13 +256,12 @@ def load_with_attribute(
 ) -> Dataset:
     """Load a data set whose examples have an attribute in addition to their class.
 
+    ``UserError`` if there is no such data set or column, or ``task`` does not contain each class once.
+
     Args:
         name: name of a data set, see ``load_data`` for other arguments.
         task: coarse classes, each a list of the data set's classes; an example's original class becomes its attribute.
         attribute_column: column of the attributes, instead of ``task``.
-
-    Raises:
-        UserError: there is no such data set or column, or ``task`` does not contain each class once.
     """
     if (task is None) == (attribute_column is None):
         raise UserError(
@@ -280,8 +276,7 @@ def load_with_attribute(
     if task is not None:
         parts = [coarse(part, task) for part in parts]
     else:
-        number = 1 + max(int(part.groups.max()) for part in parts if part.groups is not None)
-        names = tuple(map(str, range(number)))
+        names = tuple(map(str, range(1 + max(int(part.groups.max()) for part in parts if part.groups is not None))))
         parts = [replace(part, attributes=part.groups, attribute_names=names) for part in parts]
     return replace(data, train=parts[0], test=parts[1])
 

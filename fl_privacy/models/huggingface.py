@@ -97,6 +97,9 @@ def hugging_face(
 ) -> HuggingFaceText:
     """Load a model of the Hugging Face hub, or of a local folder.
 
+    ``UserError`` if transformers or peft is missing or refuses its settings, there is no such model, or the data have
+    another tokenizer.
+
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer (``data.tokenizer``).
         next_token: ``True`` if each next token is predicted.
@@ -104,10 +107,6 @@ def hugging_face(
         pretrained: ``True`` takes its weights; otherwise new ones of its architecture.
         peft: settings of adapters for ``peft.get_peft_config``, or ``None``: ``peft_type`` (LORA by default), ``r``,
             ``lora_alpha``, ``target_modules`` ...
-
-    Raises:
-        UserError: transformers or peft is missing or refuses its settings, there is no such model, or the data have
-            another tokenizer.
     """
     library = _library("transformers", "model=hf needs transformers")
     kind = library.AutoModelForCausalLM if next_token else library.AutoModel
@@ -126,22 +125,16 @@ def hugging_face(
     if vocabulary_size > tokens:
         raise UserError(f"{name} has {tokens} tokens, but the data {vocabulary_size}; set data.tokenizer={name}.")
     if peft is not None:
-        network = _with_peft(network, peft, next_token=next_token)
+        adapters = _library("peft", "model.peft needs the package peft")
+        given = {"peft_type": "LORA", "task_type": "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"} | dict(peft)
+        try:
+            network = adapters.get_peft_model(network, adapters.get_peft_config(given))
+        except (KeyError, TypeError, ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"model.peft={dict(peft)} is expected to be settings of peft for this model, but {reason_of(error)};"
+                " for example model.peft={r: 8, target_modules: [query, value]}."
+            ) from error
     return HuggingFaceText(network, num_classes=num_classes, next_token=next_token)
-
-
-def _with_peft(network: nn.Module, settings: Mapping[str, Any], *, next_token: bool) -> nn.Module:
-    library = _library("peft", "model.peft needs the package peft")
-    task = "CAUSAL_LM" if next_token else "FEATURE_EXTRACTION"
-    given = {"peft_type": "LORA", "task_type": task} | dict(settings)
-    try:
-        adapted: nn.Module = library.get_peft_model(network, library.get_peft_config(given))
-    except (KeyError, TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(
-            f"model.peft={dict(settings)} is expected to be settings of peft for this model, but {reason_of(error)};"
-            " for example model.peft={r: 8, target_modules: [query, value]}."
-        ) from error
-    return adapted
 
 
 def _library(name: str, needed: str) -> Any:
@@ -216,14 +209,12 @@ class Adapted(nn.Module):
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
     """Copy ``model`` with adapters on the queries and values of its attention, like ``peft``.
 
-    A joint layer of queries, keys and values gets one adapter.
+    A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model is no text model, or has no
+    such layer.
 
     Args:
         rank: r, at least 1 and below the width.
         alpha: numerator of the scale alpha / r; ``None`` is 2 r.
-
-    Raises:
-        UserError: the model is no text model, or has no such layer.
     """
     if not isinstance(model, TextModel):
         raise UserError("model.lora_rank is expected with a model of text, but this is of images; leave it out.")

@@ -221,7 +221,7 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None = None) -> None:
-    """Set the parameters of ``model`` in place.
+    """Set the parameters of ``model`` in place; ``UserError`` for an unknown ``name``.
 
     Args:
         name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
@@ -229,9 +229,6 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
             (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
             biases; ``kaiming_normal_fan_out`` sets convolutions alone (He et al. 2015), like torchvision and the code
             of "Inverting Gradients".
-
-    Raises:
-        UserError: unknown ``name``.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)

@@ -67,9 +67,6 @@ class FlTabular(TableModel):
     """Network of Flower's example fl-tabular: layers of 128 and 64 with ReLU, then one sigmoid.
 
     It returns the logits (0, z), whose cross entropy and gradients equal those of the example's binary cross entropy.
-
-    Args:
-        num_classes: 2.
     """
 
     def __init__(self, *, schema: Schema, num_classes: int, init: str = "default") -> None:

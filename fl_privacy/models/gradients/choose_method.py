@@ -210,8 +210,7 @@ def gradient_by_inputs(
         found = loss_gradients(model, frozen, Batch(inputs, labels), **how, create_graph=True).gradients
         return {name: found[name] for name in names}
 
-    alone = not (changes or drops_out(model))
-    layered = _layered(model, frozen, batch, names, plan, plain=plain) if alone else None
+    layered = None if changes or drops_out(model) else _layered(model, frozen, batch, names, plan, plain=plain)
     if layered is None:
         return lambda inputs: plain(inputs, batch.labels)
 

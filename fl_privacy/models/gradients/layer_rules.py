@@ -21,10 +21,8 @@ from fl_privacy.types import Tensors
 class LayerCall:
     """One call of a layer during the pass over all victims.
 
-    Attributes:
-        names: layer's name of each wanted parameter -> the model's.
-        inputs: (V, B, ...).
-        deltas: (V, B, ...) gradient of the victims' losses by the outputs.
+    ``names``: layer's name of each wanted parameter -> the model's. ``inputs`` are (V, B, ...), ``deltas`` (V, B, ...)
+    the gradient of the victims' losses by the outputs.
     """
 
     module: nn.Module
@@ -56,22 +54,15 @@ Factors = Callable[[LayerCall], tuple[Tensor, Tensor] | None]
 ``weight``; ``None`` where this module has no such form."""
 
 
-@dataclass(frozen=True)
-class LayerRule:
-    """Gradients of a type of layer, and the factors of its weight's gradient, if any."""
-
-    gradients: Gradients
-    factors: Factors | None = None
-
-
-_RULES: dict[type[nn.Module], LayerRule] = {}
+_RULES: dict[type[nn.Module], tuple[Gradients, Factors | None]] = {}
+"""Gradients of a type of layer, and the factors of its weight's gradient, if any."""
 
 
 def register_layer_rule(*types: type[nn.Module], factors: Factors | None = None) -> Callable[[Gradients], Gradients]:
     """Decorate the gradients of layers of exactly these ``types``."""
 
     def register(gradients: Gradients) -> Gradients:
-        _RULES.update(dict.fromkeys(types, LayerRule(gradients, factors)))
+        _RULES.update(dict.fromkeys(types, (gradients, factors)))
         return gradients
 
     return register
@@ -79,14 +70,14 @@ def register_layer_rule(*types: type[nn.Module], factors: Factors | None = None)
 
 def parameter_gradients(call: LayerCall, names: Collection[str]) -> Tensors:
     """Compute the gradient (V, *shape) of the layer's parameters ``names``."""
-    rule = _RULES.get(type(call.module))
-    return (rule.gradients if rule else _by_vjp)(call, names)
+    gradients, _ = _RULES.get(type(call.module), (_by_vjp, None))
+    return gradients(call, names)
 
 
 def weight_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
     """Return factors ``deltas`` (V, O, P) and ``inputs`` (V, D, P) of the weight's gradient, if any."""
-    rule = _RULES.get(type(call.module))
-    return rule.factors(call) if rule and rule.factors else None
+    _, factors = _RULES.get(type(call.module), (_by_vjp, None))
+    return factors(call) if factors else None
 
 
 @register_layer_rule(nn.Linear, factors=lambda call: (call.deltas.flatten(1, -2).mT, call.inputs.flatten(1, -2).mT))

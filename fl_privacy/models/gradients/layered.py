@@ -73,11 +73,9 @@ class Layered(VictimGradients):
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
-        separated = separated_copy(victim_model.model)
-        self._model, self._victims = separated.model, separated.victims
+        self._model, renamed, self._victims = separated_copy(victim_model.model)
         freeze_convolutions(self._model)
-        parameters = dict(self._model.named_parameters())
-        self._names = {id(parameters[separated.names[name]]): name for name in victim_model.names}
+        self._names = {id(self._model.get_parameter(renamed[name])): name for name in victim_model.names}
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:

@@ -138,13 +138,9 @@ class ManyModels:
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
-        """Train each model by a local step for each entry of ``order``.
+        """Train each model by a local step for each entry (M, B) of ``order``, indices into ``pool``.
 
-        Args:
-            pool: source of the batches.
-            order: (M, B) indices into ``pool`` of each step.
-            plan: learning rate, optimizer, batch-norm mode and loss scale.
-            longest: Euclidean norm to which a model's gradient of a step is clipped.
+        A model's gradient of a step is clipped to the Euclidean norm ``longest``.
         """
         set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
@@ -185,8 +181,7 @@ class ManyModels:
 
 def models_at_once(model: nn.Module, batch_size: int) -> int:
     """Return the number of models that fit into memory with their images."""
-    elements = sum(p.numel() for p in model.parameters())
-    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // elements))
+    return max(1, min(EXAMPLES_AT_ONCE // batch_size, _ELEMENTS // sum(p.numel() for p in model.parameters())))
 
 
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:

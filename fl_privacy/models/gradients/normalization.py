@@ -27,10 +27,7 @@ class Affine(nn.Module):
         self.weight, self.bias, self._trailing = weight, bias, trailing
 
     def forward(self, normalized: Tensor) -> Tensor:
-        if self._trailing:
-            scaled = normalized * self.weight
-            return scaled if self.bias is None else scaled + self.bias
-        shape = (-1, *(1 for _ in normalized.shape[2:]))
+        shape = self.weight.shape if self._trailing else (-1, *(1 for _ in normalized.shape[2:]))
         scaled = normalized * self.weight.view(shape)
         return scaled if self.bias is None else scaled + self.bias.view(shape)
 
@@ -112,23 +109,12 @@ class _ChannelSums(torch.autograd.Function):
         return deltas * by_products, (inputs * by_products).add_(by_total)
 
 
-@dataclass(frozen=True, eq=False)
-class Separated:
-    """Model whose norm layers are split into a normalization and an :class:`Affine`.
-
-    ``names``: original parameter name -> name in ``model``. ``victims``: their number, to be set before each pass.
-    """
-
-    model: nn.Module
-    names: dict[str, str]
-    victims: Victims
-
-
-def separated_copy(model: nn.Module) -> Separated:
-    """Copy ``model`` with its norm layers separated.
+def separated_copy(model: nn.Module) -> tuple[nn.Module, dict[str, str], Victims]:
+    """Copy ``model`` with each norm layer as a normalization and an :class:`Affine`.
 
     This gives access to each victim's statistics and gradients, and avoids ``vmap`` of a fused norm layer, whose weight
-    gradient has a wrong derivative by the inputs.
+    gradient has a wrong derivative by the inputs. Return also each parameter's name in ``model`` -> that in the copy,
+    and the number of victims, to be set before each pass.
     """
     copied, victims = copy.deepcopy(model), Victims()
     original = {id(p): name for name, p in copied.named_parameters()}
@@ -137,7 +123,7 @@ def separated_copy(model: nn.Module) -> Separated:
         if replacement is not None and name:
             parent, _, attribute = name.rpartition(".")
             setattr(copied.get_submodule(parent), attribute, replacement)
-    return Separated(copied, {original[id(p)]: name for name, p in copied.named_parameters()}, victims)
+    return copied, {original[id(p)]: name for name, p in copied.named_parameters()}, victims
 
 
 def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:

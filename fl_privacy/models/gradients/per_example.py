@@ -57,10 +57,8 @@ def clipped_sum(
 
     Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
     less (ghost clipping, Li et al. 2022, Sec. 4); otherwise gradients of up to 256 MB are held at once. An example
-    without finite norm adds nothing; an empty batch gives 0.
-
-    Raises:
-        UserError: batch norm in training mode leaves no example its own gradient, or nothing is trained.
+    without finite norm adds nothing; an empty batch gives 0. ``UserError`` if batch norm in training mode leaves no
+    example its own gradient, or nothing is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(

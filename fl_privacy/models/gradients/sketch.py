@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
@@ -43,8 +43,7 @@ class GradientSketch:
         return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
 
     def __call__(self, gradients: Tensors) -> Tensor:
-        batch = len(next(iter(gradients.values())))
-        found = torch.zeros(batch, self.size, device=self.signs.device)
+        found = torch.zeros(len(next(iter(gradients.values()))), self.size, device=self.signs.device)
         for name, part in self._parts(gradients):
             values = gradients[name].reshape(len(gradients[name]), -1) * self.signs[part]
             found = found.index_add(1, self.buckets[part], values)
@@ -56,12 +55,8 @@ class GradientSketch:
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
     def _parts(self, gradients: Tensors) -> Sequence[tuple[str, slice]]:
-        parts, start = [], 0
-        for name in self.names:
-            size = gradients[name][0].numel()
-            parts.append((name, slice(start, start + size)))
-            start += size
-        return parts
+        ends = accumulate((gradients[name][0].numel() for name in self.names), initial=0)
+        return [(name, slice(*pair)) for name, pair in zip(self.names, pairwise(ends), strict=True)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,18 +60,16 @@ class VictimLoss:
     """Loss of one victim's batch as a function of parameters, under their original names."""
 
     def __init__(self, victim_model: VictimModel) -> None:
-        self._separated = separated_copy(victim_model.model)
+        self._model, self._names, _ = separated_copy(victim_model.model)
         self._scale, self._of_outputs = victim_model.plan.loss_scale, victim_model.loss
 
     def parameters(self) -> dict[str, Tensor]:
-        values = dict(self._separated.model.named_parameters())
-        return {name: values[own] for name, own in self._separated.names.items()}
+        return {name: self._model.get_parameter(own) for name, own in self._names.items()}
 
     def __call__(self, parameters: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the scalar loss; missing parameters are those sent."""
-        renamed = {self._separated.names[name]: value for name, value in parameters.items()}
-        logits = functional_call(self._separated.model, renamed, (inputs,))
-        return self._scale * self._of_outputs(logits, labels)
+        renamed = {self._names[name]: value for name, value in parameters.items()}
+        return self._scale * self._of_outputs(functional_call(self._model, renamed, (inputs,)), labels)
 
 
 class Vectorized(VictimGradients):

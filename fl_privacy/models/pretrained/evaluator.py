@@ -55,12 +55,10 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatorPlan:
-    """Training plan of an evaluation network; the defaults are those of Refiner, appendix D.
+    """Training plan of an evaluation network, by Adam; the defaults are those of Refiner, appendix D.
 
-    Attributes:
-        widths: filters of the three convolutions.
-        levels: number of evenly spaced noise ratios 0, ..., 1 of each image in an epoch.
-        lr: learning rate of Adam.
+    ``widths`` are the filters of the convolutions, ``levels`` the number of evenly spaced noise ratios 0, ..., 1 of
+    each image in an epoch.
     """
 
     widths: tuple[int, ...] = (128, 256, 512)
@@ -118,15 +116,12 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
-    Cross entropy has the form of Refiner's Eq. 5.
+    Cross entropy has the form of Refiner's Eq. 5. ``UserError`` if the teacher is for other images.
 
     Args:
         images: (N, C, H, W) uint8, public.
         teacher: larger network, on ``device``, whose predictions replace the true ratios (knowledge distillation,
             Hinton et al. 2015).
-
-    Raises:
-        UserError: the teacher is for other images.
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))

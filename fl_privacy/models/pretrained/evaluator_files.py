@@ -109,10 +109,8 @@ def find_evaluator(
 ) -> EvaluationNetwork:
     """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
 
-    The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images.
-
-    Raises:
-        UserError: the file is none, or is for other images; there is none for color images.
+    The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images. ``UserError`` if the file is
+    none, or is for other images, or without one for color images.
     """
     if path is not None:
         file = expanded(path)
@@ -194,13 +192,8 @@ def find_word_evaluator(
 ) -> WordEvaluator:
     """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
-    Args:
-        path: file of ``fl-privacy train-evaluator`` for such data and model, or ``None``.
-        table: (n, d) embeddings of the model's tokens.
-        public: (N, L) tokens of public texts, padded with -1, if any.
-
-    Raises:
-        UserError: the file is none, or is for other embeddings; there is neither a file nor a public text.
+    ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
+    ``UserError`` if the file is none, or is for other embeddings, or there is neither a file nor a public text.
     """
     words = name_of_words(table)
     if path is not None:

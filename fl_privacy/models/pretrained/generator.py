@@ -35,7 +35,6 @@ class GeneratorShape:
     """Architecture of a generator.
 
     Attributes:
-        channels: C of the images.
         size: height and width of the images, a multiple of 4 such as 28, 32 or 64.
         width: filters of the last but one layer; each earlier layer has twice as many.
         num_classes: K; 0 for a generator without classes.
@@ -192,17 +191,14 @@ class Provenance:
         return f"{self.data}, split {self.split}, {self.images:,} images"
 
     def header(self) -> str:
-        fields = asdict(self)
-        del fields["fingerprints"]
-        return json.dumps(fields)
+        return json.dumps({name: getattr(self, name) for name in _ORIGIN})
 
     def seen(self, images: Tensor) -> Tensor:
         """Return the mask (N,) of ``images`` (N, C, H, W), uint8 or in [0, 1], seen in training, up to re-encoding."""
         if not len(self.fingerprints):
             return torch.zeros(len(images), dtype=torch.bool)
         known, asked = self.fingerprints.float(), image_fingerprints(images).float()
-        nearest = torch.cat([torch.cdist(part, known).amin(1) for part in torch.split(asked, 256)])
-        return nearest / SIDE <= ALIKE
+        return torch.cat([torch.cdist(part, known).amin(1) for part in torch.split(asked, 256)]) / SIDE <= ALIKE
 
 
 def image_fingerprints(images: Tensor) -> Tensor:
@@ -347,8 +343,7 @@ def find_generator(
 ) -> TrainedGenerator:
     """Return the generator of images (C, H, W) in the file ``path``, or that of a package if ``path`` is ``faces``.
 
-    Raises:
-        UserError: there is none, or it makes other images.
+    ``UserError`` if there is none, or it makes other images.
     """
     channels, height, width = image
     wanted = f"{channels}x{height}x{width}"

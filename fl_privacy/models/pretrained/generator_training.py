@@ -19,11 +19,10 @@ Told = Callable[[int, int, float, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorPlan:
-    """Plan of a generator's training.
+    """Plan of a generator's training by Adam.
 
     Attributes:
         width: filters of the generator's last but one layer, and of the discriminator's first.
-        lr: learning rate of Adam.
         beta: decay of Adam's first moment, in [0, 1).
         average: decay of the running mean of the generator's values, the result; in [0, 1).
         flip: ``True`` mirrors images half of the time.

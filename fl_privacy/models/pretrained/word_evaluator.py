@@ -135,7 +135,6 @@ def random_word_curve(
     box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(seed), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():
-        shares = torch.full((len(tokens),), ratio)
-        words, _ = mix_with_random_words(box, tokens, shares, rng, blended=whole)
+        words, _ = mix_with_random_words(box, tokens, torch.full((len(tokens),), ratio), rng, blended=whole)
         rows.append(network(words, tokens >= 0))
     return torch.stack(rows)

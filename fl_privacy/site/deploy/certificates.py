@@ -27,12 +27,9 @@ def make_authority(certificate: Path, key: Path) -> None:
     """Make a certificate authority for this deployment alone (P-384), which can only sign servers."""
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fl-privacy deployment")])
-    builder = _builder(name, name, made.public_key(), CA_DAYS)
-    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs=True), critical=True)
+    builder = _builder(name, name, made.public_key(), CA_DAYS, signs=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(made.public_key()), critical=False)
-    write_private(key, _private(made))
-    write_whole(certificate, _pem(builder.sign(made, hashes.SHA384())))
+    _write(certificate, key, made, builder.sign(made, hashes.SHA384()))
 
 
 def make_server_certificate(certificate: Path, key: Path, *, host: str, authority: tuple[Path, Path]) -> None:
@@ -41,15 +38,12 @@ def make_server_certificate(certificate: Path, key: Path, *, host: str, authorit
     made = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
     names = [_general_name(text) for text in dict.fromkeys([host, *LOOPBACK])]
-    builder = _builder(name, issuer.subject, made.public_key(), SERVER_DAYS)
+    builder = _builder(name, issuer.subject, made.public_key(), SERVER_DAYS, signs=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(signs=False), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = builder.add_extension(identifier, critical=False)
-    write_private(key, _private(made))
-    write_whole(certificate, _pem(builder.sign(signer, hashes.SHA384())))
+    _write(certificate, key, made, builder.sign(signer, hashes.SHA384()))
 
 
 def make_node_key(private: Path, public: Path) -> None:
@@ -99,18 +93,17 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int, *, signs: bool
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(public)
     builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - _EARLIER)
-    return builder.not_valid_after(now + datetime.timedelta(days=days))
-
-
-def _usage(*, signs: bool) -> x509.KeyUsage:
+    builder = builder.not_valid_after(now + datetime.timedelta(days=days))
+    constraints = x509.BasicConstraints(ca=signs, path_length=0 if signs else None)
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     never = dict.fromkeys((*others, "encipher_only", "decipher_only"), False)
-    return x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
+    usage = x509.KeyUsage(digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, **never)
+    return builder.add_extension(constraints, critical=True).add_extension(usage, critical=True)
 
 
 def _general_name(text: str) -> x509.GeneralName:
@@ -120,10 +113,7 @@ def _general_name(text: str) -> x509.GeneralName:
         return x509.DNSName(text)
 
 
-def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+def _write(certificate: Path, key: Path, made: ec.EllipticCurvePrivateKey, signed: x509.Certificate) -> None:
     encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    return key.private_bytes(*encoding)
-
-
-def _pem(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.PEM)
+    write_private(key, made.private_bytes(*encoding))
+    write_whole(certificate, signed.public_bytes(serialization.Encoding.PEM))

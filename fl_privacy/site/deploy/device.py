@@ -134,15 +134,13 @@ def measure_nodes(
 ) -> Iterator[str]:
     """Measure a client round of each of ``runs`` and add it to the run's records; yield a line for each run.
 
-    Each run has a process of its own, on one core with one thread.
+    Each run has a process of its own, on one core with one thread. ``UserError`` if a folder holds no run, or a client
+    fails for another reason than its memory.
 
     Args:
         runs: folders of finished runs, or of sweeps over them.
         core: number of the core; by default the first that this process may use.
         trust: import paths that the runs may name in addition to registered ones.
-
-    Raises:
-        UserError: a folder holds no run, or a client fails for another reason than its memory.
     """
     if repeats < 1:
         raise UserError(f"--repeats is expected to be at least 1, but got {repeats}.")

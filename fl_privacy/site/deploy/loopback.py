@@ -252,7 +252,7 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
         end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)
         return f"for {deployment.host} until {end:%Y-%m-%d}"
 
-    trial = _Trial(deployment, say)
+    trial = _Trial(say)
     trial.step("private keys are their owner's alone", expect_private)
     trial.step("the SuperLink's certificate", certificate)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-deploy-") as work:
@@ -266,7 +266,6 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
 
 @dataclass
 class _Trial:
-    deployment: Deployment
     say: Callable[[str], None]
     failed: bool = field(default=False, init=False)
 
@@ -302,16 +301,12 @@ def _try_nodes(trial: _Trial, deployment: Deployment, federation: LoopbackFedera
             federation.wait_for_node(f"node-{number}")
         return small_run(federation, deployment.app, len(numbers))
 
-    def unregistered() -> str:
-        return _refused(federation, UNREGISTERED, key=stranger)
-
-    def misled() -> str:
-        other = federation.folder / "other.crt"
-        return _refused(federation, UNKNOWN_AUTHORITY, key=deployment.node(0) / "node.key", authority=other)
-
     if not trial.step(f"{len(numbers)} node keys are registered", register):
         return
+    unregistered = partial(_refused, federation, UNREGISTERED, key=stranger)
     trial.step("a node whose key is not registered is refused", unregistered)
+    own, other = deployment.node(0) / "node.key", federation.folder / "other.crt"
+    misled = partial(_refused, federation, UNKNOWN_AUTHORITY, key=own, authority=other)
     trial.step("a SuperLink of another authority is refused", misled)
     if trial.step(f"{ROUNDS} rounds with {len(numbers)} nodes", run):
         sealed = partial(_expect_sealed, federation.folder, len(numbers))

@@ -66,13 +66,9 @@ class Deployment:
 def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: str = "") -> Path:
     """Write keys, certificates, commands, services and an app into ``folder``; existing secrets are kept.
 
-    Args:
-        folder: folder for its owner alone.
-        policy: one of ``fl_privacy.site.gate.READY``: start of each node's site.yaml, which is kept if it exists;
-            start.sh then runs the node's app behind it.
-
-    Raises:
-        UserError: a value is out of range, or the folder was written for another host.
+    The folder is for its owner alone. A ``policy``, one of ``fl_privacy.site.gate.READY``, is the start of each node's
+    site.yaml, which is kept if it exists; start.sh then runs the node's app behind it. ``UserError`` if a value is out
+    of range, or the folder was written for another host.
     """
     if policy:
         one_of("--policy", policy, READY)

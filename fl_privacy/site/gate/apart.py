@@ -51,13 +51,11 @@ class Apart:
     """A process of a module of this package that gives up its rights before it loads third-party code.
 
     It has no terminal, none of this process's descriptors and few environment variables. The caller must ``close`` it.
+    ``OSError`` if no process, thread, folder or pipe is available.
 
     Args:
         module: module to run, which answers ``Isolation`` to its first message.
         wishes: reachable resources; ``temporary`` is chosen here.
-
-    Raises:
-        OSError: no process, thread, folder or pipe is available.
     """
 
     def __init__(self, module: str, wishes: Wishes, variables: Mapping[str, str]) -> None:
@@ -107,8 +105,7 @@ class Apart:
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
         """Send ``wishes`` and ``asked``, and return the isolation, which the process reports before it loads any code.
 
-        Raises:
-            RefusedError: it has ended, or took too long.
+        ``RefusedError`` if it has ended, or took too long.
         """
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
         (told,) = self.receive(LARGEST_WORD, deadline)
@@ -152,8 +149,7 @@ class Apart:
     def receive(self, most: int, deadline: float) -> list[bytes]:
         """Return the parts of the next message, of at most ``most`` bytes in all.
 
-        Raises:
-            RefusedError: the process has ended, sends too much, or nothing by ``deadline`` of the monotonic clock.
+        ``RefusedError`` if the process has ended, sends too much, or nothing by ``deadline`` of the monotonic clock.
         """
         (number,) = struct.unpack(">Q", self._bytes(8, deadline))
         if not 0 < number <= MOST_PARTS:

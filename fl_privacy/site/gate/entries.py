@@ -124,17 +124,11 @@ class Entry:
         return entry
 
 
-def is_date(seconds: float) -> bool:
-    """Return ``True`` if ``seconds`` since 1970 are a calendar date."""
-    return YEARS[0] <= seconds <= YEARS[1]
-
-
 @dataclass
 class Account:
     """The sum of a ledger's lines.
 
     Attributes:
-        digest: digest of the last line.
         asked: digest of the last line that began an entry.
         rho: rho spent, for changes that are there or not.
         unbounded: number of weights that left without noise.
@@ -221,15 +215,11 @@ class Limits:
 
 
 def epsilon_of(rho: float, delta: float) -> float:
-    """Return the epsilon at ``delta`` of releases that are together ``rho``-zCDP.
+    """Return the epsilon at ``delta`` in (0, 1) of releases that are together ``rho``-zCDP; infinite without noise.
 
     Their Renyi divergences are at most rho a for every order a > 1 (Bun, Steinke 2016); by Proposition 12 of Canonne,
     Kamath, Steinke 2020, epsilon = rho a + log((a - 1) / a) - (log(delta) + log(a)) / (a - 1), minimal over a. This is
     the RDP accountant for Gaussian noise without sampling.
-
-    Args:
-        rho: zCDP parameter, at least 0; infinite without noise.
-        delta: failure probability in (0, 1).
     """
     checks.number("rho", rho, at_least=0, infinite=True, example=0.1)
     checks.number("delta", delta, above=0, below=1, example=1e-5)

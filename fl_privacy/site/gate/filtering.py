@@ -69,9 +69,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
     """Return the part of the app's reply that may leave, noised if the policy says so.
 
     It has all received arrays or none; names and order are the policy's or the coordinator's, never the app's.
-
-    Raises:
-        RefusedError: the reply holds something that the policy does not name.
+    ``RefusedError`` if the reply holds something that the policy does not name.
     """
     reply = policy.reply(kind)
     if reply is None:

@@ -18,18 +18,8 @@ from fl_privacy.site.gate.warden import Room, watched
 SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/sys/devices/system")
 """System folders that any program needs."""
 
-SETTINGS = (
-    "/etc/ld.so.cache",
-    "/etc/localtime",
-    "/etc/timezone",
-    "/etc/passwd",
-    "/etc/group",
-    "/etc/nsswitch.conf",
-    "/etc/mime.types",
-    "/etc/os-release",
-    "/etc/alternatives",
-    "/etc/fonts",
-)
+_OF_PROGRAMS = ("ld.so.cache", "localtime", "timezone", "mime.types", "os-release", "alternatives", "fonts")
+SETTINGS = tuple(f"/etc/{name}" for name in (*_OF_PROGRAMS, "passwd", "group", "nsswitch.conf"))
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
 """Devices, without ``/dev/zero``, whose shared mappings are uncounted memory."""
 
@@ -119,10 +109,7 @@ def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate this single-threaded process; return in a grandchild, whose end ends this process.
 
     This process then counts the app's resources. The child is the first process of the new process table: it only
-    waits, and all others end with it.
-
-    Raises:
-        OSError: limits of memory can't be set.
+    waits, and all others end with it. ``OSError`` if limits of memory can't be set.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:

@@ -14,7 +14,7 @@ from typing import Any
 from fl_privacy.errors import UserError
 from fl_privacy.files import PRIVATE_FILE, make_missing_private, write_private
 from fl_privacy.files.foreign import open_regular
-from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, is_date, moment_now
+from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, moment_now
 
 LARGEST_LEDGER = 1 << 30
 LARGEST_LINE = 1 << 12
@@ -30,13 +30,11 @@ class Ledger:
 
     A line is written in one piece; file and anchor are synced before the caller goes on. The anchor, in another folder,
     has number and digest of the last entry, so that a restored ledger is noticed, unless both are restored.
+    ``LedgerError`` if both are one place, or one is within the other.
 
     Args:
         path: file, made for its owner alone if neither it nor the anchor exists.
         clock: present time as ``Moment``, or as seconds since 1970.
-
-    Raises:
-        LedgerError: both are one place, or one is within the other.
     """
 
     def __init__(self, path: Path, anchor: Path, *, clock: Callable[[], Moment | float] = moment_now) -> None:
@@ -81,11 +79,8 @@ class Ledger:
     def settle(self, number: int, outcome: str, rho: float | None) -> Account:
         """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
 
-        Args:
-            rho: rho of the entry, or 0 if weights without noise did not leave.
-
-        Raises:
-            LedgerError: the entry is not open, it can't be written, or ``account`` raises.
+        ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
+        open, it can't be written, or ``account`` raises.
         """
         with self._locked() as descriptor:
             account = self._read(descriptor)
@@ -97,8 +92,7 @@ class Ledger:
     def mend(self, rho: float | None) -> bool:
         """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.
 
-        Raises:
-            LedgerError: anything else is wrong with the ledger.
+        ``LedgerError`` if anything else is wrong with the ledger.
         """
         with self._locked() as descriptor:
             size = os.fstat(descriptor).st_size
@@ -128,7 +122,7 @@ class Ledger:
         """
         now = self._clock()
         moment = now if isinstance(now, Moment) else Moment(now)
-        if not is_date(moment.clock):
+        if not YEARS[0] <= moment.clock <= YEARS[1]:
             raise LedgerError(f"The clock is expected to say a date, but says {moment.clock} s since 1970; set it.")
         if not account.entries:
             self._time = moment.clock

@@ -67,10 +67,8 @@ def noised(
     The change is scaled in float64 and rounded to whole steps, whose sum of squares is checked in integers; noise is
     added in integers. The result depends on these integers and on ``received`` alone.
 
-    Args:
-        received: finite floating-point arrays of any shapes.
-        replied: finite arrays of the same shapes.
-        draw: function from a number to that many values of noise; only tests replace it.
+    All arrays are finite; pairs have one shape. ``draw`` maps a number to that many values of noise; only tests replace
+    it.
     """
     flat = [(before.reshape(-1), after.reshape(-1)) for before, after in zip(received, replied, strict=True)]
     pieces = [piece for pair in flat for piece in zip(*map(_cut, pair), strict=True)]
@@ -95,8 +93,7 @@ def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
     largest = max((float(np.abs(_change(*piece)).max(initial=0.0)) for piece in pieces), default=0.0)
     norm = 0.0
     if largest > 0:
-        squares = (float(np.square(_change(*piece) / largest).sum()) for piece in pieces)
-        norm = largest * math.sqrt(sum(squares))
+        norm = largest * math.sqrt(sum(float(np.square(_change(*piece) / largest).sum()) for piece in pieces))
     with np.errstate(over="ignore"):
         factor = min(1.0, noising.clip_norm / norm) if norm > 0 else 1.0
     steps: Integers = np.empty(sum(len(before) for before, _ in pieces), np.int64)

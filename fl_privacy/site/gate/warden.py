@@ -47,9 +47,7 @@ class Room:
 def watched(child: int, parent: int, room: Room, scratch: str) -> int:
     """Wait for process ``child``, with which all others end, and return the status to end with.
 
-    Args:
-        child: first process of the namespace mounted at ``/proc``.
-        parent: process that started this one; if it ends, all end.
+    ``child`` is the first process of the namespace at ``/proc``; if ``parent``, which started this one, ends, all end.
     """
     failed = 0
     while True:
