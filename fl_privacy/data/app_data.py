@@ -98,7 +98,7 @@ def _class(label: Any) -> int:
         raise UserError(f"A label is expected to be the number of a class, but got {label!r:.80}.") from error
     if len(values) == 1 and np.isfinite(values[0]) and values[0] == int(values[0]):
         return int(values[0])
-    if len(values) > 1 and values.sum() == 1 and values.max() == 1:
+    if len(values) > 1 and values.min() >= 0 and values.sum() == values.max() == 1:
         return int(values.argmax())
     raise UserError(
         f"A label is expected to be the number of one class, but got {np.array2string(values, threshold=10):.80};"

@@ -44,3 +44,9 @@ def test_images_are_had_whatever_their_labels_are() -> None:
     data = [(torch.rand(1, 2, 2), [1, 1, 0])] * 3
     assert as_image(data[0]).shape == (1, 2, 2)
     assert find_normalization(data) is None
+
+
+@pytest.mark.parametrize("label", [[1, 1, -1], [1, -1, 1, -1, 1], [0.5, 0.5], [0, 0]])
+def test_several_labels_of_an_image_are_not_taken_for_one(label: list[float]) -> None:
+    with pytest.raises(UserError, match="of several labels"):
+        as_sample((torch.zeros(1, 8, 8), torch.tensor(label)))

@@ -157,7 +157,10 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
         _close_all(ready)
         if os.read(ready, 1) == b"1":  # the root has changed for this process too
             room = Room(wishes.most_bytes, wishes.most_processes)
-            os._exit(watched(child, parent, room, wishes.temporary))  # count the app's resources until it has ended
+            try:
+                os._exit(watched(child, parent, room, wishes.temporary))  # count the app's resources until it has ended
+            finally:  # whatever went wrong: this process never goes on as its caller
+                os._exit(1)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
