@@ -36,8 +36,7 @@ Variant = Literal["paper", "code"]
 """Source of the settings if paper and program differ."""
 
 _STD = 0.25
-_SPACE = Space(mean=0.5, std=_STD)
-"""Images normalized by values typical of natural images."""
+_SPACE = Space(mean=0.5, std=_STD)  # images normalized by values typical of natural images
 
 
 @takes(GradientOptions)

@@ -16,11 +16,8 @@ from fl_privacy.measure.matching import hard_labels
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
-_COARSE = 4
-"""Image side divided by that of the first feature map."""
-
-_NOISE = 10
-"""Length of the noise, as in DP-MERF and GS-WGAN."""
+_COARSE = 4  # image side divided by that of the first feature map
+_NOISE = 10  # length of the noise, as in DP-MERF and GS-WGAN
 
 
 class Generator(nn.Module):

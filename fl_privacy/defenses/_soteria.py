@@ -76,8 +76,7 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
-_CHUNK_ELEMENTS = 1 << 20
-"""Input elements of the products computed together, which bounds the memory."""
+_CHUNK_ELEMENTS = 1 << 20  # input elements of the products computed together, which bounds the memory
 
 _KEPT_BYTES = 1 << 25
 """Most bytes that the forward pass of backward products writes; fewer would make each product too short."""
@@ -224,8 +223,7 @@ def feature_mask(scores: Tensor, rate: float) -> Tensor:
 
 def published_mask(scores: Tensor, rate: float) -> Tensor:
     """Return booleans (D,), false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
-    mask: Tensor = scores.abs() >= scores.quantile(rate)
-    return mask
+    return scores.abs() >= scores.quantile(rate)
 
 
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:

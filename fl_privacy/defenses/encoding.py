@@ -16,11 +16,8 @@ _HEADER = 6
 """Header bytes: one for the layout of positions, one for the bits of a grid value (0: raw), four for their number."""
 
 _MAX_BITS = 28
-_PROBE = 256
-"""Number of values that mostly suffices to show that a tensor is not on a grid."""
-
-_GLANCE = 64
-"""Number of values for a first look at this, which suffices for most updates."""
+_PROBE = 256  # number of values that mostly suffices to show that a tensor is not on a grid
+_GLANCE = 64  # number of values for a first look at this, which suffices for most updates
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
 """Largest code of each grid, (bits, 1)."""
@@ -116,8 +113,7 @@ def _encode(tensor: Tensor) -> bytes:
         positions = np.packbits(layout.present.numpy()).tobytes()
     elif layout.how == _INDICES:
         positions = pack(layout.present.nonzero().squeeze(1).numpy(), _index_bits(len(layout.flat)))
-    dense = layout.how == _DENSE
-    values, bits = (layout.flat, layout.dense_bits) if dense else (layout.nonzero, layout.bits)
+    values, bits = (layout.flat, layout.dense_bits) if layout.how == _DENSE else (layout.nonzero, layout.bits)
     header = bytes([layout.how, bits]) + len(values).to_bytes(4, "little")
     if bits == 0:
         return header + positions + values.contiguous().view(torch.uint8).numpy().tobytes()

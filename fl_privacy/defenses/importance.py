@@ -18,11 +18,8 @@ POINTS = 20
 PERMUTATIONS = 10
 """Number of random orders of Neuron Shapley."""
 
-_VECTORIZED = 16
-"""Largest batch whose points are computed at once; for larger ones single passes are faster."""
-
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of parameters held at once (64 MB)."""
+_VECTORIZED = 16  # largest batch whose points are computed at once; for larger ones single passes are faster
+_CHUNK_ELEMENTS = 1 << 24  # elements of parameters held at once (64 MB)
 
 
 def integrated_gradients(

@@ -135,8 +135,7 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
     with torch.no_grad(), entering(layers) as calls:
         functional_call(model, values, (inputs,))
-    order = dict.fromkeys(call.name for call in calls)
-    depths = {name: depth for depth, name in enumerate(order, start=1)}
+    depths = {name: depth for depth, name in enumerate(dict.fromkeys(call.name for call in calls), start=1)}
     return {name: depths.get(name.rpartition(".")[0], len(layers)) for name in state.parameters}
 
 

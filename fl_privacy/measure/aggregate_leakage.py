@@ -64,8 +64,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
     2022, "User-level label leakage from gradients").
     """
-    widths = {len(trace.change) for trace in traces}
-    if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
+    if len({len(trace.change) for trace in traces}) != 1 or len(traces) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
         return Answer(question="classes", reason=said)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])

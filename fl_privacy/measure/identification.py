@@ -84,8 +84,7 @@ class Look:
         leads = own - rest.amax(1, keepdim=True) - luck(len(self.guesses), candidates)
         lead, first = leads.max(0)
         place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
-        best = own.gather(0, place[None])[0]
-        rank = 1 + (rest[place] >= best[:, None] - TIE).sum(1)
+        rank = 1 + (rest[place] >= own.gather(0, place[None])[0][:, None] - TIE).sum(1)
         foreign = torch.full(rank.shape, math.nan)
         for b in (rank == 1).nonzero().flatten().tolist():
             foreign[b] = min(self._foreign(b, at) for at in {int(first[b]), int(place[b])})
@@ -342,8 +341,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
     """Return ``image`` (C, H, W), upside down and, if square, in quarter turns; ``Moved`` adds the mirror images."""
-    square = image.shape[-2] == image.shape[-1]
-    return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if square else ())]
+    return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
@@ -354,8 +352,7 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1
-    best = int((places @ still).abs().argmax()) % (2 * down * across)
-    mirrored, place = divmod(best, down * across)
+    mirrored, place = divmod(int((places @ still).abs().argmax()) % (2 * down * across), down * across)
     row, column = divmod(place, across)
     lower = round((edge_y - row) * original.shape[-2] / height)
     right = round((edge_x - column) * original.shape[-1] / width)

@@ -97,8 +97,7 @@ def bpki(
 def pixel_histogram(images: Tensor, *, bins: int = BINS) -> Tensor:
     """Return the shares (k,) of the pixels of all ``images`` (N, C, H, W) in ``bins`` equal intervals of [0, 1]."""
     counts = _pixel_counts(images, bins).sum(0)
-    shares: Tensor = counts / counts.sum()
-    return shares
+    return counts / counts.sum()
 
 
 def _pixel_counts(images: Tensor, bins: int) -> Tensor:

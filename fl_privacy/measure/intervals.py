@@ -181,8 +181,7 @@ def _interval(
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None
-    share = sizes / sample.size
-    weights = 1 / (sample.size * np.sqrt(1 - share))
+    weights = 1 / (sample.size * np.sqrt(1 - sizes / sample.size))
     variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
     # covariance of the groups' weighted sums for independent values: G = diag(a) - b b', by its traces
     alone, together = weights**2 * sizes, weights * sizes / math.sqrt(sample.size)

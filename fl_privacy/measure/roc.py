@@ -114,8 +114,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
     if place < 0:
         return Estimate(value=1.0, low=1.0, high=1.0, chance=fpr)
     value = float(above(np.sort(found.negatives)[place : place + 1])[0])
-    drawn = rng.choice(found.negatives, (RESAMPLES, len(found.negatives)))
-    thresholds = np.partition(drawn, place, axis=1)[:, place]
+    thresholds = np.partition(rng.choice(found.negatives, (RESAMPLES, len(found.negatives))), place, axis=1)[:, place]
     low, high = np.quantile(rng.binomial(number, above(thresholds)) / number, [0.025, 0.975])
     exact = share_interval(round(value * number), number)
     return Estimate(value=value, low=min(float(low), exact[0]), high=max(float(high), exact[1]), chance=fpr)
@@ -135,8 +134,7 @@ def threshold_success(found: Separation) -> Estimate:
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
-    right = round(tpr * positives + (1 - fpr) * negatives)
-    return answer_success(right, number, majority=max(share, 1 - share))
+    return answer_success(round(tpr * positives + (1 - fpr) * negatives), number, majority=max(share, 1 - share))
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:

@@ -160,10 +160,8 @@ def _of_rows(
     measured: list[dict[str, float]] = []
     if any(len(m.found) for m in matches):
         right = right_cells(schema, *(schema.cells(rows) for rows in _inputs(matches, matches)))
-        cells = right, schema.numbers.expand_as(right)
-        measured = _by_metric({"cells": cells, "labels": _labels(matches)}, _NOTHING)
-    scores = _scored(reconstructions, matches, measured, compared)
-    each = zip(scores, matches, reconstructions, strict=True)
+        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": _labels(matches)}, _NOTHING)
+    each = zip(_scored(reconstructions, matches, measured, compared), matches, reconstructions, strict=True)
     return [replace(score, rows=written_rows(m, r, schema)) for score, m, r in each]
 
 

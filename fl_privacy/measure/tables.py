@@ -70,8 +70,7 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
             failure = "There is no guess with finite values."
         else:
             inputs = found.detach().cpu().float()
-            order = assign(schema, schema.cells(inputs), schema.cells(originals))
-            guess = inputs, order, reconstruction.batch.labels
+            guess = inputs, assign(schema, schema.cells(inputs), schema.cells(originals)), reconstruction.batch.labels
     return matched(originals, labels, guess, failure, missing="There is no guess for this row.")
 
 

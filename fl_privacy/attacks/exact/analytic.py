@@ -19,8 +19,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of weight gradients solved at a time (128 MB of float64)."""
+_CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 MB of float64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,7 @@ BLOCKS = "exact behind residual blocks"
 
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
 
-_TOGETHER = 16
-"""Images behind convolutions that are solved for at once."""
+_TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,11 +182,8 @@ def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
     return (left.amin(2).clamp_min(0).sum(1) / w.square().sum((1, 2))).sqrt()
 
 
-_ROUNDS, _STARTS = 20, 64
-"""Numbers of searches for sparse directions in the gradient of a batch, and of their starts."""
-
-_ONE_HOT = 0.01
-"""Largest distance of targets from those of one class."""
+_ROUNDS, _STARTS = 20, 64  # numbers of searches for sparse directions in the gradient of a batch, and of their starts
+_ONE_HOT = 0.01  # largest distance of targets from those of one class
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,6 +263,5 @@ def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> Hid
     labels = reproduction.labels(features, rest)
     if labels is not None and labels.is_floating_point():
         classes = labels.argmax(1)
-        one_each = float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT
-        labels = classes if one_each else None
+        labels = classes if float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT else None
     return None if labels is None else HiddenFeatures(path, features, labels)

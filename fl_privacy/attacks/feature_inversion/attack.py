@@ -128,10 +128,9 @@ def best_reconstruction(
     best = rows.start + int(losses.argmin())
     history = found.history[:, best]
     told = observation.knowledge.labels
-    labels = _inferred(observation, model, images[best]) if told is None else told
     return Reconstruction(
         id=observation.id,
-        batch=Batch(images[best], labels.cpu()),
+        batch=Batch(images[best], (_inferred(observation, model, images[best]) if told is None else told).cpu()),
         loss=float(found.loss[best]),
         history=tuple(history[history.isfinite()].tolist()),
         label_source="inferred" if told is None else "known",
@@ -291,10 +290,9 @@ class ModelInversion:
         pairs = zip(victims, starts, strict=True)
         blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
-        front_values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         found = minimize(
             problem,
-            torch.cat([pixels, *front_values], 1),
+            torch.cat([pixels, *[value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
             settings=Settings(optimizer=self.optimizer, iterations=self.iterations, projection=self.projection),

@@ -91,8 +91,7 @@ def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     if moments.counts is not None:
         alone = moments.counts == 1
     else:
-        none = moments.smoothing * (1 + ROUNDING) or ROUNDING * moments.variances.max()
-        alone = moments.variances.max(1) <= none
+        alone = moments.variances.max(1) <= (moments.smoothing * (1 + ROUNDING) or ROUNDING * moments.variances.max())
     return tuple((int(label), moments.means[label]) for label in np.flatnonzero(alone))
 
 

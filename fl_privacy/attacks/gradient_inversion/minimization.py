@@ -115,8 +115,7 @@ class DescentState:
         return self._found
 
 
-_NOTHING = 1e30
-"""Loss of a candidate whose loss is not a number, so that the strategy can rank it."""
+_NOTHING = 1e30  # loss of a candidate whose loss is not a number, so that the strategy can rank it
 
 
 def search(
@@ -272,8 +271,7 @@ def minimize(
             gradient = torch.cat([noisy, gradient[:, problem.pixels :]], 1)
         moved, ended, finished = run.step(variables, loss, gradient)
         if settings.projection != "none":
-            due = (ended & ~finished)[:, None]
-            moved = torch.where(due, problem.projected(moved, settings.projection), moved)
+            moved = torch.where((ended & ~finished)[:, None], problem.projected(moved, settings.projection), moved)
         over = finished | (loss < enough)
         if state.any_broken:
             hopeless = broken & ((state.rescued_at == state.best_loss) | state.best_loss.isinf())

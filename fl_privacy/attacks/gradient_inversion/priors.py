@@ -63,8 +63,7 @@ class TotalVariation:
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images
         if self.relative:
-            contrast = (images.flatten(-3).var(-1) + 1e-6).sqrt()
-            images = images * (CONTRAST / contrast)[..., None, None, None]
+            images = images * (CONTRAST / (images.flatten(-3).var(-1) + 1e-6).sqrt())[..., None, None, None]
         if self.summed:
             across, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
             return self.weight * (across.flatten(1).sum(1) + down.flatten(1).sum(1))
@@ -127,8 +126,7 @@ class GroupConsistency:
 
     def __call__(self, guess: Guess) -> Tensor:
         apart = guess.images.reshape(-1, guess.attempts, *guess.images.shape[1:])
-        difference = apart - apart.mean(1, keepdim=True).detach()
-        return self.weight * _length(difference.flatten(0, 1).flatten(1))
+        return self.weight * _length((apart - apart.mean(1, keepdim=True).detach()).flatten(0, 1).flatten(1))
 
 
 def _length(vectors: Tensor) -> Tensor:

@@ -155,5 +155,4 @@ def _spread(values: Tensor, counted: Tensor) -> Tensor:
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)
     deviations = (values - _mean(values, counted).nan_to_num()).where(several, 0.0)
-    freedom = several.sum() - several.any(0).sum()
-    return (deviations.square().sum() / freedom).sqrt().clamp(min=LEAST_SPREAD)
+    return (deviations.square().sum() / (several.sum() - several.any(0).sum())).sqrt().clamp(min=LEAST_SPREAD)

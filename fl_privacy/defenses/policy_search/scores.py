@@ -20,8 +20,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 Cosine = Literal["whole", "layers"]
 """``whole``: cosine of the gradient as one vector (Eq. 5); ``layers``: mean over its tensors (the authors' code)."""
 
-_ELEMENTS_ON_CPU = 1 << 24
-"""Most elements of per-image gradients held at once on CPUs; more would not be faster."""
+_ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once on CPUs; more would not be faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +44,7 @@ class InnerProducts:
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
         else:
             dot, squared, target = parts
-        tiny = torch.finfo(dot.dtype).tiny
-        return (dot / (squared * target).sqrt().clamp_min(tiny**0.5)).mean(0)
+        return (dot / (squared * target).sqrt().clamp_min(torch.finfo(dot.dtype).tiny ** 0.5)).mean(0)
 
 
 class GradientSimilarity:
@@ -124,8 +122,7 @@ class GradientSimilarity:
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Compute inner products from the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
-    with_itself = (deltas.mT @ deltas) * (inputs.mT @ inputs)
-    return with_last.sum((-2, -1)), with_itself.sum((-2, -1))
+    return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
 
 Rule = Literal["left", "trapezoid"]
@@ -233,8 +230,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
         found = torch.tensor(values, dtype=torch.float64)
         least, most = found.min(), found.max()
         parts.append((found - least) / (most - least) if most > least else torch.zeros_like(found))
-    scores: list[float] = (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
-    return scores
+    return (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
@@ -245,8 +241,7 @@ def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
 Total = Literal["mean", "sum"]
 """Reduction over the eigenvalues: ``mean`` (Eq. 14) or ``sum`` (the authors' code)."""
 
-_CHUNK = 1000
-"""Images differentiated at once."""
+_CHUNK = 1000  # images differentiated at once
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
@@ -257,8 +252,7 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
     for some in torch.split(images, _CHUNK):
         leaf = some.detach().requires_grad_()
         with torch.enable_grad():
-            logits = functional_call(model, values, (leaf,))
-            (slope,) = torch.autograd.grad(logits.sum(), leaf)
+            (slope,) = torch.autograd.grad(functional_call(model, values, (leaf,)).sum(), leaf)
         rows.append(slope.flatten(1))
     return torch.cat(rows)
 
@@ -300,10 +294,8 @@ def accuracy_scores(
         own = derive_seed(seed, "draw", number)
         stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
         jacobian = input_jacobian(model, state, stacked)
-        apart = jacobian.reshape(len(policies), -1, jacobian.shape[1])
-        draws.append(correlation_score(apart, total=total, eta=eta))
-    scores: list[float] = torch.stack(draws).mean(0).tolist()
-    return scores
+        draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total, eta=eta))
+    return torch.stack(draws).mean(0).tolist()
 
 
 TrainingProgress = Callable[[int, int, float], None]

@@ -90,8 +90,7 @@ class Selection:
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         """Choose the ``keep`` most private accepted policies without a common operation; ``UserError`` for fewer."""
-        accepted = self.accepted(scored, untransformed)
-        by_policy = {s.policy: s for s in accepted}
+        by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
             least = self.threshold(scored)
@@ -114,8 +113,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
     least = 10 ** (-VISIBLE / 10)
     changes = (transformed_by(images, policy, seed) - images for policy in policies)
     errors = torch.stack([change.square().flatten(1).mean(1) for change in changes])
-    shares: list[float] = (errors >= least).double().mean(1).tolist()
-    return shares
+    return (errors >= least).double().mean(1).tolist()
 
 
 def require_fsim() -> ModuleType:
@@ -133,8 +131,7 @@ def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> lis
     return torch.tensor(found).nan_to_num(0.0).tolist()
 
 
-_ROUNDING = 1e-9
-"""Rounding error of a share of images."""
+_ROUNDING = 1e-9  # rounding error of a share of images
 
 
 @dataclass(frozen=True, kw_only=True)
