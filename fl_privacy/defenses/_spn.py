@@ -18,8 +18,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Batch, Tensors
 
-HEAD = "spn"
-"""Name of the private head within the linear layer whose input it shares."""
+HEAD = "spn"  # name of the private head within the linear layer whose input it shares
 
 
 def spn(

@@ -99,8 +99,7 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
-UNNAMED = Part("unnamed")
-"""Part of an undeclared defense."""
+UNNAMED = Part("unnamed")  # part of an undeclared defense
 
 
 @dataclass(frozen=True, kw_only=True)

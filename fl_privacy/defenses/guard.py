@@ -121,8 +121,7 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
     return Behavior(firing, alone, leading)
 
 
-LAST = "guard/"
-"""Prefix of the last trained model's values in a client's state."""
+LAST = "guard/"  # prefix of the last trained model's values in a client's state
 
 _LEAST_VALUES = 64  # least size of a tensor whose direction is meaningful
 _LEAST_EXAMPLES = 8  # least number of examples for a judgment on lone or leading ones

@@ -12,11 +12,8 @@ from fl_privacy.models.gradients import plain_attention
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
-POINTS = 20
-"""Number of points on the line of Integrated Gradients."""
-
-PERMUTATIONS = 10
-"""Number of random orders of Neuron Shapley."""
+POINTS = 20  # number of points on the line of Integrated Gradients
+PERMUTATIONS = 10  # number of random orders of Neuron Shapley
 
 _VECTORIZED = 16  # largest batch whose points are computed at once; for larger ones single passes are faster
 _CHUNK_ELEMENTS = 1 << 24  # elements of parameters held at once (64 MB)

@@ -28,8 +28,7 @@ from fl_privacy.errors import UserError
 
 Accountant = Literal["rdp", "prv"]
 
-MILESTONES = 16
-"""Number of values of an epsilon curve that the slow PRV accountant computes."""
+MILESTONES = 16  # number of values of an epsilon curve that the slow PRV accountant computes
 
 
 def epsilon(

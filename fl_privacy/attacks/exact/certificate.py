@@ -21,8 +21,7 @@ from fl_privacy.types.schema import Schema, schema_of
 ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are equal up to rounding in single precision."""
 
-EXACT = 3e-5
-"""The same share for a single image, for which no sign in front of a ReLU confirms the result."""
+EXACT = 3e-5  # the same share for a single image, for which no sign in front of a ReLU confirms the result
 
 _HALF = 2  # the same share in half precision, in units of its rounding
 _BEYOND = 0.01  # distance by which inputs may leave [0, 1] due to rounding

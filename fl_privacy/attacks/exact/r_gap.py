@@ -91,8 +91,7 @@ def activation_between(output: Tensor, after: Tensor) -> Activation | None:
 _MOST = 1 << 15  # largest number of values that enter a convolution; more take longer than a descent
 _MOST_NUMBERS = 1 << 26  # largest number of numbers in the equations of a layer, for a victim: half a gigabyte
 
-WRONG = 0.1
-"""Residual share of a layer's equations above which they are not those of one image."""
+WRONG = 0.1  # residual share of a layer's equations above which they are not those of one image
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,7 @@ from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
-NEARLY = 0.9
-"""The same share if all images are right but for rounding, or few are wrong."""
+NEARLY = 0.9  # the same share if all images are right but for rounding, or few are wrong
 
 _ZERO = 1e-4  # elements of L q below this share of the largest are zeros of the ReLU
 _SAME = 1e-6  # directions are the same up to this distance of their cosine from 1

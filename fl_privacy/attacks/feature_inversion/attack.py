@@ -107,8 +107,7 @@ class InversionProblem:
         return replace(self, features=self.features[rows])
 
 
-UNKNOWN = -1
-"""Label of an image whose label can't be inferred."""
+UNKNOWN = -1  # label of an image whose label can't be inferred
 
 
 def best_reconstruction(

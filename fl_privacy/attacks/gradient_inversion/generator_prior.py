@@ -19,8 +19,7 @@ Penalty = Literal["kl", "norm"]
 """``kl``: divergence of a normal with mean and variance of the latent's own entries from N(0, 1); ``norm``: mean square
 of its entries."""
 
-LATENT = -1
-"""Number of the input among the layers of a generator."""
+LATENT = -1  # number of the input among the layers of a generator
 
 
 @dataclass(frozen=True)

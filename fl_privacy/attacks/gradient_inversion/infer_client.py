@@ -156,8 +156,7 @@ def _smoothed(labels: Tensor) -> Loss:
     return Loss("cross entropy of soft labels", F.cross_entropy)
 
 
-EPSILON = 1e-8
-"""PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found."""
+EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found
 
 _ARITHMETIC = 4.0  # error of the quotient of both moments, in units of rounding
 

@@ -39,8 +39,7 @@ Prior = Callable[[Guess], Tensor]
 """Guess -> weighted penalty (V,), whose attribute ``smooths`` is ``True`` if it makes neighboring pixels alike."""
 
 
-CONTRAST = 0.25
-"""Typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26."""
+CONTRAST = 0.25  # typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,8 +104,7 @@ class Selection:
         return [by_policy[policy] for policy in found]
 
 
-VISIBLE = 40.0
-"""PSNR in decibels above which a transformed image looks like its original."""
+VISIBLE = 40.0  # PSNR in decibels above which a transformed image looks like its original
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
