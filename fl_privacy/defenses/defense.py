@@ -248,9 +248,6 @@ def compose(*defenses: Defense) -> Defense:
     >>> from fl_privacy.defenses import dp_noise, pruning
     >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name
     'pruning+dp_noise'
-
-    Raises:
-        UserError: an argument is not a defense.
     """
     for defense in defenses:
         if not isinstance(defense, Defense):

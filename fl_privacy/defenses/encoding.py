@@ -26,25 +26,16 @@ _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """Encode each tensor by the shortest of a few exact encodings.
 
-    Zeros are left out if that saves bytes; values on an even grid are sent as codes.
-
-    Args:
-        tensors: floating-point tensors of any shape, up to 2^32 - 1 elements each.
-
-    Returns:
-        (bytes,) uint8 on the CPU by name, without shape and dtype, which the receiver knows.
+    Zeros are left out if that saves bytes; values on an even grid are sent as codes. ``tensors`` are floating-point, up
+    to 2^32 - 1 elements each; results are (bytes,) uint8 on the CPU, without shape and dtype, which the receiver knows.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Invert ``encode``, bit for bit.
+    """Invert ``encode``, bit for bit; ``UserError`` if a name is unknown or the bytes do not fit the shape.
 
-    Args:
-        like: tensors of the expected shapes and dtypes by name; may hold more names than ``encoded``.
-
-    Raises:
-        UserError: a name is unknown or the bytes do not fit the shape.
+    ``like`` has the expected shapes and dtypes by name, and may hold more names than ``encoded``.
     """
     if unknown := encoded.keys() - like.keys():
         raise UserError(f"An encoded update is expected to name parameters of the model, but has {sorted(unknown)}.")

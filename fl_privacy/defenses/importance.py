@@ -25,11 +25,8 @@ def integrated_gradients(
     """Compute value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
     The gradient is taken at the middles of ``points`` equal pieces. The sum over all elements approximates the loss at
-    ``values`` minus that at zero.
-
-    Args:
-        gradient_at: values -> gradients by name, in their shapes or with one more leading dimension.
-        points: m, at least 1.
+    ``values`` minus that at zero. ``gradient_at`` turns values into gradients, in their shapes or with one more leading
+    dimension.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):

@@ -36,10 +36,8 @@ def class_trace(
 ) -> ClassTrace | None:
     """Find the change of the array likely to be the outputs' bias, and count the examples of each class.
 
-    Args:
-        sent: arrays of the message, by record/name.
-        uploaded: arrays of the reply, by the same names in any record.
-        labels: (N,) whole numbers from 0; ``None`` if not known.
+    ``sent`` and ``uploaded`` hold arrays by record/name, in any record; ``labels`` (N,) are whole numbers from 0,
+    ``None`` if not known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -113,10 +111,8 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure how well losses separate a client's training examples from others' (Yeom et al. 2018).
 
-    Args:
-        inside: (P,) decrease in loss of own examples.
-        outside: (N,) the same for examples of other clients, with the same classes if known.
-        before: negative losses of both at the model that was sent, as the control.
+    ``inside`` (P,) and ``outside`` (N,) are decreases in loss of own and others' examples, of the same classes if
+    known; ``before`` negative losses of both at the model that was sent, as the control.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

@@ -117,10 +117,7 @@ def chance_of_words(
 ) -> float:
     """Return the probability that the guessed words fit as many other texts as well, by a permutation test.
 
-    Args:
-        own: words of each of its texts.
-        others: words of other texts.
-        few: ``True`` if texts also fit by the number of right words, for guesses of few words.
+    ``own`` and ``others`` are words of each text; ``few`` lets texts also fit by the number of right words.
     """
     texts = [*own, *others]
     if not others or not own:

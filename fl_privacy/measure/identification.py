@@ -191,16 +191,14 @@ def identify(
     mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
     of one half, shuffled tiles, and order within the batch. The strength of an image is Fisher's z of its best
     correlation relative to mean and spread over ``REFERENCE`` candidates; the original must lead in one way
-    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class.
+    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class. Candidates of another
+    shape raise ``UserError``.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
         originals: (B, C, H, W) in [0, 1].
         candidates: distractors; those equal to one of ``originals`` are left out.
         apart: (A, C, H, W) further images to leave out.
-
-    Raises:
-        UserError: candidates have another shape.
     """
     others = _expect_alike(candidates, originals)
     if others is None:
@@ -271,14 +269,10 @@ _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of a guess over harmless changes.
+    """Return the largest PSNR in dB and SSIM of ``guess`` over harmless changes, both (C, H, W) in [0, 1].
 
     These are none, and a least-squares change of each channel's intensity of the guess, its mirror image, or the mirror
     image and quarter turn shifted to its best correlation.
-
-    Args:
-        guess: (C, H, W) in [0, 1].
-        original: (C, H, W) in [0, 1].
     """
     tries = [guess]
     for change in (guess, guess.flip(-1), _best_place(guess, original)):

@@ -49,9 +49,6 @@ def aggregate(
         groups: group of each value; ``None`` if all are independent.
         within: range of the values, to which the interval is cut.
 
-    Raises:
-        UserError: scipy is not installed.
-
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
     (13.0, 4, 2)
@@ -115,9 +112,6 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     Args:
         groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
             up.
-
-    Raises:
-        UserError: scipy is not installed.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -229,10 +223,9 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1); higher is better.
+    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1), of at least one point.
 
-    Raises:
-        UserError: there are no points.
+    Higher is better.
     """
     if not points:
         raise UserError("CAP is expected to be of at least one point of a mechanism, but there are none.")

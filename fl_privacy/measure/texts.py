@@ -102,11 +102,9 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts (N, L) by the most frequent public tokens, as a control without the update.
+    """Guess texts (N, L) of ``lengths`` (N,) by the most frequent of ``public`` tokens (M, W), -1 for none.
 
-    Args:
-        public: (M, W) public tokens, -1 for none.
-        lengths: (N,) number of tokens to guess for each text.
+    It is a control without the update.
     """
     tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)

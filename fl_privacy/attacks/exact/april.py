@@ -63,8 +63,7 @@ def find_patch_embedding(
 ) -> PatchEmbedding | None:
     """Find the model's patch embedding; ``None`` if its first layer is none.
 
-    Raises:
-        NotFullyConnectedError: the model calls no layer with parameters.
+    If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module

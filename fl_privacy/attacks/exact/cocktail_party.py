@@ -124,13 +124,8 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     """Refine A (B, B) near ``start`` by silent neurons; ``None`` if the refinement breaks down.
 
     As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
-    A^-1 1 = g gives sign and scale.
-
-    Args:
-        columns: C = G R^T (M, B).
-        bias: g (M,).
-        projected: P = R W^T (B, M).
-        shift: b (M,) of the layer.
+    A^-1 1 = g gives sign and scale. ``columns`` are C = G R^T (M, B), ``bias`` g (M,), ``projected`` P = R W^T (B, M),
+    and ``shift`` b (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start

@@ -75,14 +75,10 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by following test images.
+    """Find the first layer of ``model`` at ``state`` by following test images of ``input_shape`` (C, H, W).
 
-    Args:
-        input_shape: (C, H, W).
-        fixed_norms: ``True`` if batch norm uses the statistics sent.
-
-    Raises:
-        NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
+    ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. If another layer comes first, it has no bias, or
+    pixels are mixed before, raise ``NotFullyConnectedError``.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module

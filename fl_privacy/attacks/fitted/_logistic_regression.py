@@ -48,20 +48,10 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Solve for the one row that the client has in addition to known ones.
+    """Solve for the one row (F,), and its label, that the client has in addition to known ``rows`` (N - 1, F).
 
     In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
-    section 3).
-
-    Args:
-        rows: (N - 1, F) known ones.
-        labels: (N - 1,) known ones.
-
-    Returns:
-        The row (F,) and its label.
-
-    Raises:
-        UserError: there is no further row, or rounding hides it.
+    section 3). If there is none, or rounding hides it, raise ``UserError``.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

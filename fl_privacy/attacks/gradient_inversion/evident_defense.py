@@ -36,10 +36,8 @@ def noise_over_gradient(observation: Observation) -> float | None:
     """Return the norm of the noise in the update over that of the gradient, at most 3.
 
     Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
-    weight and bias; their sums are noise, or rounding of 1e-6.
-
-    Returns:
-        ``None`` without an output layer, with too few columns, or for steps of Adam.
+    weight and bias; their sums are noise, or rounding of 1e-6. It is ``None`` without an output layer, with too few
+    columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(as_gradient(observation), observation)

@@ -174,13 +174,9 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient behind a change of the weights, by name.
+    """Return the mean gradient behind the ``change`` (..., *shape) of values ``sent`` (*shape), by name.
 
     SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step.
-
-    Args:
-        change: weights after the training minus those sent, each (..., *shape).
-        sent: values before it, *shape each.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}

@@ -260,14 +260,8 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
     """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
 
-    This is minus Eq. 14, as Algorithm 1 needs.
-
-    Args:
-        jacobian: (..., N, D).
-        total: reduction over the eigenvalues.
-
-    Returns:
-        (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, for uncorrelated rows.
+    This is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D), the score (...) at most -1 (``mean``) or -N
+    (``sum``) up to ``eta``, for uncorrelated rows.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -333,13 +327,9 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
+    """Train ``model``, unchanged itself, on all examples of ``batch``, (N, C, H, W) in [0, 1]; return the values.
 
-    Args:
-        batch: all examples, (N, C, H, W) in [0, 1].
-
-    Raises:
-        UserError: the loss is no longer finite.
+    A loss that is not finite raises ``UserError``.
     """
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}

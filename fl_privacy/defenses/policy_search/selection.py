@@ -19,16 +19,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Policy and its scores.
+    """Policy and its scores; ``UserError`` if one is not finite.
 
     Attributes:
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.
         fsim: mean FSIM in [0, 1], if computed.
-
-    Raises:
-        UserError: a score is not finite.
     """
 
     policy: Policy
@@ -141,9 +138,6 @@ class PrivacyAware:
         epsilon: PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden.
         delta: largest share of images reconstructed better, in [0, 1].
         gamma: accuracy in [0, 1], an upper bound on the policy's cost.
-
-    Raises:
-        UserError: a value is out of its range.
     """
 
     epsilon: float
@@ -156,15 +150,12 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return ``True`` if a policy is privacy-aware, by attacked images.
+        """Return ``True`` if a policy is privacy-aware, by attacked images; ``UserError`` without any, or for NaN.
 
         Args:
             psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
             accuracy: accuracy in [0, 1] of the model trained without the policy.
             transformed: accuracy in [0, 1] of the model trained with it.
-
-        Raises:
-            UserError: no image was attacked, or a value is not a number.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
@@ -173,17 +164,12 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
 
-    Exactly the larger ``epsilon`` hold.
+    Exactly the larger ``epsilon`` hold. It is -inf if no image has to be hidden; no image, NaN or another ``delta``
+    raise ``UserError``.
 
     Args:
         psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
         delta: share of images that may be reconstructed better, in [0, 1].
-
-    Returns:
-        PSNR in dB; -inf if no image has to be hidden.
-
-    Raises:
-        UserError: no image was attacked, a value is not a number, or ``delta`` is not a share.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
