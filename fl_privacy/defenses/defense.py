@@ -76,9 +76,7 @@ class LocalStep:
 class LocalData:
     """All information available to a defense that exchanges a client's examples.
 
-    Attributes:
-        state: state of the client, also a cache.
-        rng: generator in the same state in every round, so that equal examples give equal results.
+    ``state`` is also a cache; ``rng`` is in the same state in every round, so that equal examples give equal results.
     """
 
     num_classes: int

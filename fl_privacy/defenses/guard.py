@@ -174,10 +174,7 @@ class ModelGuard:
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
         """Return in one line why not to train on ``sent``; ``None`` if nothing is suspicious.
 
-        Args:
-            sent: received values; those of a private part are not checked.
-            batch: client's examples, of which the first are shown.
-            kept: client's state, with the last model under ``LAST``.
+        A private part of ``sent`` is not checked; ``kept`` is the client's state, with the last model under ``LAST``.
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"

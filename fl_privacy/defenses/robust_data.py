@@ -160,11 +160,7 @@ class Pixels:
 class RobustTexts:
     """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
 
-    The embedding layer is neither trained nor uploaded, hence ``withheld``.
-
-    Attributes:
-        tokens: (B, L), padded with -1.
-        word_weight: name of the embedding parameter.
+    The embedding layer is neither trained nor uploaded, hence ``withheld``. ``tokens`` are (B, L), padded with -1.
     """
 
     tokens: Tensor

@@ -20,12 +20,7 @@ MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """Evidence on the classes in one upload, and the truth.
-
-    Attributes:
-        change: (K,) change of the last layer's bias.
-        counts: (K,) number of the client's examples by class.
-    """
+    """The ``change`` (K,) of the last layer's bias in one upload, and the ``counts`` (K,) of examples by class."""
 
     change: np.ndarray
     counts: np.ndarray

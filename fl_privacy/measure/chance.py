@@ -20,12 +20,7 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Frequency of equal examples without any attack.
-
-    Attributes:
-        of_two: probability that two examples are equal.
-        of_usual: share of the others that equal the most frequent one.
-    """
+    """Probability that two examples are equal, and share of the others that equal the most frequent one."""
 
     of_two: float = 1.0
     of_usual: float = 1.0

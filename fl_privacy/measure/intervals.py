@@ -109,9 +109,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
-    Args:
-        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
-            up.
+    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded up.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -146,10 +144,8 @@ def poisson_tail(count: int, mean: float) -> float:
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
     """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
-    Args:
-        n: sample size, at least 1.
-        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
-            down for the lower end and up for the upper one.
+    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded down for the lower end
+    and up for the upper one.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -199,13 +195,7 @@ is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so 
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """A mechanism at one control value.
-
-    Attributes:
-        accuracy: accuracy of the trained model, in [0, 1].
-        distance: distance of an attack's results from the truth, at least 0.
-        signal_to_distortion: ||B|| / ||E||, norm of the gradient over that of the perturbation.
-    """
+    """A mechanism at one control value: accuracy in [0, 1], distance of guesses from the truth, and ||B|| / ||E||."""
 
     accuracy: float
     distance: float

@@ -71,9 +71,8 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization 
 class PerceptualDistance(nn.Module):
     """Distance of two images in AlexNet's features, weighted per channel by human judgment (equation 1).
 
-    Args:
-        features: ``features.0.weight`` and so on of AlexNet.
-        heads: ``lin0.model.1.weight`` and so on, (1, channels, 1, 1), of its five layers.
+    ``features`` has ``features.0.weight`` and so on, ``heads`` ``lin0.model.1.weight`` (1, channels, 1, 1) of five
+    layers.
     """
 
     shift: Tensor

@@ -33,12 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of two kinds of examples.
-
-    Attributes:
-        positives: (P,) scores of members.
-        negatives: (N,) scores of others.
-    """
+    """Scores of members (P,), ``positives``, and of others (N,), ``negatives``."""
 
     positives: Scores
     negatives: Scores

@@ -174,12 +174,9 @@ def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """One comparison of a guess with B originals and K rivals.
+    """One comparison of a guess: its correlations with B originals, ``own``, and with K rivals, ``rest``.
 
-    Attributes:
-        own: (B,) correlation with each original.
-        rest: (K,) correlation with each rival.
-        usual: (U,) positions among the rivals that define the usual correlation.
+    ``usual`` (U,) are positions among the rivals that define the usual correlation.
     """
 
     own: Tensor

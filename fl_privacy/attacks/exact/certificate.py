@@ -41,13 +41,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images that solve a layer's equations.
-
-    Attributes:
-        images: (B, C, H, W).
-        unique: ``True`` if no others do.
-        loss: residual of the equations.
-    """
+    """Images (B, C, H, W) that solve a layer's equations, ``unique`` if no others do; ``loss`` is the residual."""
 
     images: Tensor
     unique: bool

@@ -217,10 +217,8 @@ _STEPS = 4
 class BlindInputs:
     """The inputs of a layer that solve the equations of one victim best.
 
-    Attributes:
-        values: (C, H, W), mean absolute value 1, of either sign.
-        left: squared residual, as a share of a random guess's.
-        next: the same for the second best, orthogonal inputs.
+    ``values`` (C, H, W) are of mean absolute value 1 and either sign. ``left`` is the squared residual as a share of a
+    random guess's, ``next`` that of the second best, orthogonal inputs.
     """
 
     values: Tensor
@@ -299,12 +297,7 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes of the loss, some of which a ReLU has stopped.
-
-    Attributes:
-        full: (V, C, H, W) without the ReLU.
-        open: (V, C, H, W) bool, the values let through; ``None``: all.
-    """
+    """Slopes (V, C, H, W) of the loss, ``full`` without the ReLU, of which ``open`` ones, or all, are let through."""
 
     full: Tensor
     open: Tensor | None = None

@@ -107,9 +107,8 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    Attributes:
-        center: (N,) mean input.
-        spread: (N,) distance of two examples from it; ``None`` if several values share a mean and a variance.
+    ``center`` (N,) is the mean input, ``spread`` (N,) the distance of two examples from it; ``None`` if several values
+    share a mean and a variance.
     """
 
     center: Tensor

@@ -29,9 +29,7 @@ class NotFullyConnectedError(NotAttackableError):
 class FirstLayer:
     """A fully connected layer on pixels that were at most shifted and scaled one by one.
 
-    Attributes:
-        weight, bias: names of its parameters (M, N) and (M,).
-        shift, scale: (N,) the layer's input is ``shift + scale * pixels``.
+    ``weight`` and ``bias`` name its parameters (M, N) and (M,); its input (N,) is ``shift + scale * pixels``.
     """
 
     weight: str
@@ -50,12 +48,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer that test images enter.
-
-    Attributes:
-        black, white, mixed: inputs for images of zeros, ones and noise.
-        random: (C, H, W) the image of noise.
-    """
+    """The first layer that images of zeros, ones and noise enter (``random``, (C, H, W)), and its inputs for them."""
 
     name: str
     module: nn.Module
@@ -184,12 +177,7 @@ _ONE_HOT = 0.01  # largest distance of targets from those of one class
 
 @dataclass(frozen=True, eq=False)
 class HiddenFeatures:
-    """Inputs of a hidden layer of a victim, and their labels.
-
-    Attributes:
-        values: (B, N) float64 inputs, in an order of their own.
-        labels: (B,) classes in that order.
-    """
+    """Inputs ``values`` (B, N), float64, of a hidden layer of a victim, and their ``labels`` (B,), in any order."""
 
     path: str
     values: Tensor

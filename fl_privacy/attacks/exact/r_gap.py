@@ -96,12 +96,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain.
-
-    Attributes:
-        inputs, outputs: shapes without the batch.
-        activation: function behind it; any for the last layer.
-    """
+    """One layer of a chain: shapes without the batch, and the activation behind it, any for the last layer."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -114,10 +109,8 @@ class ChainLayer:
 class LayerChain:
     """Layers of which each takes only the activations of the one before, the first of them a convolution.
 
-    Attributes:
-        layers: layers from the image to a fully connected one with a bias; later ones do not matter.
-        image: (C, H, W).
-        shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
+    ``layers`` lead from the image (C, H, W) to a fully connected one with a bias; later ones do not matter. The first
+    input is ``shift + scale * pixels``, (C, H, W).
     """
 
     layers: Sequence[ChainLayer]

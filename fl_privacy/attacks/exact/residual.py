@@ -145,10 +145,7 @@ class Known:
 class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
 
-    Attributes:
-        graph: the model's, in float64.
-        head: node of the last layer.
-        shapes: (C, H, W) or (N,) by node, without the batch.
+    ``graph`` is in float64, ``head`` the last layer's node; ``shapes`` are (C, H, W) or (N,), without the batch.
     """
 
     graph: FxGraph

@@ -52,11 +52,9 @@ _SPARE = 8  # combinations of columns beyond the expected rank, to notice a high
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """The factorization G = D X^T with a sparse D.
+    """The factorization G = D X^T with a sparse D, and ``inputs`` X^T (B, N), float64, in any order.
 
-    Attributes:
-        inputs: X^T (B, N) float64, in any order.
-        agreement: share of elements that are zero in D exactly if W X + b is negative, for the worst example.
+    ``agreement`` is the share of elements that are zero in D exactly if W X + b is negative, for the worst example.
     """
 
     inputs: Tensor
@@ -133,10 +131,8 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 class _Gradient:
     """A victim's gradients G and g, on the columns L of G, and the layer's W and b, in float64.
 
-    Attributes:
-        rows: (M', B) nonzero rows of L, times the root of M.
-        noise: rounding of an element of ``rows``; 0 unless in half precision.
-        zero: largest size of a zero, relative to the largest element of its column.
+    ``rows`` (M', B) are the nonzero ones of L, times the root of M; ``noise`` is their rounding, 0 unless in half
+    precision; ``zero`` is the largest size of a zero, relative to its column.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> None:

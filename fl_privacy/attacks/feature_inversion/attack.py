@@ -51,10 +51,7 @@ from fl_privacy.types.film import Snapshot, shortened
 class InversionProblem:
     """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
 
-    Attributes:
-        features: O, (V, B, ...).
-        shape: (B, C, H, W) of one victim.
-        unknown: values of the front that are optimized, by name.
+    ``features`` are O, (V, B, ...), ``shape`` is (B, C, H, W); ``unknown`` values of the front are optimized.
     """
 
     attack: "ModelInversion"

@@ -17,10 +17,8 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 class Moments:
     """The moments of a GaussianNB, or of any summary by class.
 
-    Attributes:
-        means, variances: (K, F). ``var_`` of scikit-learn is the variance plus ``smoothing``.
-        counts: (K,) rows of each class; ``None`` if not sent.
-        smoothing: ``epsilon_`` of scikit-learn, added to all variances.
+    ``means`` and ``variances`` are (K, F), ``counts`` (K,) of rows, if sent. ``var_`` of scikit-learn is the variance
+    plus ``smoothing``, its ``epsilon_``.
     """
 
     means: np.ndarray

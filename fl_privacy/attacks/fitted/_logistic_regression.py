@@ -12,13 +12,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """Parameters of a fitted logistic regression with an intercept.
-
-    Attributes:
-        weights: (K, F), or (1, F) for two classes, like ``coef_``.
-        intercepts: (K,) or (1,).
-        inverse_penalty: ``C``, infinite without a penalty.
-    """
+    """``coef_`` (K, F), ``intercept_`` (K,) and ``C``, infinite without a penalty; K is 1 for two classes."""
 
     weights: np.ndarray
     intercepts: np.ndarray

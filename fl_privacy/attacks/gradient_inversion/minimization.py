@@ -36,10 +36,8 @@ class Minimum:
 class DescentState:
     """State of a descent, with finished victims until :meth:`select` removes them.
 
-    Attributes:
-        best: variables (V, N) with the lowest loss so far.
-        rescued_at: (V,) best loss when a victim last went back to it.
-        over: (V,) mask of the finished victims.
+    ``best`` (V, N) has the lowest loss so far, ``rescued_at`` (V,) is it when a victim last went back to it, and
+    ``over`` (V,) marks the finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:

@@ -22,12 +22,9 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The input of a prior.
+    """The input of a prior: ``images`` (V, B, C, H, W), before any transformation known of the client.
 
-    Attributes:
-        images: (V, B, C, H, W), before any transformation known of the client.
-        attempts: number of neighboring rows that are attempts at the same victim.
-        batch_statistics: callback for the statistics of each batch-norm layer, for transformed images.
+    ``attempts`` neighboring rows are of the same victim; ``batch_statistics`` computes those of transformed images.
     """
 
     images: Tensor

@@ -63,12 +63,9 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Blank:
-    """A victim without a guess yet.
+    """A victim without a guess yet, of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
-    Attributes:
-        labels: (B,) known or inferred; ``None`` if they are optimized.
-        shape: (B, C, H, W) of the variables.
-        generator: random stream on the CPU.
+    ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """
 
     observation: Observation

@@ -22,9 +22,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 class Rehearsal:
     """Public examples and uploads by which an attacker who knows the defense learns.
 
-    Attributes:
-        attributes: (N,) attributes of the examples besides their class.
-        uploads: defended uploads of the first examples, each of one example at the given values.
+    ``attributes`` (N,) are besides the class; ``uploads`` are of one example each, at the given values, the first ones.
     """
 
     attributes: Tensor

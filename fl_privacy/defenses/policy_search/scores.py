@@ -25,12 +25,9 @@ _ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients for each parameter tensor.
+    """Inner products of gradients of T tensors, (T, S, K): of each point with its target, and with itself.
 
-    Attributes:
-        dot: (T, S, K) of each point's gradient with its target's.
-        squared: (T, S, K) of each point's gradient with itself.
-        squared_target: (T, S, 1) of each target's gradient with itself.
+    ``squared_target`` (T, S, 1) are those of each target with itself.
     """
 
     dot: Tensor

@@ -152,10 +152,8 @@ class PrivacyAware:
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Return ``True`` if a policy is privacy-aware, by attacked images; ``UserError`` without any, or for NaN.
 
-        Args:
-            psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
-            accuracy: accuracy in [0, 1] of the model trained without the policy.
-            transformed: accuracy in [0, 1] of the model trained with it.
+        ``psnr`` (N,) are dB, see ``least_epsilon``; the model has ``accuracy`` in [0, 1] without, and ``transformed``
+        with it.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
@@ -165,11 +163,8 @@ def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
 
     Exactly the larger ``epsilon`` hold. It is -inf if no image has to be hidden; no image, NaN or another ``delta``
-    raise ``UserError``.
-
-    Args:
-        psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
-        delta: share of images that may be reconstructed better, in [0, 1].
+    raise ``UserError``. ``psnr`` (N,) are dB of each reconstruction to the transformed image, infinite for an equal
+    one.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
