@@ -45,11 +45,7 @@ class AnalyticInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, report)
-        return groups.reconstructions()
+        return Groups(observations, progress=progress, rounds="apart").attacked(self._attack)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         first = group.first

@@ -96,10 +96,7 @@ class ExactInversion:
 
     def _each(self, observations: Sequence[Observation], seed: int, progress: Progress) -> list[Reconstruction]:
         groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)

@@ -182,10 +182,7 @@ class CocktailParty:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

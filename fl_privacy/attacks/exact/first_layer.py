@@ -147,14 +147,11 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     return torch.stack(chosen, 1)
 
 
-def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first.
-
-    ``smallest`` and ``alike`` are those of :func:`distinct_ratios`.
-    """
-    sound = bias.abs() > smallest * bias.abs().max()
+def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
+    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first."""
+    sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
-    same = torch.cdist(ratios, ratios) <= alike * ratios.norm(dim=1)
+    same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
     chosen, left = [], torch.ones(len(ratios), dtype=torch.bool)
     for row in same.sum(1).argsort(descending=True).tolist():
         if left[row] and int(same[row].sum()) > 1:

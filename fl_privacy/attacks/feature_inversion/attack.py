@@ -212,10 +212,7 @@ class ModelInversion:
             return why_not_attackable(observation, informative=recovers)
 
         groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

@@ -214,13 +214,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
 class Groups:
     """Groups of observations, and the reconstructions of their attacks.
 
-    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time::
-
-        groups = Groups(observations, progress=progress)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= attack(group, report)
-        return groups.reconstructions()
+    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time.
 
     Args:
         progress: callback, a thousand parts for each victim.
@@ -278,6 +272,13 @@ class Groups:
             self.results |= dict.fromkeys(group.observations, broken)
         self._done += size
         self._progress(self._done, self._total)
+
+    def attacked(self, attack: Callable[[Group, Report], dict[int, Reconstruction]]) -> list[Reconstruction]:
+        """Run ``attack`` on each group, and return the reconstruction of each observation, in order."""
+        for group in self:
+            with self.attempt(group) as report:
+                self.results |= attack(group, report)
+        return self.reconstructions()
 
     @without_checkpointing()
     def reconstructions(self) -> list[Reconstruction]:

@@ -136,7 +136,8 @@ def search(
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
     for iteration in range(1, settings.iterations + 1):
         asked = [torch.stack(list(map(torch.as_tensor, runs[victim].ask()))) for victim in state.active]
-        losses = _judged(problem, torch.stack(asked).to(variables), state.active, capacity)
+        active = torch.tensor(state.active, device=variables.device)
+        losses = judged(problem, torch.stack(asked).to(variables), active, capacity, Problem.loss)
         for row, victim in enumerate(state.active):
             runs[victim].tell(list(asked[row].numpy()), losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
         least, which = losses.nan_to_num(torch.inf, torch.inf).min(1)
@@ -152,14 +153,14 @@ def search(
     return state.minimum()
 
 
-def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
-    """Return the losses (A, P) of ``candidates`` (A, P, N) for ``victims``."""
-    flat = candidates.flatten(0, 1)
-    owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
-    losses = []
-    for rows, some in zip(torch.split(owners, capacity), torch.split(flat, capacity), strict=True):
+def judged(
+    problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
+) -> Tensor:
+    """Return the ``loss`` (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), ``capacity`` at a time."""
+    losses, owners = [], victims.repeat_interleave(candidates.shape[1])
+    for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
-            losses.append(problem.select(rows).loss(some).detach())
+            losses.append(loss(problem.select(rows), some).detach())
     return torch.cat(losses).reshape(candidates.shape[:2])
 
 

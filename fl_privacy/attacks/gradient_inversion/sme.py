@@ -65,11 +65,7 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self.solve(group, seed, report)
-        return groups.reconstructions()
+        return Groups(observations, progress=progress).attacked(lambda group, report: self.solve(group, seed, report))
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.minimization import judged
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
-from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
 
 _ORDER = 3
@@ -164,15 +164,11 @@ class Rearranged:
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
         """Return the mismatch (V, T) of guesses (V, T, N)."""
-        flat = tried.flatten(0, 1)
-        owners = torch.arange(len(tried), device=tried.device).repeat_interleave(tried.shape[1])
-        losses = []
-        for rows, some in zip(torch.split(owners, self.capacity), torch.split(flat, self.capacity), strict=True):
-            own = problem.select(rows)
-            with differentiable_twice():
-                found = own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
-            losses.append(found.detach())
-        return torch.cat(losses).reshape(tried.shape[:2])
+
+        def mismatch(own: Problem, some: Tensor) -> Tensor:
+            return own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
+
+        return judged(problem, tried, torch.arange(len(tried), device=tried.device), self.capacity, mismatch)
 
 
 def rearranged(

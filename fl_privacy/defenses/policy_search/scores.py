@@ -277,7 +277,6 @@ def accuracy_scores(
     *,
     seed: int,
     total: Total = "mean",
-    eta: float = 1e-5,
 ) -> list[float]:
     """Compute S_acc of each of ``policies``: the mean over the draws of ``images`` (N, C, H, W) in [0, 1]."""
     draws = []
@@ -285,7 +284,7 @@ def accuracy_scores(
         own = derive_seed(seed, "draw", number)
         stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
         jacobian = input_jacobian(model, state, stacked)
-        draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total, eta=eta))
+        draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total))
     return torch.stack(draws).mean(0).tolist()
 
 
