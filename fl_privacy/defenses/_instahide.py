@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +14,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
-
-if TYPE_CHECKING:
-    pass
 
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
 _PRIVATE_IN_PUBLIC = 2  # number of a client's own images per mixture if the others are public

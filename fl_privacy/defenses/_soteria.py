@@ -83,7 +83,7 @@ _KEPT_BYTES = 1 << 25
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Compute norms (B, D) of d r_i / d x for each of the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
 
-    And the features (B, D). It takes a backward product a feature.
+    It takes a backward product a feature.
     """
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
