@@ -74,12 +74,7 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """Replace settings of ``published`` by the given ``options``.
-
-    Raises:
-        UserError: an option has an impossible value.
-        TypeError: there is no option of that name.
-    """
+    """Replace settings of ``published`` by the given ``options``; ``UserError`` for impossible values."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if "start" in chosen:
         chosen["start"] = named_start(chosen["start"])

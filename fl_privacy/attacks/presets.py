@@ -36,8 +36,7 @@ Variant = Literal["paper", "code"]
 """Source of the settings if paper and program differ."""
 
 _STD = 0.25
-_SPACE = Space(mean=0.5, std=_STD)
-"""Images normalized by values typical of natural images."""
+_SPACE = Space(mean=0.5, std=_STD)  # images normalized by values typical of natural images
 
 
 @takes(GradientOptions)
@@ -140,10 +139,7 @@ def ats_attack(
     L2 total variation 1e-3, 50 iterations, 2 restarts.
 
     ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the
-    variant's.
-
-    Raises:
-        UserError: there is no such optimizer, distance or variant.
+    variant's. Other optimizers, distances or variants raise ``UserError``.
     """
     if optimizer not in ("lbfgs", *_SIGNED) or distance not in _DISTANCES or variant not in get_args(Variant):
         raise UserError(

@@ -16,11 +16,8 @@ from fl_privacy.measure.matching import hard_labels
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch
 
-_COARSE = 4
-"""Image side divided by that of the first feature map."""
-
-_NOISE = 10
-"""Length of the noise, as in DP-MERF and GS-WGAN."""
+_COARSE = 4  # image side divided by that of the first feature map
+_NOISE = 10  # length of the noise, as in DP-MERF and GS-WGAN
 
 
 class Generator(nn.Module):
@@ -128,12 +125,9 @@ def dp_merf(
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:
-    """Sum random features (of norm 1) times the one-hot label over the examples, (F, K).
+    """Sum random features (of norm 1) of ``images`` (N, C, H, W) times one-hot ``labels`` (N,): (F, K).
 
-    Args:
-        images: (N, C, H, W).
-        labels: (N,).
-        frequencies: (F / 2, C H W).
+    ``frequencies`` are (F / 2, C H W).
     """
     phases = images.flatten(1) @ frequencies.T
     features = torch.cat([phases.cos(), phases.sin()], 1) / math.sqrt(len(frequencies))

@@ -17,13 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def clip_by_norm(tensors: Tensors, norm: float, *, scope: effects.Scope = "global") -> Tensors:
-    """Scale ``tensors`` by min(1, norm / l2 norm).
+    """Scale ``tensors`` by min(1, norm / l2 norm), of each for the scope ``layer``, or of all together.
 
     Tensors without a finite norm become zero, as noise would not hide them.
-
-    Args:
-        norm: bound on the l2 norm, above 0.
-        scope: ``global`` bounds the norm of all tensors together, ``layer`` that of each.
     """
     if not tensors:
         return {}

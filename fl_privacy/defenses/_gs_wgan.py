@@ -91,8 +91,7 @@ def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor
     return noised
 
 
-_PENALTY = 10.0
-"""Weight of the gradient penalty (Gulrajani et al. 2017)."""
+_PENALTY = 10.0  # weight of the gradient penalty (Gulrajani et al. 2017)
 
 
 class CriticNet(nn.Module):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,15 +15,10 @@ from fl_privacy.files.foreign import expanded
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch
 
-if TYPE_CHECKING:
-    pass
-
 _IMAGES, _LABELS, _MARKS = "instahide/images", "instahide/labels", "instahide/marks"
-_PRIVATE_IN_PUBLIC = 2
-"""Number of a client's own images per mixture if the others are public."""
+_PRIVATE_IN_PUBLIC = 2  # number of a client's own images per mixture if the others are public
 _MARKED_AT_ONCE, _COMPARED = 512, 64
-_TRIED, _WITHIN = 10_000, 10
-"""Number of trial draws of coefficients, and least number of them within the bound."""
+_TRIED, _WITHIN = 10_000, 10  # number of trial draws of coefficients, and least number of them within the bound
 
 
 def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -> Defense:
@@ -77,8 +71,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
             pictures = read_pictures(public, tuple(batch.inputs.shape[1:])).to(own.device)
             drawn = distinct(places.new_empty(len(batch), 0), k - private, len(pictures), rng).to(own.device)
             others.append(pictures[drawn].to(batch.inputs) / 255)
-        images = torch.cat([batch.inputs.unsqueeze(1), *others], 1)
-        mixed = torch.einsum("bk,bk...->b...", shares, images)
+        mixed = torch.einsum("bk,bk...->b...", shares, torch.cat([batch.inputs.unsqueeze(1), *others], 1))
         flips = torch.rand(mixed.shape, generator=rng).to(mixed.device) < 0.5
         targets = torch.cat([one_hot(batch.labels, labels.shape[1]).unsqueeze(1), labels[partners]], 1)
         weights = shares[:, :private] / shares[:, :private].sum(1, keepdim=True)
@@ -139,8 +132,7 @@ def one_hot(labels: Tensor, num_classes: int) -> Tensor:
 
 def _expect_within_reach(k: int, largest: float) -> None:
     """Refuse a bound that random coefficients hardly ever meet, since they are drawn until they do."""
-    trial = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
-    if (trial.amax(1) <= largest).sum() < _WITHIN:
+    if (_shares(_TRIED, k, derive_generator(0, "instahide", "trial")).amax(1) <= largest).sum() < _WITHIN:
         raise UserError(
             f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
             f" below {largest}; try 0.65."

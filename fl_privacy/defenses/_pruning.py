@@ -17,12 +17,9 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks, true at all but the floor(drop * n) smallest scores.
+    """Return boolean masks, true at all but the floor(drop * n) smallest ``scores``; ties are broken arbitrarily.
 
-    Args:
-        scores: scores by name; ties are broken arbitrarily.
-        drop: share of the elements in [0, 1), so that at least one stays.
-        scope: ``layer`` counts n within each tensor, ``global`` over all.
+    ``drop`` is in [0, 1), so that at least one stays; ``layer`` counts n within each tensor, ``global`` over all.
     """
     if scope == "layer":
         return {name: _mask(s.flatten(), drop).view(s.shape) for name, s in scores.items()}

@@ -15,11 +15,8 @@ from fl_privacy.models.gradients import GradientClassifier, GradientSketch, sket
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Tensors
 
-ZOO = (0, 32, 128, 64, 16, 256, 8, 96)
-"""Widths of the substitutes' hidden layers; 0 is a linear classifier."""
-
-STEPS = 80
-"""Training steps of a substitute, for each set of parameters."""
+ZOO = (0, 32, 128, 64, 16, 256, 8, 96)  # widths of the substitutes' hidden layers; 0 is a linear classifier
+STEPS = 80  # training steps of a substitute, for each set of parameters
 
 
 def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4, public: int = 200) -> Defense:

@@ -25,10 +25,8 @@ from fl_privacy.types import Batch, ModelState, Tensors
 def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
     """Return the name of the linear layer that makes the logits, from one forward pass.
 
-    It is the layer whose output the model returns, else the last linear layer that is called.
-
-    Raises:
-        UserError: no linear layer is called.
+    It is the layer whose output the model returns, else the last linear layer that is called. Without any, it raises
+    ``UserError``.
     """
     with torch.no_grad(), leaving(linear_layers(model)) as calls:
         logits = _forward(model, state, inputs)
@@ -76,21 +74,16 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
 Features = Callable[[Tensor], Tensor]
 """(B, ...) -> (B, D), each example by itself."""
 
-_CHUNK_ELEMENTS = 1 << 20
-"""Input elements of the products computed together, which bounds the memory."""
+_CHUNK_ELEMENTS = 1 << 20  # input elements of the products computed together, which bounds the memory
 
 _KEPT_BYTES = 1 << 25
 """Most bytes that the forward pass of backward products writes; fewer would make each product too short."""
 
 
 def exact_row_norms(features: Features, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute norms (B, D) of d r_i / d x for every feature of every example, by backward products.
+    """Compute norms (B, D) of d r_i / d x for each of the ``features`` r of ``inputs`` x (B, ...), and r (B, D).
 
-    And the features (B, D).
-
-    Args:
-        features: r, differentiable.
-        inputs: x, (B, ...).
+    It takes a backward product a feature.
     """
     size, one = len(inputs), inputs[:1].detach()
     with torch.no_grad():
@@ -113,12 +106,8 @@ def estimated_row_norms(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the norms by random forward products: E[(J v)_i^2] = ||J_i||^2 for v of independent signs.
 
-    The relative error of one norm is about 1 / sqrt(2 directions).
-
-    Args:
-        features: r, differentiable in forward mode.
-        inputs: x, (B, ...).
-        directions: number of v, at least 1.
+    The relative error of one norm is about 1 / sqrt(2 directions). ``features`` must be differentiable in forward mode;
+    ``directions`` is the number of v.
     """
     x = inputs.detach()
 
@@ -202,9 +191,7 @@ def feature_scores(
 ) -> Tensor:
     """Sum ||d r_i / d x|| / (|r_i| + epsilon) over the batch, (D,); form ``code`` takes r_i with its sign.
 
-    Args:
-        head: name of the layer with input r, from ``find_head``.
-        directions: directions of the estimate; ``None`` computes the norms exactly.
+    ``head`` has the input r (``find_head``); ``directions`` are those of the estimate, ``None`` for exact norms.
     """
 
     def features(inputs: Tensor) -> Tensor:
@@ -224,8 +211,7 @@ def feature_mask(scores: Tensor, rate: float) -> Tensor:
 
 def published_mask(scores: Tensor, rate: float) -> Tensor:
     """Return booleans (D,), false where the magnitude of ``scores`` is below their percentile ``rate``, in [0, 1)."""
-    mask: Tensor = scores.abs() >= scores.quantile(rate)
-    return mask
+    return scores.abs() >= scores.quantile(rate)
 
 
 def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 0.01, directions: int = 4) -> Defense:
@@ -261,9 +247,7 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
 def slice_members(tensors: Tensors, sensitivity: dict[str, float], slices: int) -> dict[str, Tensor]:
     """Assign each element its slice, in [0, slices), nondecreasing in the order of ``tensors``.
 
-    Args:
-        sensitivity: sensitivity of each tensor, spread evenly over its elements; if all are zero, elements count
-            equally.
+    The ``sensitivity`` of a tensor is spread evenly over its elements; if all are zero, elements count equally.
     """
     known = sum(sensitivity.values()) > 0
     weights = sensitivity if known else {name: float(t.numel()) for name, t in tensors.items()}

@@ -18,8 +18,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Batch, Tensors
 
-HEAD = "spn"
-"""Name of the private head within the linear layer whose input it shares."""
+HEAD = "spn"  # name of the private head within the linear layer whose input it shares
 
 
 def spn(
@@ -157,19 +156,15 @@ def _expect_fitting(host: str, layer: str | None, output_layer: str, logits: Ten
 
 
 class PolarizationHead(nn.Module):
-    """Fully connected layers from features to codes (SPN, section 3.1).
+    """Fully connected layers from F ``features`` to K ``bits`` of the codes of C ``classes`` (SPN, section 3.1).
+
+    Weights and biases start from U(-bound, bound).
 
     Attributes:
         weight: (K, W) of the last layer, W the last of ``widths``, or F.
         bias: (K,).
         codes: (C, K) of -1 and 1, one random code for each class.
         before: layers in front of the last one, each followed by ReLU.
-
-    Args:
-        features: F.
-        bits: K.
-        classes: C.
-        bound: weights and biases start from U(-bound, bound).
     """
 
     codes: Tensor
@@ -198,11 +193,8 @@ class PolarizationHead(nn.Module):
 def polarization_loss(outputs: Tensor, codes: Tensor, labels: Tensor, margin: float) -> Tensor:
     """Return the mean over the batch of sum_k max(m - v_k t_k, 0), t the code of the example's class (SPN, Eq. 5).
 
-    Args:
-        outputs: v, (B, K).
-        codes: (C, K) of -1 and 1.
-        labels: (B,) class indices, or (B, C) probabilities, which weight the classes' losses.
-        margin: m.
+    ``outputs`` are v (B, K), ``codes`` (C, K) of -1 and 1, and ``margin`` m; ``labels`` are classes (B,), or
+    probabilities (B, C), which weight the classes' losses.
     """
     if labels.dim() == 1:
         return (margin - outputs * codes[labels]).relu().sum(1).mean()

@@ -16,8 +16,7 @@ from fl_privacy.models import build_model
 from fl_privacy.models.layers import require_pixels
 from fl_privacy.types import Batch
 
-MIDDLE, SPREAD = 0.5, 0.25
-"""Condensed images are optimized normalized: pixels minus 0.5, over 0.25."""
+MIDDLE, SPREAD = 0.5, 0.25  # condensed images are optimized normalized: pixels minus 0.5, over 0.25
 
 
 Start = Literal["noise", "real"]

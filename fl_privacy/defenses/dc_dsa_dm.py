@@ -194,8 +194,7 @@ def dm(
                 real, made = change(real), change(made)
             with torch.no_grad():
                 wanted = mean_features(network, real)
-            found = mean_features(network, made)
-            (images.grad,) = torch.autograd.grad((found - wanted).square().sum(), images)
+            (images.grad,) = torch.autograd.grad((mean_features(network, made) - wanted).square().sum(), images)
             optimizer.step()
         return classes.finished(images)
 

@@ -76,9 +76,7 @@ class LocalStep:
 class LocalData:
     """All information available to a defense that exchanges a client's examples.
 
-    Attributes:
-        state: state of the client, also a cache.
-        rng: generator in the same state in every round, so that equal examples give equal results.
+    ``state`` is also a cache; ``rng`` is in the same state in every round, so that equal examples give equal results.
     """
 
     num_classes: int
@@ -99,8 +97,7 @@ GradientHook = Callable[[Tensors, LocalStep], Tensors]
 UploadHook = Callable[[Tensors, ClientState, torch.Generator], Tensors]
 
 
-UNNAMED = Part("unnamed")
-"""Part of an undeclared defense."""
+UNNAMED = Part("unnamed")  # part of an undeclared defense
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,9 +246,6 @@ def compose(*defenses: Defense) -> Defense:
     >>> from fl_privacy.defenses import dp_noise, pruning
     >>> compose(pruning(rate=0.9), dp_noise(clip_norm=1.0, scale=0.01)).name
     'pruning+dp_noise'
-
-    Raises:
-        UserError: an argument is not a defense.
     """
     for defense in defenses:
         if not isinstance(defense, Defense):

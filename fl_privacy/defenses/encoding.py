@@ -16,11 +16,8 @@ _HEADER = 6
 """Header bytes: one for the layout of positions, one for the bits of a grid value (0: raw), four for their number."""
 
 _MAX_BITS = 28
-_PROBE = 256
-"""Number of values that mostly suffices to show that a tensor is not on a grid."""
-
-_GLANCE = 64
-"""Number of values for a first look at this, which suffices for most updates."""
+_PROBE = 256  # number of values that mostly suffices to show that a tensor is not on a grid
+_GLANCE = 64  # number of values for a first look at this, which suffices for most updates
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
 """Largest code of each grid, (bits, 1)."""
@@ -29,25 +26,16 @@ _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 
 def encode(tensors: Tensors) -> dict[str, Tensor]:
     """Encode each tensor by the shortest of a few exact encodings.
 
-    Zeros are left out if that saves bytes; values on an even grid are sent as codes.
-
-    Args:
-        tensors: floating-point tensors of any shape, up to 2^32 - 1 elements each.
-
-    Returns:
-        (bytes,) uint8 on the CPU by name, without shape and dtype, which the receiver knows.
+    Zeros are left out if that saves bytes; values on an even grid are sent as codes. ``tensors`` are floating-point, up
+    to 2^32 - 1 elements each; results are (bytes,) uint8 on the CPU, without shape and dtype, which the receiver knows.
     """
     return {name: torch.from_numpy(np.frombuffer(_encode(t), dtype=np.uint8).copy()) for name, t in tensors.items()}
 
 
 def decode(encoded: Tensors, like: Tensors) -> dict[str, Tensor]:
-    """Invert ``encode``, bit for bit.
+    """Invert ``encode``, bit for bit; ``UserError`` if a name is unknown or the bytes do not fit the shape.
 
-    Args:
-        like: tensors of the expected shapes and dtypes by name; may hold more names than ``encoded``.
-
-    Raises:
-        UserError: a name is unknown or the bytes do not fit the shape.
+    ``like`` has the expected shapes and dtypes by name, and may hold more names than ``encoded``.
     """
     if unknown := encoded.keys() - like.keys():
         raise UserError(f"An encoded update is expected to name parameters of the model, but has {sorted(unknown)}.")
@@ -116,8 +104,7 @@ def _encode(tensor: Tensor) -> bytes:
         positions = np.packbits(layout.present.numpy()).tobytes()
     elif layout.how == _INDICES:
         positions = pack(layout.present.nonzero().squeeze(1).numpy(), _index_bits(len(layout.flat)))
-    dense = layout.how == _DENSE
-    values, bits = (layout.flat, layout.dense_bits) if dense else (layout.nonzero, layout.bits)
+    values, bits = (layout.flat, layout.dense_bits) if layout.how == _DENSE else (layout.nonzero, layout.bits)
     header = bytes([layout.how, bits]) + len(values).to_bytes(4, "little")
     if bits == 0:
         return header + positions + values.contiguous().view(torch.uint8).numpy().tobytes()

@@ -40,16 +40,12 @@ class Architecture:
         return None
 
 
-_LEAST_ROWS, _LEAST_INPUTS = 8, 8
-"""Least size of a tensor; rows of smaller ones are alike by chance."""
-
-_SAMPLED = 32
-"""Number of rows compared with each other."""
+_LEAST_ROWS, _LEAST_INPUTS = 8, 8  # least size of a tensor; rows of smaller ones are alike by chance
+_SAMPLED = 32  # number of rows compared with each other
 
 _PARALLEL = 0.95
 _IDENTITY = 0.999
-_MANY = 0.25
-"""Tolerated share of rows that training does not produce; in an imprint nearly all are such."""
+_MANY = 0.25  # tolerated share of rows that training does not produce; in an imprint nearly all are such
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
@@ -73,8 +69,7 @@ def strange_structure(name: str, weight: Tensor) -> str | None:
             return f"{copies:.0%} of the kernels of {name} copy a channel"
     some = rows[torch.linspace(0, len(rows) - 1, min(_SAMPLED, len(rows))).long()]
     some = some / some.norm(dim=1, keepdim=True).clamp_min(1e-30)
-    alike = (some @ some.T).abs().fill_diagonal_(0).amax(1) > _PARALLEL
-    repeated = alike.float().mean()
+    repeated = ((some @ some.T).abs().fill_diagonal_(0).amax(1) > _PARALLEL).float().mean()
     if repeated > _MANY:
         return f"{repeated:.0%} of the rows of {name} are the same up to scale"
     return None
@@ -126,14 +121,10 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
     return Behavior(firing, alone, leading)
 
 
-LAST = "guard/"
-"""Prefix of the last trained model's values in a client's state."""
+LAST = "guard/"  # prefix of the last trained model's values in a client's state
 
-_LEAST_VALUES = 64
-"""Least size of a tensor whose direction is meaningful."""
-
-_LEAST_EXAMPLES = 8
-"""Least number of examples for a judgment on lone or leading ones."""
+_LEAST_VALUES = 64  # least size of a tensor whose direction is meaningful
+_LEAST_EXAMPLES = 8  # least number of examples for a judgment on lone or leading ones
 
 
 class RefusedModelError(UserError):
@@ -183,10 +174,7 @@ class ModelGuard:
     def refusal(self, model: nn.Module, sent: ModelState, batch: Batch, kept: Mapping[str, Tensor]) -> str | None:
         """Return in one line why not to train on ``sent``; ``None`` if nothing is suspicious.
 
-        Args:
-            sent: received values; those of a private part are not checked.
-            batch: client's examples, of which the first are shown.
-            kept: client's state, with the last model under ``LAST``.
+        A private part of ``sent`` is not checked; ``kept`` is the client's state, with the last model under ``LAST``.
         """
         if self.agreed and (different := self.agreed.difference(Architecture.of(model))):
             return f"its architecture is not the one agreed on: {different}"

@@ -12,17 +12,11 @@ from fl_privacy.models.gradients import plain_attention
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import ModelState, Tensors
 
-POINTS = 20
-"""Number of points on the line of Integrated Gradients."""
+POINTS = 20  # number of points on the line of Integrated Gradients
+PERMUTATIONS = 10  # number of random orders of Neuron Shapley
 
-PERMUTATIONS = 10
-"""Number of random orders of Neuron Shapley."""
-
-_VECTORIZED = 16
-"""Largest batch whose points are computed at once; for larger ones single passes are faster."""
-
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of parameters held at once (64 MB)."""
+_VECTORIZED = 16  # largest batch whose points are computed at once; for larger ones single passes are faster
+_CHUNK_ELEMENTS = 1 << 24  # elements of parameters held at once (64 MB)
 
 
 def integrated_gradients(
@@ -31,11 +25,8 @@ def integrated_gradients(
     """Compute value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
     The gradient is taken at the middles of ``points`` equal pieces. The sum over all elements approximates the loss at
-    ``values`` minus that at zero.
-
-    Args:
-        gradient_at: values -> gradients by name, in their shapes or with one more leading dimension.
-        points: m, at least 1.
+    ``values`` minus that at zero. ``gradient_at`` turns values into gradients, in their shapes or with one more leading
+    dimension.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):

@@ -29,8 +29,7 @@ from fl_privacy.errors import UserError
 
 Accountant = Literal["rdp", "prv"]
 
-MILESTONES = 16
-"""Number of values of an epsilon curve that the slow PRV accountant computes."""
+MILESTONES = 16  # number of values of an epsilon curve that the slow PRV accountant computes
 
 
 def epsilon(
@@ -97,14 +96,13 @@ def noise_multiplier_for(
 ) -> float:
     """Find the least noise multiplier that spends at most ``epsilon`` in ``steps``, to a thousandth of ``epsilon``.
 
+    ``UserError`` if no noise is enough.
+
     Args:
         epsilon: budget, above 0.
         steps: number of releases, at least 1.
         delta: probability in (0, 1).
         accountant: ``rdp`` or ``prv`` (to 0.02).
-
-    Raises:
-        UserError: no noise is enough.
     """
     checks.number("epsilon", epsilon, above=0, example=8.0)
     _expect(sample_rate=sample_rate, steps=steps, delta=delta, accountant=accountant)

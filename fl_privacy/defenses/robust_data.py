@@ -32,12 +32,9 @@ Privacy = Callable[[Tensor], Tensor]
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
-    """Weight each element in the utility metric (Eq. 3): |g theta| tau^i in layer i.
+    """Weight each element in the utility metric (Eq. 3): |g theta| tau^i in layer i; tau is ``decay``.
 
-    Args:
-        target: gradients to match, (*shape) or (B, *shape) by name.
-        depths: i by name.
-        decay: tau.
+    ``target`` holds gradients to match, (*shape) or (B, *shape), ``depths`` i, by name.
     """
     elements: Callable[[Tensor, Tensor], Tensor] = {
         "product": torch.mul,
@@ -89,13 +86,8 @@ def descend(
     """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yield each iterate, clamped to [0, 1].
 
     The slope is that of the sum over the batch, so that the batch size does not change an example's step. Down UM the
-    step is at most Polyak's, UM / ||slope||^2.
-
-    Args:
-        start: (B, C, H, W) in [0, 1], or (B, L, d) of words.
-        gap: UM.
-        privacy: PM of each example.
-        unit: (G,) divisors of the gaps.
+    step is at most Polyak's, UM / ||slope||^2. ``start`` is (B, C, H, W) in [0, 1], or (B, L, d) of words, ``privacy``
+    the PM of each example, ``unit`` (G,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -135,8 +127,7 @@ def layer_depths(model: nn.Module, state: ModelState, inputs: Tensor) -> dict[st
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
     with torch.no_grad(), entering(layers) as calls:
         functional_call(model, values, (inputs,))
-    order = dict.fromkeys(call.name for call in calls)
-    depths = {name: depth for depth, name in enumerate(order, start=1)}
+    depths = {name: depth for depth, name in enumerate(dict.fromkeys(call.name for call in calls), start=1)}
     return {name: depths.get(name.rpartition(".")[0], len(layers)) for name in state.parameters}
 
 
@@ -169,11 +160,7 @@ class Pixels:
 class RobustTexts:
     """Robust space of texts: coordinates (B, L, d) of word embeddings, with random words as noise (appendix F).
 
-    The embedding layer is neither trained nor uploaded, hence ``withheld``.
-
-    Attributes:
-        tokens: (B, L), padded with -1.
-        word_weight: name of the embedding parameter.
+    The embedding layer is neither trained nor uploaded, hence ``withheld``. ``tokens`` are (B, L), padded with -1.
     """
 
     tokens: Tensor

@@ -20,12 +20,7 @@ MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """Evidence on the classes in one upload, and the truth.
-
-    Attributes:
-        change: (K,) change of the last layer's bias.
-        counts: (K,) number of the client's examples by class.
-    """
+    """The ``change`` (K,) of the last layer's bias in one upload, and the ``counts`` (K,) of examples by class."""
 
     change: np.ndarray
     counts: np.ndarray
@@ -36,10 +31,8 @@ def class_trace(
 ) -> ClassTrace | None:
     """Find the change of the array likely to be the outputs' bias, and count the examples of each class.
 
-    Args:
-        sent: arrays of the message, by record/name.
-        uploaded: arrays of the reply, by the same names in any record.
-        labels: (N,) whole numbers from 0; ``None`` if not known.
+    ``sent`` and ``uploaded`` hold arrays by record/name, in any record; ``labels`` (N,) are whole numbers from 0,
+    ``None`` if not known.
     """
     if labels is None or not len(labels) or labels.dtype.kind not in "iu" or int(labels.min()) < 0:
         return None
@@ -64,8 +57,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
     2022, "User-level label leakage from gradients").
     """
-    widths = {len(trace.change) for trace in traces}
-    if len(widths) != 1 or len(traces) < LEAST_CLIENTS:
+    if len({len(trace.change) for trace in traces}) != 1 or len(traces) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
         return Answer(question="classes", reason=said)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
@@ -114,10 +106,8 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
     """Measure how well losses separate a client's training examples from others' (Yeom et al. 2018).
 
-    Args:
-        inside: (P,) decrease in loss of own examples.
-        outside: (N,) the same for examples of other clients, with the same classes if known.
-        before: negative losses of both at the model that was sent, as the control.
+    ``inside`` (P,) and ``outside`` (N,) are decreases in loss of own and others' examples, of the same classes if
+    known; ``before`` negative losses of both at the model that was sent, as the control.
     """
     found = auc(Separation(positives=inside, negatives=outside))
     control = auc(Separation(positives=before[0], negatives=before[1]))

@@ -20,12 +20,7 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Frequency of equal examples without any attack.
-
-    Attributes:
-        of_two: probability that two examples are equal.
-        of_usual: share of the others that equal the most frequent one.
-    """
+    """Probability that two examples are equal, and share of the others that equal the most frequent one."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
@@ -113,14 +108,11 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 
 
 def chance_of_words(
-    guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False, seed: int = 0
+    guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
     """Return the probability that the guessed words fit as many other texts as well, by a permutation test.
 
-    Args:
-        own: words of each of its texts.
-        others: words of other texts.
-        few: ``True`` if texts also fit by the number of right words, for guesses of few words.
+    ``own`` and ``others`` are words of each text; ``few`` lets texts also fit by the number of right words.
     """
     texts = [*own, *others]
     if not others or not own:
@@ -133,7 +125,7 @@ def chance_of_words(
     least = fit(own) - _rounding(1.0)
     if len(own) == 1:
         return either(*(np.sum([fit([text]) >= least for text in texts], 0) / len(texts)).tolist())
-    rng, reached, draws = np.random.default_rng(seed), np.zeros(1 + few), DRAWS[len(own) > LARGE]
+    rng, reached, draws = np.random.default_rng(0), np.zeros(1 + few), DRAWS[len(own) > LARGE]
     for draw in range(1, draws + 1):
         chosen = rng.choice(len(texts), len(own), replace=False)
         reached += fit(texts[k] for k in chosen) >= least

@@ -122,8 +122,7 @@ class Moved:
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
     """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
-    best: Tensor = (places @ rows.T).abs_().amax(0)
-    return best
+    return (places @ rows.T).abs_().amax(0)
 
 
 def small(images: Tensor, side: int) -> Tensor:
@@ -196,8 +195,7 @@ def _unit(looks: Tensor) -> Tensor:
     """Normalize (..., 2, H, W) to (..., D) of unit length, half of it for each version."""
     looks = looks - looks.mean((-2, -1), keepdim=True)
     size = looks.shape[-1] * looks.shape[-2]
-    length = torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True)
-    rows: Tensor = looks / (length + LEAST_CONTRAST * size**0.5)
+    rows: Tensor = looks / (torch.linalg.vector_norm(looks, dim=(-2, -1), keepdim=True) + LEAST_CONTRAST * size**0.5)
     return rows.flatten(-3) / 2**0.5
 
 
@@ -218,8 +216,6 @@ def grays(image: Tensor) -> Tensor:
     _, directions = torch.linalg.eigh(pixels @ pixels.T)
     common = (directions[:, -1] @ pixels).to(image.dtype)
     plain = (mean.flatten() - mean.mean()).to(image.dtype)
-    agreement = functional.cosine_similarity(common, plain, dim=0).abs()
-    if agreement >= _AGREE:
+    if functional.cosine_similarity(common, plain, dim=0).abs() >= _AGREE:
         return mean
-    spread = plain.std() / common.std().clamp_min(1e-12)
-    return torch.cat([mean, (common * spread).view_as(mean)])
+    return torch.cat([mean, (common * (plain.std() / common.std().clamp_min(1e-12))).view_as(mean)])

@@ -26,14 +26,9 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Compare ``defended`` with the update ``clean`` of the same client, batch and model.
+    """Compare ``defended`` with the update ``clean`` of the same client, batch and model, tensors by name.
 
-    Args:
-        clean: gradient or delta by name.
-        defended: same names and shapes; missing names count as zeros.
-
-    Raises:
-        UserError: ``defended`` has a name or shape that ``clean`` has not.
+    Names missing in ``defended`` count as zeros; a name or shape that ``clean`` has not raises ``UserError``.
     """
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
@@ -122,13 +117,8 @@ CHUNK = 1024  # queries compared at a time
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
     """Trace each query to the owner of the nearest guess, (Q,) (SPN, Fan et al. 2020, Algorithm 6).
 
-    Args:
-        guesses: (R, C, H, W) reconstructed images, at least one.
-        owners: (R,) owner of each guess's update.
-        queries: (Q, C, H, W) images to trace.
-
-    Raises:
-        UserError: there are no guesses, or shapes do not match.
+    ``guesses`` (R, C, H, W), at least one, are reconstructions from updates of ``owners`` (R,), ``queries`` are (Q, C,
+    H, W). Without guesses or with other shapes, raise ``UserError``.
     """
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
@@ -154,10 +144,5 @@ def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tracing_distance(guesses: Tensor, owners: Tensor, queries: Tensor, query_owners: Tensor) -> float:
-    """Compute the share, in [0, 1], of queries traced to a wrong owner.
-
-    Args:
-        guesses, owners, queries: see :func:`trace`.
-        query_owners: (Q,) true owners, at least one.
-    """
+    """Compute the share, in [0, 1], of queries traced to another than their ``query_owners`` (Q,); see ``trace``."""
     return float((trace(guesses, owners, queries) != query_owners).double().mean())

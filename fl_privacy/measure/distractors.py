@@ -69,12 +69,8 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
     """Choose guesses at other updates as controls.
 
     These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
-    are of one client, its other updates.
-
-    Args:
-        victims: victims of one attack.
-        guesses: (B, C, H, W) at each; ``None`` without a guess.
-        truths: (B, C, H, W) of each.
+    are of one client, its other updates. ``guesses`` and ``truths`` of the ``victims`` of one attack are (B, C, H, W);
+    ``None`` without a guess.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
     for place, victim in enumerate(victims):
@@ -92,10 +88,9 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare each image of a victim that has a guess.
+    """Compare each image of a victim that has a guess, with ``fed`` instead of the originals if known.
 
-    Args:
-        fed: (B, C, H, W) originals after the client's own crops and flips, if known; they replace the originals.
+    ``fed`` (B, C, H, W) are the originals after the client's own crops and flips.
     """
     found = match.found
     if not len(found):

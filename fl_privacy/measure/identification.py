@@ -84,8 +84,7 @@ class Look:
         leads = own - rest.amax(1, keepdim=True) - luck(len(self.guesses), candidates)
         lead, first = leads.max(0)
         place = torch.where(lead >= LEAD, raw.masked_fill(leads < LEAD, -1.0).argmax(0), first)
-        best = own.gather(0, place[None])[0]
-        rank = 1 + (rest[place] >= best[:, None] - TIE).sum(1)
+        rank = 1 + (rest[place] >= own.gather(0, place[None])[0][:, None] - TIE).sum(1)
         foreign = torch.full(rank.shape, math.nan)
         for b in (rank == 1).nonzero().flatten().tolist():
             foreign[b] = min(self._foreign(b, at) for at in {int(first[b]), int(place[b])})
@@ -192,16 +191,14 @@ def identify(
     mirrors, quarter turns, rotation by up to 15 degrees, a crop of 70 % or more, a frame, blur, coarse pixels, the loss
     of one half, shuffled tiles, and order within the batch. The strength of an image is Fisher's z of its best
     correlation relative to mean and spread over ``REFERENCE`` candidates; the original must lead in one way
-    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class.
+    (``measure.descriptors``, ``turning``). Candidates include their mean and that of each class. Candidates of another
+    shape raise ``UserError``.
 
     Args:
         guesses: (G, C, H, W) in [0, 1], at a batch.
         originals: (B, C, H, W) in [0, 1].
         candidates: distractors; those equal to one of ``originals`` are left out.
         apart: (A, C, H, W) further images to leave out.
-
-    Raises:
-        UserError: candidates have another shape.
     """
     others = _expect_alike(candidates, originals)
     if others is None:
@@ -272,14 +269,10 @@ _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of a guess over harmless changes.
+    """Return the largest PSNR in dB and SSIM of ``guess`` over harmless changes, both (C, H, W) in [0, 1].
 
     These are none, and a least-squares change of each channel's intensity of the guess, its mirror image, or the mirror
     image and quarter turn shifted to its best correlation.
-
-    Args:
-        guess: (C, H, W) in [0, 1].
-        original: (C, H, W) in [0, 1].
     """
     tries = [guess]
     for change in (guess, guess.flip(-1), _best_place(guess, original)):
@@ -342,8 +335,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
     """Return ``image`` (C, H, W), upside down and, if square, in quarter turns; ``Moved`` adds the mirror images."""
-    square = image.shape[-2] == image.shape[-1]
-    return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if square else ())]
+    return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
@@ -354,8 +346,7 @@ def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1
-    best = int((places @ still).abs().argmax()) % (2 * down * across)
-    mirrored, place = divmod(best, down * across)
+    mirrored, place = divmod(int((places @ still).abs().argmax()) % (2 * down * across), down * across)
     row, column = divmod(place, across)
     lower = round((edge_y - row) * original.shape[-2] / height)
     right = round((edge_x - column) * original.shape[-1] / width)

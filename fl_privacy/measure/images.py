@@ -43,8 +43,7 @@ WINDOW = 11
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute mean structural similarity over windows inside images (N, C, H, W) (Wang et al. 2004, Eq. 13).
 
-    Returns:
-        (N,) float64 in [-1, 1]; NaN for images smaller than the window of 11 pixels.
+    It is (N,) float64 in [-1, 1]; NaN for images smaller than the window of 11 pixels.
     """
     if min(truths.shape[-2:]) < WINDOW:
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
@@ -97,8 +96,7 @@ def bpki(
 def pixel_histogram(images: Tensor, *, bins: int = BINS) -> Tensor:
     """Return the shares (k,) of the pixels of all ``images`` (N, C, H, W) in ``bins`` equal intervals of [0, 1]."""
     counts = _pixel_counts(images, bins).sum(0)
-    shares: Tensor = counts / counts.sum()
-    return shares
+    return counts / counts.sum()
 
 
 def _pixel_counts(images: Tensor, bins: int) -> Tensor:
@@ -113,11 +111,8 @@ def bayesian_privacy_loss(
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Build the metric :func:`bpki` with other settings: (guesses, truths) -> (N,).
 
-    Args:
-        public: images (N, C, H, W) whose histogram is the prior; ``None`` for a uniform one.
-
-    Raises:
-        UserError: ``bins`` is below 2, ``smoothing`` not above 0, or there is no public image.
+    The histogram of ``public`` images (N, C, H, W) is the prior, for ``None`` a uniform one. ``UserError`` if ``bins``
+    is below 2, ``smoothing`` not above 0, or there is no public image.
     """
     checks.whole("bpki.bins", bins, at_least=2, example=10)
     checks.number("bpki.smoothing", smoothing, above=0, example=1)

@@ -49,9 +49,6 @@ def aggregate(
         groups: group of each value; ``None`` if all are independent.
         within: range of the values, to which the interval is cut.
 
-    Raises:
-        UserError: scipy is not installed.
-
     >>> found = aggregate([10.0, 12.0, 14.0, 16.0], groups=["a", "a", "b", "b"])
     >>> found.mean, found.n, found.groups
     (13.0, 4, 2)
@@ -112,12 +109,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
-    Args:
-        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
-            up.
-
-    Raises:
-        UserError: scipy is not installed.
+    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded up.
 
     >>> round(share_at_most(0, 100), 3)  # none of a hundred
     0.03
@@ -152,10 +144,8 @@ def poisson_tail(count: int, mean: float) -> float:
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
     """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
 
-    Args:
-        n: sample size, at least 1.
-        groups: number of independent groups; if fewer than ``n``, they are the sample size, and the count is rounded
-            down for the lower end and up for the upper one.
+    If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded down for the lower end
+    and up for the upper one.
 
     >>> [round(end, 2) for end in share_interval(0, 4)]
     [0.0, 0.6]
@@ -181,8 +171,7 @@ def _interval(
     sizes = np.bincount(labels).astype(float)
     if len(sizes) < 2 or not math.isfinite(mean):
         return None
-    share = sizes / sample.size
-    weights = 1 / (sample.size * np.sqrt(1 - share))
+    weights = 1 / (sample.size * np.sqrt(1 - sizes / sample.size))
     variance = float(np.square(weights * np.bincount(labels, weights=sample - mean)).sum())
     # covariance of the groups' weighted sums for independent values: G = diag(a) - b b', by its traces
     alone, together = weights**2 * sizes, weights * sizes / math.sqrt(sample.size)
@@ -206,13 +195,7 @@ is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so 
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """A mechanism at one control value.
-
-    Attributes:
-        accuracy: accuracy of the trained model, in [0, 1].
-        distance: distance of an attack's results from the truth, at least 0.
-        signal_to_distortion: ||B|| / ||E||, norm of the gradient over that of the perturbation.
-    """
+    """A mechanism at one control value: accuracy in [0, 1], distance of guesses from the truth, and ||B|| / ||E||."""
 
     accuracy: float
     distance: float
@@ -230,10 +213,9 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1); higher is better.
+    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1), of at least one point.
 
-    Raises:
-        UserError: there are no points.
+    Higher is better.
     """
     if not points:
         raise UserError("CAP is expected to be of at least one point of a mechanism, but there are none.")

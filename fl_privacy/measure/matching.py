@@ -64,12 +64,7 @@ Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index of the guess of ea
 def matched(
     originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
-    """Put a guess into the originals' order.
-
-    Args:
-        missing: failure if an original has no guess.
-        empty: value of its elements.
-    """
+    """Put a guess into the originals' order; ``missing`` is the failure without one, ``empty`` fills its elements."""
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
     if guess is not None:
@@ -109,9 +104,7 @@ def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
     """Return the index of each original's guess (B,), -1 without one, by least squared error, exact ones first.
 
-    Args:
-        guesses: (G, C, H, W); those that are not finite are left out.
-        truths: (B, C, H, W).
+    ``guesses`` (G, C, H, W) that are not finite are left out; ``truths`` are (B, C, H, W).
     """
     candidates = torch.isfinite(guesses).flatten(1).all(1).nonzero().flatten()
 

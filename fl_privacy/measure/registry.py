@@ -306,8 +306,7 @@ NOT_METRICS = frozenset(
 def register_metric(name: str, metric: Metric) -> None:
     """Register ``metric`` as ``name``, to be measured for every image from now on.
 
-    Raises:
-        UserError: ``name`` is no identifier, or is in use.
+    ``UserError`` if ``name`` is no identifier, or is in use.
     """
     if not name.isidentifier() or name in NOT_METRICS:
         raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")

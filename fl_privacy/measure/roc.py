@@ -33,12 +33,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Separation:
-    """Scores of two kinds of examples.
-
-    Attributes:
-        positives: (P,) scores of members.
-        negatives: (N,) scores of others.
-    """
+    """Scores of members (P,), ``positives``, and of others (N,), ``negatives``."""
 
     positives: Scores
     negatives: Scores
@@ -114,8 +109,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
     if place < 0:
         return Estimate(value=1.0, low=1.0, high=1.0, chance=fpr)
     value = float(above(np.sort(found.negatives)[place : place + 1])[0])
-    drawn = rng.choice(found.negatives, (RESAMPLES, len(found.negatives)))
-    thresholds = np.partition(drawn, place, axis=1)[:, place]
+    thresholds = np.partition(rng.choice(found.negatives, (RESAMPLES, len(found.negatives))), place, axis=1)[:, place]
     low, high = np.quantile(rng.binomial(number, above(thresholds)) / number, [0.025, 0.975])
     exact = share_interval(round(value * number), number)
     return Estimate(value=value, low=min(float(low), exact[0]), high=max(float(high), exact[1]), chance=fpr)
@@ -135,8 +129,7 @@ def threshold_success(found: Separation) -> Estimate:
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
-    right = round(tpr * positives + (1 - fpr) * negatives)
-    return answer_success(right, number, majority=max(share, 1 - share))
+    return answer_success(round(tpr * positives + (1 - fpr) * negatives), number, majority=max(share, 1 - share))
 
 
 def answer_success(right: int, number: int, *, majority: float) -> Estimate:
@@ -225,10 +218,7 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     It is e^epsilon times the prior 1 / (candidates + 1) plus delta, whatever else the attacker knows (Kairouz et al.
     2015). It also bounds reconstruction up to any event of that prior (Balle, Cherubin and Hayes 2022, "Reconstructing
     Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and Balle 2023, "Bounding Training Data
-    Reconstruction in DP-SGD", Thm. 2).
-
-    Args:
-        candidates: number of other, equally likely candidates, at least 1.
+    Reconstruction in DP-SGD", Thm. 2). The other ``candidates``, at least 1, are equally likely.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027

@@ -16,11 +16,8 @@ def above_chance(
 ) -> bool:
     """Return ``True`` if the result exceeds chance, and a control that never saw the uploads.
 
-    Args:
-        found: counts of examples, or a figure with its 95 % interval and chance, of one attacker and scenario.
-        among: number of answers of which any makes a page red, for the Bonferroni correction.
-        control: result on uploads without these examples, if any.
-        low_leaks: ``True`` if low figures mean more leakage, such as an error.
+    ``among`` is the number of answers of which any makes a page red (Bonferroni); ``low_leaks`` says that low figures
+    mean more leakage, such as an error.
     """
     if isinstance(found, Estimate):
         sign, end = (-1, found.high) if low_leaks else (1, found.low)

@@ -65,17 +65,9 @@ _NOTHING: Mapping[str, MetricFunction] = {}
 def evaluate(
     reconstruction: Reconstruction, truth: Batch, *, functions: Mapping[str, MetricFunction] = _NOTHING
 ) -> VictimScore:
-    """Score the guess at one victim's batch image by image.
+    """Score the guess at one victim's batch: ``images[k].values["psnr"]`` is the PSNR of original k in dB.
 
-    Args:
-        truth: victim's batch, images (B, C, H, W) in [0, 1]; guesses may be in another order.
-        functions: see :func:`evaluate_all`.
-
-    Returns:
-        ``images[k].values["psnr"]`` is the PSNR of original k in dB.
-
-    Raises:
-        UserError: shapes differ, or a batch is to be matched and scipy is not installed.
+    ``truth`` has images (B, C, H, W) in [0, 1]; guesses may be in another order. See :func:`evaluate_all`.
     """
     return evaluate_all([reconstruction], [truth], functions=functions)[0]
 
@@ -94,7 +86,8 @@ def evaluate_all(
     """Match each reconstruction to its originals, then compute every metric.
 
     Images are clamped to [0, 1] and matched with the least total squared error. An image gets a ``failure`` instead of
-    values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out.
+    values if its victim failed or its guess is not finite. Metrics whose package is not installed are left out. Other
+    lengths or image shapes raise ``UserError``, as batches do without scipy.
 
     Args:
         truths: victims' batches in the same order, all with the same (C, H, W).
@@ -104,9 +97,6 @@ def evaluate_all(
         others: distractors and controls, for the outcomes; ``None`` leaves outcomes out.
         augmented: ``True`` if ``transformed`` are the client's own crops and flips, and no defense; these images then
             define the outcome.
-
-    Raises:
-        UserError: lengths or image shapes differ, or batches are to be matched and scipy is not installed.
     """
     if len(reconstructions) != len(truths):
         raise UserError(
@@ -160,10 +150,8 @@ def _of_rows(
     measured: list[dict[str, float]] = []
     if any(len(m.found) for m in matches):
         right = right_cells(schema, *(schema.cells(rows) for rows in _inputs(matches, matches)))
-        cells = right, schema.numbers.expand_as(right)
-        measured = _by_metric({"cells": cells, "labels": _labels(matches)}, _NOTHING)
-    scores = _scored(reconstructions, matches, measured, compared)
-    each = zip(scores, matches, reconstructions, strict=True)
+        measured = _by_metric({"cells": (right, schema.numbers.expand_as(right)), "labels": _labels(matches)}, _NOTHING)
+    each = zip(_scored(reconstructions, matches, measured, compared), matches, reconstructions, strict=True)
     return [replace(score, rows=written_rows(m, r, schema)) for score, m, r in each]
 
 

@@ -70,8 +70,7 @@ def match_rows(reconstruction: Reconstruction, truth: Batch, schema: Schema) -> 
             failure = "There is no guess with finite values."
         else:
             inputs = found.detach().cpu().float()
-            order = assign(schema, schema.cells(inputs), schema.cells(originals))
-            guess = inputs, order, reconstruction.batch.labels
+            guess = inputs, assign(schema, schema.cells(inputs), schema.cells(originals)), reconstruction.batch.labels
     return matched(originals, labels, guess, failure, missing="There is no guess for this row.")
 
 
@@ -161,15 +160,12 @@ class PinnedRows:
 
 
 def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = ()) -> PinnedRows:
-    """Assign guesses to the true rows, and count the right cells.
+    """Assign guesses to the true rows, and count the right cells; ``UserError`` for other shapes or without scipy.
 
     Args:
         truth: (N, F) numbers and codes of categories, NaN for none; its deviations scale the tolerance.
         guesses: (M, F) in any order; rows without a guess count as wrong.
         categories: features that must be equal.
-
-    Raises:
-        UserError: shapes do not fit, or scipy is not installed.
     """
     if truth.ndim != 2 or guesses.ndim != 2 or truth.shape[1:] != guesses.shape[1:] or not len(truth):
         raise UserError(f"Rows and guesses are expected as (N, F) and (M, F), but got {truth.shape}, {guesses.shape}.")

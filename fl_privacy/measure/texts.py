@@ -50,8 +50,7 @@ def widened(texts: Sequence[Tensor]) -> list[Tensor]:
 def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
     """Remove ``special`` tokens from (N, L), and move the others to the left."""
     kept = (tokens >= 0) & ~torch.isin(tokens, torch.tensor(sorted(special) or [-1]))
-    order = (~kept).long().argsort(dim=1, stable=True)
-    return tokens.masked_fill(~kept, -1).gather(1, order)
+    return tokens.masked_fill(~kept, -1).gather(1, (~kept).long().argsort(dim=1, stable=True))
 
 
 def token_precision(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -94,22 +93,18 @@ def rouge_2(guesses: Tensor, truths: Tensor) -> Tensor:
 
 def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
     """Compute the F1 of the longest common subsequence of words; (N,) float64."""
-    width = truths.shape[1]
-    best = torch.zeros(len(truths), width + 1, dtype=torch.long)
+    best = torch.zeros(len(truths), truths.shape[1] + 1, dtype=torch.long)
     for at in range(guesses.shape[1]):
-        same = (guesses[:, at, None] == truths) & (truths >= 0)
-        longer = torch.where(same, best[:, :-1] + 1, best[:, 1:])
+        longer = torch.where((guesses[:, at, None] == truths) & (truths >= 0), best[:, :-1] + 1, best[:, 1:])
         # the longest at each place is the largest up to it
         best[:, 1:] = torch.maximum(best[:, 1:], longer).cummax(1).values
     return _share(2 * best[:, -1].double(), _count(guesses) + _count(truths))
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts (N, L) by the most frequent public tokens, as a control without the update.
+    """Guess texts (N, L) of ``lengths`` (N,) by the most frequent of ``public`` tokens (M, W), -1 for none.
 
-    Args:
-        public: (M, W) public tokens, -1 for none.
-        lengths: (N,) number of tokens to guess for each text.
+    It is a control without the update.
     """
     tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)

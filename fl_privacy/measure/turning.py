@@ -169,18 +169,14 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
 def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
     """Return the correlation (K, S, V) of S middles (K, S, L, h, w) of each image (K, L, H, W) with its windows."""
     windows, lengths = _windows(images, slack)
-    found = rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)
-    return (found / lengths[:, :, None]).mean(0)
+    return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """One comparison of a guess with B originals and K rivals.
+    """One comparison of a guess: its correlations with B originals, ``own``, and with K rivals, ``rest``.
 
-    Attributes:
-        own: (B,) correlation with each original.
-        rest: (K,) correlation with each rival.
-        usual: (U,) positions among the rivals that define the usual correlation.
+    ``usual`` (U,) are positions among the rivals that define the usual correlation.
     """
 
     own: Tensor

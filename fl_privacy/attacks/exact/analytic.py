@@ -19,8 +19,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of weight gradients solved at a time (128 MB of float64)."""
+_CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 MB of float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +45,7 @@ class AnalyticInversion:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, report)
-        return groups.reconstructions()
+        return Groups(observations, progress=progress, rounds="apart").attacked(self._attack)
 
     def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
         first = group.first

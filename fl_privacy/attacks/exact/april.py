@@ -17,20 +17,11 @@ from fl_privacy.models.gradients import differentiable_twice, frozen_copy
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.types import LocalPlan, ModelState, Tensors
 
-_RANK = 1e-7
-"""Singular values of the position embedding's gradient below this share of the largest are rounding errors."""
-
-_ROUNDING = 1e-8
-"""Least error of an element of a gradient, as a share of the root mean square of its elements."""
-
-_ALIKE = 1e-6
-"""Gradients are the same up to this share of their length, in double precision."""
-
-_SURE = 1e-3
-"""Largest expected error of a pixel of a unique solution."""
-
-_MOST_OTHERS = 16
-"""Largest number of tokens that are no patches, such as the class token."""
+_RANK = 1e-7  # singular values of the position embedding's gradient below this share of the largest are rounding errors
+_ROUNDING = 1e-8  # least error of an element of a gradient, as a share of the root mean square of its elements
+_ALIKE = 1e-6  # gradients are the same up to this share of their length, in double precision
+_SURE = 1e-3  # largest expected error of a pixel of a unique solution
+_MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the class token
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +51,7 @@ class PatchEmbedding:
 
     def pixels(self, patches: Tensor) -> Tensor:
         """Turn the convolution's inputs (N, C P P) into an image (C, H, W)."""
-        entered = F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0]
-        return (entered - self.shift) / self.scale
+        return (F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0] - self.shift) / self.scale
 
     def cut(self, image: Tensor) -> Tensor:
         """Cut an image (C, H, W) into its patches (N, C P P)."""
@@ -73,8 +63,7 @@ def find_patch_embedding(
 ) -> PatchEmbedding | None:
     """Find the model's patch embedding; ``None`` if its first layer is none.
 
-    Raises:
-        NotFullyConnectedError: the model calls no layer with parameters.
+    If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module

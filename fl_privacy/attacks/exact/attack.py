@@ -35,13 +35,11 @@ from fl_privacy.checks import number, whole
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
-BLOCKS = "exact behind residual blocks"
-"""Name of the sub-attack that solves for one image behind residual blocks."""
+BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
 
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
 
-_TOGETHER = 16
-"""Images behind convolutions that are solved for at once."""
+_TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +96,7 @@ class ExactInversion:
 
     def _each(self, observations: Sequence[Observation], seed: int, progress: Progress) -> list[Reconstruction]:
         groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)

@@ -21,20 +21,12 @@ from fl_privacy.types.schema import Schema, schema_of
 ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are equal up to rounding in single precision."""
 
-EXACT = 3e-5
-"""The same share for a single image, for which no sign in front of a ReLU confirms the result."""
+EXACT = 3e-5  # the same share for a single image, for which no sign in front of a ReLU confirms the result
 
-_HALF = 2
-"""The same share in half precision, in units of its rounding."""
-
-_BEYOND = 0.01
-"""Distance by which inputs may leave [0, 1] due to rounding."""
-
-_ROUNDED = 1e-6
-"""Share of a label that is rounding of a softmax in single precision, if a network is sure of it."""
-
-_MIXED = 0.01
-"""Margin of a label's second probability over the others above which labels are mixed, and not smoothed."""
+_HALF = 2  # the same share in half precision, in units of its rounding
+_BEYOND = 0.01  # distance by which inputs may leave [0, 1] due to rounding
+_ROUNDED = 1e-6  # share of a label that is rounding of a softmax in single precision, if a network is sure of it
+_MIXED = 0.01  # margin of a label's second probability over the others above which labels are mixed, and not smoothed
 
 CHANGED_BEFORE = (
     "The client draws random numbers between its data and its network, as for crops, flips or mixup: the examples that"
@@ -44,19 +36,12 @@ CHANGED_BEFORE = (
 
 _PROVEN = "What is proven is what entered the first layer, which"
 
-_NEARLY_SAME = 0.01
-"""Errors of the outputs match those of classes up to this share of their length."""
+_NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this share of their length
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images that solve a layer's equations.
-
-    Attributes:
-        images: (B, C, H, W).
-        unique: ``True`` if no others do.
-        loss: residual of the equations.
-    """
+    """Images (B, C, H, W) that solve a layer's equations, ``unique`` if no others do; ``loss`` is the residual."""
 
     images: Tensor
     unique: bool

@@ -24,14 +24,9 @@ from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 
-_RANK = 1e-6
-"""Singular values below this share of the largest are rounding errors."""
-
-_LEAST_CURVATURE = 0.1
-"""Least curvature of the likelihood in a pair of components; smaller ones are replaced by it."""
-
-_LONGEST_STEP = 0.3
-"""Largest relative change of a component in one step."""
+_RANK = 1e-6  # singular values below this share of the largest are rounding errors
+_LEAST_CURVATURE = 0.1  # least curvature of the likelihood in a pair of components; smaller ones are replaced by it
+_LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -39,8 +34,7 @@ def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
     gradients = weights.double()
     values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
     top = vectors[..., -count:]
-    enough = values[:, -count] > _RANK**2 * values[:, -1]
-    return torch.linalg.qr((top.mT @ gradients).mT)[0].mT, enough
+    return torch.linalg.qr((top.mT @ gradients).mT)[0].mT, values[:, -count] > _RANK**2 * values[:, -1]
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
@@ -130,13 +124,8 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     """Refine A (B, B) near ``start`` by silent neurons; ``None`` if the refinement breaks down.
 
     As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
-    A^-1 1 = g gives sign and scale.
-
-    Args:
-        columns: C = G R^T (M, B).
-        bias: g (M,).
-        projected: P = R W^T (B, M).
-        shift: b (M,) of the layer.
+    A^-1 1 = g gives sign and scale. ``columns`` are C = G R^T (M, B), ``bias`` g (M,), ``projected`` P = R W^T (B, M),
+    and ``shift`` b (M,).
     """
     rows, triangle = torch.linalg.qr(columns)
     mixing = start
@@ -145,24 +134,17 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
         outputs = mixing @ projected + shift
         order = outputs.argsort(1).argsort(1)
         silent = order < share * (outputs < 0).sum(1, keepdim=True)
-        grams = torch.stack([rows[own].T @ rows[own] for own in silent])
-        directions = torch.linalg.eigh(grams)[1][..., 0].T
+        directions = torch.linalg.eigh(torch.stack([rows[own].T @ rows[own] for own in silent]))[1][..., 0].T
         scales = torch.linalg.lstsq(rows @ directions, bias[:, None]).solution[:, 0]
-        inverse = torch.linalg.solve_triangular(triangle, directions * scales, upper=True)
-        mixing, failed = torch.linalg.inv_ex(inverse)
+        mixing, failed = torch.linalg.inv_ex(torch.linalg.solve_triangular(triangle, directions * scales, upper=True))
         if failed or not mixing.isfinite().all():
             return None
     return mixing
 
 
-_DIFFERENT = 1e-4
-"""Least singular value of linearly independent images, as a share of the largest."""
-
-_SILENT = 0.1
-"""Share of zeros among the layer's signals above which a ReLU follows it."""
-
-_RELABELED = 3
-"""Number of searches for images with the labels of the images found before."""
+_DIFFERENT = 1e-4  # least singular value of linearly independent images, as a share of the largest
+_SILENT = 0.1  # share of zeros among the layer's signals above which a ReLU follows it
+_RELABELED = 3  # number of searches for images with the labels of the images found before
 
 _ALONE = 1 / 16
 """Share of the differences of neighboring pixels that count as independent.
@@ -170,11 +152,8 @@ _ALONE = 1 / 16
 A smaller one relies too much on equations behind noise, a larger one on images that leave most of the update
 unexplained."""
 
-_COMPONENTS = 0.5
-"""Approximate share of the work that the search for components takes."""
-
-_CHUNK_ELEMENTS = 1 << 24
-"""Elements of weight gradients processed at a time (128 MB of float64)."""
+_COMPONENTS = 0.5  # approximate share of the work that the search for components takes
+_CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (128 MB of float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +182,7 @@ class CocktailParty:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first

@@ -11,21 +11,13 @@ from torch.nn.grad import conv2d_input
 
 from fl_privacy.attacks.attack import timely
 
-_ITERATIONS = 3000
-"""Maximal number of steps of conjugate gradients."""
-
-_CONVERGED = 1e-9
-"""Residual share at which they stop."""
-
-_LEAST = 0.03
-"""Weight of an output that is known at all, in units of the largest."""
-
-_SMOOTH = 1e-3
-"""Weight of differences of neighbors if outputs are not all known, in units of an input's own weight."""
+_ITERATIONS = 3000  # maximal number of steps of conjugate gradients
+_CONVERGED = 1e-9  # residual share at which they stop
+_LEAST = 0.03  # weight of an output that is known at all, in units of the largest
+_SMOOTH = 1e-3  # weight of differences of neighbors if outputs are not all known, in units of an input's own weight
 
 
-_NOISE = 2.0
-"""Silent outputs of a ReLU are below this multiple of the depth of its least output."""
+_NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of its least output
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,14 +149,12 @@ def _number(rows: Tensor) -> Tensor:
 
 def _apart(values: Tensor, step: int) -> Tensor:
     """Group pixels (V, C, H, W) by their places modulo ``step``: (V, S, C, H W / S), S = step^2."""
-    parts = F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1)
-    return parts.transpose(1, 2)
+    return F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1).transpose(1, 2)
 
 
 def _common_step(layer: Convolution) -> int:
     down, across = (int(step) for step in layer.module.stride)
-    whole = down == across and all(size % down == 0 for size in layer.shape[1:])
-    return down if whole else 1
+    return down if down == across and all(size % down == 0 for size in layer.shape[1:]) else 1
 
 
 def _multiplies(layer: Convolution) -> bool:
@@ -204,8 +194,7 @@ def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diago
 
 
 def _products(one: Tensor, other: Tensor) -> Tensor:
-    products: Tensor = (one * other).flatten(1).sum(1)
-    return products.view(-1, *(1 for _ in one.shape[1:]))
+    return (one * other).flatten(1).sum(1).view(-1, *(1 for _ in one.shape[1:]))
 
 
 def _lengths(values: Tensor) -> Tensor:
@@ -217,8 +206,7 @@ MOST_UNKNOWNS = 4608
 """Largest number of unknowns of a system: 64 channels by 64 places are 4,096, which take 130 MB and 23 billion
 multiplications."""
 
-_RANK = 1e-7
-"""Singular values below this share of the largest are rounding of single precision."""
+_RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 
 _RIDGE = 1e-12
 _STEPS = 4
@@ -229,10 +217,8 @@ _STEPS = 4
 class BlindInputs:
     """The inputs of a layer that solve the equations of one victim best.
 
-    Attributes:
-        values: (C, H, W), mean absolute value 1, of either sign.
-        left: squared residual, as a share of a random guess's.
-        next: the same for the second best, orthogonal inputs.
+    ``values`` (C, H, W) are of mean absolute value 1 and either sign. ``left`` is the squared residual as a share of a
+    random guess's, ``next`` that of the second best, orthogonal inputs.
     """
 
     values: Tensor
@@ -264,8 +250,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
     if not length > 0 or not length.isfinite():
         return None
     _, values, right = torch.linalg.svd((taps / length).reshape(-1, channels), full_matrices=False)
-    rank = int((values > _RANK * values[0]).sum())
-    if rank < places:
+    if int((values > _RANK * values[0]).sum()) < places:
         return None
     basis = right[:places].T / values[:places] * values[0]
     # each tap's input place of each output, (K, P, N) of zeros and ones
@@ -276,8 +261,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
         layer.moved(alone).reshape(number, -1, layer.shape[1] * layer.shape[2]).transpose(0, 1), taps / length @ basis
     )
     least, vector = _least_eigenpairs(matrix)
-    inverse = basis @ vector.reshape(places, places)
-    found = torch.linalg.pinv(inverse, rtol=1e-9).T
+    found = torch.linalg.pinv(basis @ vector.reshape(places, places), rtol=1e-9).T
     return BlindInputs((found / found.abs().mean()).reshape(layer.shape), float(least[0]), float(least[1]))
 
 
@@ -299,32 +283,21 @@ def _least_eigenpairs(matrix: Tensor) -> tuple[Tensor, Tensor]:
     size = len(matrix)
     matrix.diagonal().add_(_RIDGE)
     lower = torch.linalg.cholesky(matrix)
-    rng = torch.Generator().manual_seed(0)
-    block = torch.randn(size, 2, dtype=matrix.dtype, generator=rng).to(matrix.device)
+    block = torch.randn(size, 2, dtype=matrix.dtype, generator=torch.Generator().manual_seed(0)).to(matrix.device)
     for _ in itertools.repeat(None, _STEPS):
         block, _ = torch.linalg.qr(torch.cholesky_solve(block, lower))
     values, vectors = torch.linalg.eigh(block.T @ matrix @ block)
     return values, (block @ vectors)[:, 0]
 
 
-_SHORTCUT = 3.0
-"""Weight of an input that a shortcut shows, in units of the mean weight of the gradients' equations."""
-
-_FLIPS = 24
-"""Largest number of outputs that are newly taken for silent or not."""
-
-_BETTER = 0.95
-"""Share of the residual to which a flip has to reduce it."""
+_SHORTCUT = 3.0  # weight of an input that a shortcut shows, in units of the mean weight of the gradients' equations
+_FLIPS = 24  # largest number of outputs that are newly taken for silent or not
+_BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes of the loss, some of which a ReLU has stopped.
-
-    Attributes:
-        full: (V, C, H, W) without the ReLU.
-        open: (V, C, H, W) bool, the values let through; ``None``: all.
-    """
+    """Slopes (V, C, H, W) of the loss, ``full`` without the ReLU, of which ``open`` ones, or all, are let through."""
 
     full: Tensor
     open: Tensor | None = None

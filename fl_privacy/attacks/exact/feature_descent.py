@@ -20,11 +20,8 @@ SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 _SURE = 1e-3
 """Outputs of a ReLU above this share of the largest determine its inputs; the others only bound them from above."""
 
-_SPREAD = 0.02
-"""Spread of the first pixels around 0.5."""
-
-_NEAREST = 2
-"""Blocks nearest to the image whose outputs are matched."""
+_SPREAD = 0.02  # spread of the first pixels around 0.5
+_NEAREST = 2  # blocks nearest to the image whose outputs are matched
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
@@ -83,8 +80,7 @@ def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], v
 
 
 def _squares(values: Tensor) -> Tensor:
-    squares: Tensor = values.flatten(1).square().sum(1)
-    return squares
+    return values.flatten(1).square().sum(1)
 
 
 def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report) -> Tensor:
@@ -111,9 +107,8 @@ def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: in
 class NormalizedLayer(FirstLayer):
     """A first fully connected layer behind batch norm in training mode.
 
-    Attributes:
-        center: (N,) mean input.
-        spread: (N,) distance of two examples from it; ``None`` if several values share a mean and a variance.
+    ``center`` (N,) is the mean input, ``spread`` (N,) the distance of two examples from it; ``None`` if several values
+    share a mean and a variance.
     """
 
     center: Tensor
@@ -158,8 +153,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
     """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradients (M, N), (M,)."""
     if layer.spread is None:
         return None
-    apart = weight.double() - bias.double()[:, None] * layer.center
-    direction = torch.linalg.svd(apart, full_matrices=False)[2][0]
+    direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
     off = direction.sign() * layer.spread.abs()
     return torch.stack([layer.center + off, layer.center - off])
 

@@ -29,9 +29,7 @@ class NotFullyConnectedError(NotAttackableError):
 class FirstLayer:
     """A fully connected layer on pixels that were at most shifted and scaled one by one.
 
-    Attributes:
-        weight, bias: names of its parameters (M, N) and (M,).
-        shift, scale: (N,) the layer's input is ``shift + scale * pixels``.
+    ``weight`` and ``bias`` name its parameters (M, N) and (M,); its input (N,) is ``shift + scale * pixels``.
     """
 
     weight: str
@@ -50,12 +48,7 @@ class FirstLayer:
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer that test images enter.
-
-    Attributes:
-        black, white, mixed: inputs for images of zeros, ones and noise.
-        random: (C, H, W) the image of noise.
-    """
+    """The first layer that images of zeros, ones and noise enter (``random``, (C, H, W)), and its inputs for them."""
 
     name: str
     module: nn.Module
@@ -75,14 +68,10 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by following test images.
+    """Find the first layer of ``model`` at ``state`` by following test images of ``input_shape`` (C, H, W).
 
-    Args:
-        input_shape: (C, H, W).
-        fixed_norms: ``True`` if batch norm uses the statistics sent.
-
-    Raises:
-        NotFullyConnectedError: another layer comes first, it has no bias, or pixels are mixed before.
+    ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. If another layer comes first, it has no bias, or
+    pixels are mixed before, raise ``NotFullyConnectedError``.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module
@@ -158,14 +147,11 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
     return torch.stack(chosen, 1)
 
 
-def agreed_ratios(weight: Tensor, bias: Tensor, *, smallest: float = 1e-4, alike: float = 1e-3) -> Tensor:
-    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first.
-
-    ``smallest`` and ``alike`` are those of :func:`distinct_ratios`.
-    """
-    sound = bias.abs() > smallest * bias.abs().max()
+def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
+    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first."""
+    sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
-    same = torch.cdist(ratios, ratios) <= alike * ratios.norm(dim=1)
+    same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
     chosen, left = [], torch.ones(len(ratios), dtype=torch.bool)
     for row in same.sum(1).argsort(descending=True).tolist():
         if left[row] and int(same[row].sum()) > 1:
@@ -182,21 +168,13 @@ def residual(weights: Tensor, biases: Tensor, inputs: Tensor) -> Tensor:
     return (left.amin(2).clamp_min(0).sum(1) / w.square().sum((1, 2))).sqrt()
 
 
-_ROUNDS, _STARTS = 20, 64
-"""Numbers of searches for sparse directions in the gradient of a batch, and of their starts."""
-
-_ONE_HOT = 0.01
-"""Largest distance of targets from those of one class."""
+_ROUNDS, _STARTS = 20, 64  # numbers of searches for sparse directions in the gradient of a batch, and of their starts
+_ONE_HOT = 0.01  # largest distance of targets from those of one class
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenFeatures:
-    """Inputs of a hidden layer of a victim, and their labels.
-
-    Attributes:
-        values: (B, N) float64 inputs, in an order of their own.
-        labels: (B,) classes in that order.
-    """
+    """Inputs ``values`` (B, N), float64, of a hidden layer of a victim, and their ``labels`` (B,), in any order."""
 
     path: str
     values: Tensor
@@ -266,6 +244,5 @@ def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> Hid
     labels = reproduction.labels(features, rest)
     if labels is not None and labels.is_floating_point():
         classes = labels.argmax(1)
-        one_each = float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT
-        labels = classes if one_each else None
+        labels = classes if float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT else None
     return None if labels is None else HiddenFeatures(path, features, labels)

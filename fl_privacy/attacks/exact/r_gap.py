@@ -16,13 +16,11 @@ from fl_privacy.attacks.exact.first_layer import probe_first_layer
 from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
-_SILENT = 1e-5
-"""Outputs of a ReLU up to this share of the largest are zero."""
+_SILENT = 1e-5  # outputs of a ReLU up to this share of the largest are zero
 
 _ALIKE = 1e-6
 
-_FARTHEST = 8.0
-"""Largest absolute value by which activations are distinguished; beyond it they are nearly linear."""
+_FARTHEST = 8.0  # largest absolute value by which activations are distinguished; beyond it they are nearly linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +44,7 @@ def _leaky(slope: float) -> Activation:
 
 
 def _above_silence(a: Tensor) -> Tensor:
-    largest = a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))
-    return (a > _SILENT * largest).to(a)
+    return (a > _SILENT * a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))).to(a)
 
 
 _EDGE = 1e-12
@@ -91,24 +88,15 @@ def activation_between(output: Tensor, after: Tensor) -> Activation | None:
     return None
 
 
-_MOST = 1 << 15
-"""Largest number of values that enter a convolution; more take longer than a descent."""
+_MOST = 1 << 15  # largest number of values that enter a convolution; more take longer than a descent
+_MOST_NUMBERS = 1 << 26  # largest number of numbers in the equations of a layer, for a victim: half a gigabyte
 
-_MOST_NUMBERS = 1 << 26
-"""Largest number of numbers in the equations of a layer, for a victim: half a gigabyte."""
-
-WRONG = 0.1
-"""Residual share of a layer's equations above which they are not those of one image."""
+WRONG = 0.1  # residual share of a layer's equations above which they are not those of one image
 
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain.
-
-    Attributes:
-        inputs, outputs: shapes without the batch.
-        activation: function behind it; any for the last layer.
-    """
+    """One layer of a chain: shapes without the batch, and the activation behind it, any for the last layer."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -121,10 +109,8 @@ class ChainLayer:
 class LayerChain:
     """Layers of which each takes only the activations of the one before, the first of them a convolution.
 
-    Attributes:
-        layers: layers from the image to a fully connected one with a bias; later ones do not matter.
-        image: (C, H, W).
-        shift, scale: (C, H, W) the first input is ``shift + scale * pixels``.
+    ``layers`` lead from the image (C, H, W) to a fully connected one with a bias; later ones do not matter. The first
+    input is ``shift + scale * pixels``, (C, H, W).
     """
 
     layers: Sequence[ChainLayer]
@@ -221,8 +207,7 @@ def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
         first = layer is chain.layers[0]
         found = solve_inputs(own, outputs, slopes, delta, gradient, smooth=first)
         values, known, back = found.values, found.seen, own.back(delta)
-        solvable = known.flatten(1).any(1) if first else found.enough
-        left = torch.where(solvable, left.maximum(found.left), 1)
+        left = torch.where(known.flatten(1).any(1) if first else found.enough, left.maximum(found.left), 1)
         if not bool((left < WRONG).any()):
             break
     size = len(values), *chain.image

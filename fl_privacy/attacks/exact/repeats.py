@@ -19,17 +19,10 @@ from fl_privacy.models.losses import is_plain
 from fl_privacy.types import Batch, Observation, Reconstruction
 from fl_privacy.types.user_gradients import COUNTED_BY_RANK
 
-_WHOLE = 0.05
-"""Largest distance of a number of occurrences from a whole number."""
-
-_TARGET = 0.02
-"""Largest distance of summed targets from whole numbers."""
-
-_MOST_WAYS = 1000
-"""Largest number of compared combinations of occurrences."""
-
-_MOST = 8
-"""Largest mean number of occurrences for a batch of unknown size."""
+_WHOLE = 0.05  # largest distance of a number of occurrences from a whole number
+_TARGET = 0.02  # largest distance of summed targets from whole numbers
+_MOST_WAYS = 1000  # largest number of compared combinations of occurrences
+_MOST = 8  # largest mean number of occurrences for a batch of unknown size
 
 Times = Callable[[int], list[int] | None]
 """Occurrences of each different example in a batch of this size; ``None`` if no whole numbers fit."""

@@ -97,8 +97,7 @@ class FxGraph:
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        own = any(isinstance(module, kind) for kind in _KINDS.values())
-        return own or bool(super().is_leaf_module(module, name))
+        return any(isinstance(module, kind) for kind in _KINDS.values()) or bool(super().is_leaf_module(module, name))
 
 
 def traced(model: nn.Module) -> FxGraph | None:
@@ -111,18 +110,12 @@ def traced(model: nn.Module) -> FxGraph | None:
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
 
 
-_FITS = 1e-2
-"""Largest share of a block's outputs that the solved inputs may miss."""
-
-_TRIES = 3
-"""Convolutions, the last first, that are tried without knowing any slope."""
+_FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
+_TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
 
 _FACTORS = 2001
-_MOST_NUMBERS = 1 << 26
-"""Numbers of the equations of a shortcut, for all victims: half a gigabyte."""
-
-_MOST_PLACES = 1200
-"""Pixels that enter a convolution whose equations are solved."""
+_MOST_NUMBERS = 1 << 26  # numbers of the equations of a shortcut, for all victims: half a gigabyte
+_MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,10 +145,7 @@ class Known:
 class Residual:
     """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
 
-    Attributes:
-        graph: the model's, in float64.
-        head: node of the last layer.
-        shapes: (C, H, W) or (N,) by node, without the batch.
+    ``graph`` is in float64, ``head`` the last layer's node; ``shapes`` are (C, H, W) or (N,), without the batch.
     """
 
     graph: FxGraph

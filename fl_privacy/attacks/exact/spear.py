@@ -16,27 +16,18 @@ from fl_privacy.attacks.gradient_inversion.infer_client import precision_of
 AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
-NEARLY = 0.9
-"""The same share if all images are right but for rounding, or few are wrong."""
+NEARLY = 0.9  # the same share if all images are right but for rounding, or few are wrong
 
-_ZERO = 1e-4
-"""Elements of L q below this share of the largest are zeros of the ReLU."""
-
-_SAME = 1e-6
-"""Directions are the same up to this distance of their cosine from 1."""
-
-_INDEPENDENT = 1e-3
-"""Share of a direction that has to be new compared with those chosen before."""
-
-_RANK = 1e-6
-"""Singular values below this share of the largest are rounding errors."""
+_ZERO = 1e-4  # elements of L q below this share of the largest are zeros of the ReLU
+_SAME = 1e-6  # directions are the same up to this distance of their cosine from 1
+_INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
+_RANK = 1e-6  # singular values below this share of the largest are rounding errors
 
 _MOST_ROWS = 16
 """Largest number of examples for which null vectors of random rows are a start; for more, hardly any is near a sparse
 direction."""
 
-_SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]
-"""Schedule of a search that stays near where it starts."""
+_SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
 """Schedule of a search that goes further: components of 64 images are a few percent of others."""
@@ -44,35 +35,26 @@ _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
 """Schedule of a search that goes as far as the logarithm of the elements leads."""
 
-_KEPT = 1024
-"""Largest number of directions from which independent ones are chosen."""
-
-_JUDGED = 2_000_000
-"""Signs of other choices that are computed at once."""
-
-_BLIND = 6
-"""Rounds without a finding after which a kind of search is given up."""
+_KEPT = 1024  # largest number of directions from which independent ones are chosen
+_JUDGED = 2_000_000  # signs of other choices that are computed at once
+_BLIND = 6  # rounds without a finding after which a kind of search is given up
 
 _ROUNDED, _CLEAR = 3.0, 0.1
 """Zeros of a gradient in half precision are below this many units of its rounding, if that is above this share of
 ``_ZERO``."""
 
-_HALF = 0.25
-"""Singular values below this many units of half precision, relative to the largest, are its rounding."""
+_HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
 
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
-_SPARE = 8
-"""Combinations of columns beyond the expected rank, to notice a higher one."""
+_SPARE = 8  # combinations of columns beyond the expected rank, to notice a higher one
 
 
 @dataclass(frozen=True, eq=False)
 class SparseFactors:
-    """The factorization G = D X^T with a sparse D.
+    """The factorization G = D X^T with a sparse D, and ``inputs`` X^T (B, N), float64, in any order.
 
-    Attributes:
-        inputs: X^T (B, N) float64, in any order.
-        agreement: share of elements that are zero in D exactly if W X + b is negative, for the worst example.
+    ``agreement`` is the share of elements that are zero in D exactly if W X + b is negative, for the worst example.
     """
 
     inputs: Tensor
@@ -149,10 +131,8 @@ def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
 class _Gradient:
     """A victim's gradients G and g, on the columns L of G, and the layer's W and b, in float64.
 
-    Attributes:
-        rows: (M', B) nonzero rows of L, times the root of M.
-        noise: rounding of an element of ``rows``; 0 unless in half precision.
-        zero: largest size of a zero, relative to the largest element of its column.
+    ``rows`` (M', B) are the nonzero ones of L, times the root of M; ``noise`` is their rounding, 0 unless in half
+    precision; ``zero`` is the largest size of a zero, relative to its column.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor) -> None:
@@ -203,8 +183,7 @@ class _Gradient:
         if found.agreement < NEARLY:
             return found
         before = self._before(found.inputs)
-        clear = before.abs() > 30 * self.zero * before.std(0)
-        signed = self._behind(torch.where(clear, before <= 0, silent))
+        signed = self._behind(torch.where(before.abs() > 30 * self.zero * before.std(0), before <= 0, silent))
         return signed if signed.agreement >= found.agreement else found
 
     def _behind(self, silent: Tensor) -> SparseFactors:
@@ -259,8 +238,7 @@ class _Search:
         rows = gradient.rows
         self._rows, self._rng, self._starts, self._noise = rows, rng, starts, gradient.noise
         self.pool = _Pool(gradient)
-        few = (self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()
-        self._kinds = (*few, self._random_directions)
+        self._kinds = (*((self._null_vectors,) if rows.shape[1] <= _MOST_ROWS else ()), self._random_directions)
         self._rounds, self._found = [0] * len(self._kinds), [0] * len(self._kinds)
         self.chosen, self._blind = rows.new_zeros(rows.shape[1], 0), False
 
@@ -285,8 +263,7 @@ class _Search:
         total, rank = self._rows.shape
         picked = torch.stack([torch.randperm(total, generator=self._rng)[: rank - 1] for _ in range(self._starts)])
         some = self._rows[picked.to(self._rows.device)]
-        null = torch.linalg.eigh(some.mT @ some)[1][:, :, 0].T
-        return _sparsest(self._rows, null, _FAR, self._noise)
+        return _sparsest(self._rows, torch.linalg.eigh(some.mT @ some)[1][:, :, 0].T, _FAR, self._noise)
 
     def _random_directions(self) -> Tensor:
         directions = self._drawn(self._rows.shape[1])
@@ -301,10 +278,8 @@ class _Search:
             apart = torch.linalg.inv_ex(self.chosen)[0].T
             apart = apart[:, torch.arange(self._starts, device=apart.device) % count]
         else:
-            beyond = torch.linalg.svd(self.chosen, full_matrices=True)[0][:, count:]
-            apart = beyond @ self._drawn(rank - count)
-        mixed = self.chosen @ self._drawn(count) / count**0.5
-        directions = apart / apart.norm(dim=0) + mixed
+            apart = torch.linalg.svd(self.chosen, full_matrices=True)[0][:, count:] @ self._drawn(rank - count)
+        directions = apart / apart.norm(dim=0) + (self.chosen @ self._drawn(count) / count**0.5)
         return _sparsest(self._rows, directions / directions.norm(dim=0), _FAR, self._noise)
 
     def _drawn(self, size: int) -> Tensor:

@@ -18,19 +18,13 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 _INDEPENDENCE = 0.03
 """Approximate standard deviation of E in A = (1 + E) A_0 for images A_0 separated by independence: that of 30 dB."""
 
-_DAMPING = 1e-3
-"""Damping of the first step, as a share of the preconditioner."""
+_DAMPING = 1e-3  # damping of the first step, as a share of the preconditioner
 
 _MOST_DAMPING = 1e3
 
-_TOLERANCE = 1e-3
-"""Residual of a linear system at which iterations stop, as a share of its right side."""
-
-_MOST_PRODUCTS = 200
-"""Largest number of products with the matrix of a linear system."""
-
-_PROGRESS = 0.01
-"""Share of the misfit by which a step has to reduce it for another to follow."""
+_TOLERANCE = 1e-3  # residual of a linear system at which iterations stop, as a share of its right side
+_MOST_PRODUCTS = 200  # largest number of products with the matrix of a linear system
+_PROGRESS = 0.01  # share of the misfit by which a step has to reduce it for another to follow
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +110,7 @@ def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps
 
 def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
     """Return the squared distance of the network's gradient at A (B, B) and classes (B,) from the observed one."""
-    point = _Point.at(mixture, mixing, None, labels)
-    return point.misfit(torch.zeros_like(mixing), mixing)
+    return _Point.at(mixture, mixing, None, labels).misfit(torch.zeros_like(mixing), mixing)
 
 
 def metric_of_changes(first: Tensor) -> Tensor:

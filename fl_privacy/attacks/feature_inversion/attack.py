@@ -51,10 +51,7 @@ from fl_privacy.types.film import Snapshot, shortened
 class InversionProblem:
     """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
 
-    Attributes:
-        features: O, (V, B, ...).
-        shape: (B, C, H, W) of one victim.
-        unknown: values of the front that are optimized, by name.
+    ``features`` are O, (V, B, ...), ``shape`` is (B, C, H, W); ``unknown`` values of the front are optimized.
     """
 
     attack: "ModelInversion"
@@ -107,8 +104,7 @@ class InversionProblem:
         return replace(self, features=self.features[rows])
 
 
-UNKNOWN = -1
-"""Label of an image whose label can't be inferred."""
+UNKNOWN = -1  # label of an image whose label can't be inferred
 
 
 def best_reconstruction(
@@ -128,10 +124,9 @@ def best_reconstruction(
     best = rows.start + int(losses.argmin())
     history = found.history[:, best]
     told = observation.knowledge.labels
-    labels = _inferred(observation, model, images[best]) if told is None else told
     return Reconstruction(
         id=observation.id,
-        batch=Batch(images[best], labels.cpu()),
+        batch=Batch(images[best], (_inferred(observation, model, images[best]) if told is None else told).cpu()),
         loss=float(found.loss[best]),
         history=tuple(history[history.isfinite()].tolist()),
         label_source="inferred" if told is None else "known",
@@ -217,10 +212,7 @@ class ModelInversion:
             return why_not_attackable(observation, informative=recovers)
 
         groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
+        return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
@@ -291,10 +283,9 @@ class ModelInversion:
         pairs = zip(victims, starts, strict=True)
         blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
-        front_values = [value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]
         found = minimize(
             problem,
-            torch.cat([pixels, *front_values], 1),
+            torch.cat([pixels, *[value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
             settings=Settings(optimizer=self.optimizer, iterations=self.iterations, projection=self.projection),

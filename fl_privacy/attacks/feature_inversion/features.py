@@ -25,8 +25,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     squared = bias.square().sum()
     if squared == 0:
         return None
-    recovered: Tensor = (bias @ weight.flatten(1) / squared).reshape(weight.shape[1:])
-    return recovered
+    return (bias @ weight.flatten(1) / squared).reshape(weight.shape[1:])
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
@@ -39,8 +38,7 @@ def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
 
 
 _GUESSES = 64
-_ROOM = 2.0
-"""Range, around 0, in which features are searched, as a multiple of random images' range."""
+_ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of random images' range
 
 
 class _Stretched(nn.Module):
@@ -97,15 +95,13 @@ class Recovery:
             ).told(private=None, features=None, defense=None)
             for o in observations
         ]
-        found = self.matching(inner, seed=seed, progress=progress)
         return [
             low + width * r.batch.inputs if r.batch is not None else f"Its features were not found: {r.failure}"
-            for r in found
+            for r in self.matching(inner, seed=seed, progress=progress)
         ]
 
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
     """Return the shape of one example at the layer that ``front`` ends at."""
-    blank = next(front.parameters()).new_zeros(1, *observation.input_shape)
-    return tuple(front(blank).shape[1:])
+    return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])

@@ -17,10 +17,8 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 class Moments:
     """The moments of a GaussianNB, or of any summary by class.
 
-    Attributes:
-        means, variances: (K, F). ``var_`` of scikit-learn is the variance plus ``smoothing``.
-        counts: (K,) rows of each class; ``None`` if not sent.
-        smoothing: ``epsilon_`` of scikit-learn, added to all variances.
+    ``means`` and ``variances`` are (K, F), ``counts`` (K,) of rows, if sent. ``var_`` of scikit-learn is the variance
+    plus ``smoothing``, its ``epsilon_``.
     """
 
     means: np.ndarray
@@ -64,10 +62,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     """Compare two rounds of one client, class by class; unchanged classes are left out.
 
     Differences of the sums are one row, or mean +- deviation of two; an exchange of x for x' gives x - x' and x^2 -
-    x'^2.
-
-    Raises:
-        UserError: the rounds are of different classes or features.
+    x'^2. Rounds of other classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
         raise UserError(f"Rounds are expected alike, but got {before.means.shape} and {after.means.shape}.")
@@ -91,8 +86,7 @@ def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
     if moments.counts is not None:
         alone = moments.counts == 1
     else:
-        none = moments.smoothing * (1 + ROUNDING) or ROUNDING * moments.variances.max()
-        alone = moments.variances.max(1) <= none
+        alone = moments.variances.max(1) <= (moments.smoothing * (1 + ROUNDING) or ROUNDING * moments.variances.max())
     return tuple((int(label), moments.means[label]) for label in np.flatnonzero(alone))
 
 

@@ -12,13 +12,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LogisticOptimum:
-    """Parameters of a fitted logistic regression with an intercept.
-
-    Attributes:
-        weights: (K, F), or (1, F) for two classes, like ``coef_``.
-        intercepts: (K,) or (1,).
-        inverse_penalty: ``C``, infinite without a penalty.
-    """
+    """``coef_`` (K, F), ``intercept_`` (K,) and ``C``, infinite without a penalty; K is 1 for two classes."""
 
     weights: np.ndarray
     intercepts: np.ndarray
@@ -48,20 +42,10 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Solve for the one row that the client has in addition to known ones.
+    """Solve for the one row (F,), and its label, that the client has in addition to known ``rows`` (N - 1, F).
 
     In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
-    section 3).
-
-    Args:
-        rows: (N - 1, F) known ones.
-        labels: (N - 1,) known ones.
-
-    Returns:
-        The row (F,) and its label.
-
-    Raises:
-        UserError: there is no further row, or rounding hides it.
+    section 3). If there is none, or rounding hides it, raise ``UserError``.
     """
     left = optimum.residuals(rows, labels)
     sums = weighted_sums(optimum) - left.T @ rows  # (K, F), (y - p) of the row times the row

@@ -41,13 +41,12 @@ class Solutions:
 
     def or_better(self, other: "Solutions") -> "Solutions":
         rows, numbers = other.loss < self.loss, self.history.isfinite().sum(0).tolist()
-        films = {row: joined(film, numbers[row], other.films[row]) for row, film in self.films.items()}
         return Solutions(
             images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
             labels=torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels),
             loss=torch.minimum(other.loss, self.loss),
             history=torch.cat([self.history, other.history]),
-            films=films,
+            films={row: joined(film, numbers[row], other.films[row]) for row, film in self.films.items()},
         )
 
 

@@ -55,8 +55,7 @@ class WordEmbeddings(ImageSource):
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
-        usual = self.table.norm(dim=1).mean() / self._unit
-        apart: Tensor = self.norm * (lengths / usual - 1).square()
+        apart: Tensor = self.norm * (lengths / (self.table.norm(dim=1).mean() / self._unit) - 1).square()
         return apart
 
     @torch.no_grad()

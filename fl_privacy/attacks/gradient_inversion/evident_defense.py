@@ -22,29 +22,23 @@ from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
 
-_LOUDEST = 3.0
-"""Ratio of noise to gradient above which more smoothing leaves nothing but gray."""
-
-_FEWEST = 8
-"""Fewest columns of the output layer for an estimate."""
+_LOUDEST = 3.0  # ratio of noise to gradient above which more smoothing leaves nothing but gray
+_FEWEST = 8  # fewest columns of the output layer for an estimate
 
 _STRENGTH, _EDGE = 0.25, 0.05
 """Largest slope of total variation by a pixel over that which noise gives the objective, chosen on networks whose
 weights at that strength are from 0.002 to 2, and the move of a pixel by noise that calls for it: about the difference
 of neighbors in photographs."""
 
-_COARSE = 4
-"""Side of the random images on which noise is rehearsed, before they are resized to the victim's."""
+_COARSE = 4  # side of the random images on which noise is rehearsed, before they are resized to the victim's
 
 
 def noise_over_gradient(observation: Observation) -> float | None:
     """Return the norm of the noise in the update over that of the gradient, at most 3.
 
     Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
-    weight and bias; their sums are noise, or rounding of 1e-6.
-
-    Returns:
-        ``None`` without an output layer, with too few columns, or for steps of Adam.
+    weight and bias; their sums are noise, or rounding of 1e-6. It is ``None`` without an output layer, with too few
+    columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(as_gradient(observation), observation)
@@ -133,16 +127,12 @@ def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
     with differentiable_twice():
         leaf = images.detach().requires_grad_()
-        loss = problem.mismatch(leaf, labels, [None] * len(problem.rounds))
-        (slope,) = torch.autograd.grad(loss.sum(), leaf)
+        (slope,) = torch.autograd.grad(problem.mismatch(leaf, labels, [None] * len(problem.rounds)).sum(), leaf)
     return slope.flatten(1).square().mean(1).sqrt()
 
 
-_ENOUGH = 64
-"""Least number of elements of a tensor whose values are counted."""
-
-_MORE_ZEROS = 0.05
-"""Excess share of zeros, or of empty columns, over undefended gradients that shows a defense."""
+_ENOUGH = 64  # least number of elements of a tensor whose values are counted
+_MORE_ZEROS = 0.05  # excess share of zeros, or of empty columns, over undefended gradients that shows a defense
 
 _MOST_BITS = 12
 
@@ -258,8 +248,7 @@ def _sparse(update: Tensors) -> Sparse:
         kept = value[value != 0].abs()
         if len(kept) >= _ENOUGH:
             total += len(kept)
-            near = int((kept <= 2 * kept.min()).sum())
-            votes += len(kept) if near >= max(4, _AT_THRESHOLD * len(kept)) else 0
+            votes += len(kept) if int((kept <= 2 * kept.min()).sum()) >= max(4, _AT_THRESHOLD * len(kept)) else 0
     return Sparse(largest=2 * votes > total, scope="layer")
 
 

@@ -139,8 +139,7 @@ _WARM_UP_ON_GPU = 3
 
 def compiler() -> str | None:
     """Return the path of a C++ compiler for ``torch.compile``, or ``None``."""
-    usual = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    return shutil.which(os.environ.get("CXX", usual))
+    return shutil.which(os.environ.get("CXX", {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")))
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
@@ -216,8 +215,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE_OF_GPU = 0.35
-_BYTES_ON_CPU = 4 * 2**30
-"""Memory of one chunk; more is hardly faster."""
+_BYTES_ON_CPU = 4 * 2**30  # memory of one chunk; more is hardly faster
 
 
 def written_bytes(problem: Problem, variables: Tensor) -> int:

@@ -19,8 +19,7 @@ Penalty = Literal["kl", "norm"]
 """``kl``: divergence of a normal with mean and variance of the latent's own entries from N(0, 1); ``norm``: mean square
 of its entries."""
 
-LATENT = -1
-"""Number of the input among the layers of a generator."""
+LATENT = -1  # number of the input among the layers of a generator
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,7 @@ class Generated(ImageSource):
         if self.layer == LATENT:
             return variables
         apart = variables.reshape(len(variables) * shape[0], -1)
-        radius = self.reach * held.reshape(apart.shape).abs().sum(1)
-        return onto_l1_ball(apart, radius).reshape(variables.shape)
+        return onto_l1_ball(apart, self.reach * held.reshape(apart.shape).abs().sum(1)).reshape(variables.shape)
 
     @torch.no_grad()
     def following(
@@ -151,8 +149,7 @@ def onto_l1_ball(vectors: Tensor, radius: Tensor) -> Tensor:
     return torch.where(size.sum(1, keepdim=True) <= radius[:, None], vectors, shrunk)
 
 
-_SMALLEST = 4
-"""Least side of the network's input in pixels."""
+_SMALLEST = 4  # least side of the network's input in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,17 +189,14 @@ class Untrained(ImageSource):
             last = step == len(kernels) - 1
             if not last:
                 found = F.interpolate(found, size=sides[step + 1], mode="nearest")
-            scale = math.sqrt((1 if last else 2) / math.prod(kernel[1:]))
-            weight = scale * pieces[2 * step].reshape(-1, *kernel[1:])
-            bias = pieces[2 * step + 1].flatten()
-            found = F.conv2d(found, weight, bias, padding=kernel[-1] // 2, groups=victims)
+            weight = math.sqrt((1 if last else 2) / math.prod(kernel[1:])) * pieces[2 * step].reshape(-1, *kernel[1:])
+            found = F.conv2d(found, weight, pieces[2 * step + 1].flatten(), padding=kernel[-1] // 2, groups=victims)
             if not last:
                 # normalize (B, V C, H, W) to mean 0 and variance 1 over the channels and pixels of each image
                 grouped = found.reshape(len(found), victims, -1)
                 variance, mean = torch.var_mean(grouped, 2, keepdim=True, correction=0)
                 found = F.leaky_relu(((grouped - mean) * (variance + 1e-5).rsqrt()).reshape(found.shape), 0.1)
-        images: Tensor = found.sigmoid().reshape(number, victims, shape[1], height, width).transpose(0, 1)
-        return images
+        return found.sigmoid().reshape(number, victims, shape[1], height, width).transpose(0, 1)
 
     def _sides(self, shape: Shape) -> list[tuple[int, int]]:
         """Return (height, width) of the maps, from input to image, each half of the next, rounded up."""

@@ -25,8 +25,7 @@ _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
 """Turns in which signs and image are estimated from each other, the number of them over which the image's extra
 uncertainty falls, and its last value as a share of the variance under the prior."""
 
-_LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3
-"""Least share of an image in its mixture, and least variance of a pixel."""
+_LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mixture, and least variance of a pixel
 
 
 def as_mixture(observation: Observation) -> Observation:
@@ -119,8 +118,7 @@ def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label:
         told = (own[:, None].square() / noise).sum(0)
         view = (own[:, None] * (unturned - expected_others) / noise).sum(0)
         factor = torch.linalg.cholesky(torch.eye(len(basis)).to(basis) + (basis * told) @ basis.T)
-        variables = torch.cholesky_solve((basis @ (view - told * means))[:, None], factor)[:, 0]
-        image = means + variables @ basis
+        image = means + torch.cholesky_solve((basis @ (view - told * means))[:, None], factor)[:, 0] @ basis
         after = torch.linalg.solve_triangular(factor, basis, upper=False).square().sum(0)
     return image
 
@@ -163,8 +161,7 @@ def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
         known = observation.knowledge
         joins = known.same_data is not None and known.defense is not None
         shape = (observation.upload.num_examples, observation.input_shape, observation.num_classes)
-        name = (known.same_data, *shape) if joins else position
-        together.setdefault(name, []).append((position, observation))
+        together.setdefault((known.same_data, *shape) if joins else position, []).append((position, observation))
     unzipped = (zip(*rounds, strict=True) for rounds in together.values())
     return [Victim(places[-1], seen[-1], seen[:-1], places) for places, seen in unzipped]
 
@@ -182,12 +179,11 @@ class Group:
 
     def takes(self, victim: Victim) -> bool:
         rounds = [self.first, *(group.first for group in self.earlier)]
-        pairs = zip(rounds, [victim.observation, *victim.earlier], strict=True)
         return all(
             _same_values(own.sent, other.sent)
             and _same_values(own.knowledge.private, other.knowledge.private)
             and _same_values(own.knowledge.front, other.knowledge.front)
-            for own, other in pairs
+            for own, other in zip(rounds, [victim.observation, *victim.earlier], strict=True)
         )
 
     def only(self, positions: Iterable[int]) -> "Group":
@@ -218,13 +214,7 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
 class Groups:
     """Groups of observations, and the reconstructions of their attacks.
 
-    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time::
-
-        groups = Groups(observations, progress=progress)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= attack(group, report)
-        return groups.reconstructions()
+    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time.
 
     Args:
         progress: callback, a thousand parts for each victim.
@@ -282,6 +272,13 @@ class Groups:
             self.results |= dict.fromkeys(group.observations, broken)
         self._done += size
         self._progress(self._done, self._total)
+
+    def attacked(self, attack: Callable[[Group, Report], dict[int, Reconstruction]]) -> list[Reconstruction]:
+        """Run ``attack`` on each group, and return the reconstruction of each observation, in order."""
+        for group in self:
+            with self.attempt(group) as report:
+                self.results |= attack(group, report)
+        return self.reconstructions()
 
     @without_checkpointing()
     def reconstructions(self) -> list[Reconstruction]:

@@ -25,14 +25,9 @@ _FITS, _ROUNDED = 1e-3, 4
 """Share of the output layer's gradient that the right loss may leave unexplained, in single precision, and in half
 precision in units of its rounding."""
 
-_COARSE_FROM, _EQUAL = 64, 0.05
-"""Number of values, and their share of equal ones, that show half precision."""
-
-_ROUNDINGS = 4
-"""Roundings of a probability near 1 by which the sum of all may be off."""
-
-_WHOLE = 2e-3
-"""Largest distance of targets from whole numbers."""
+_COARSE_FROM, _EQUAL = 64, 0.05  # number of values, and their share of equal ones, that show half precision
+_ROUNDINGS = 4  # roundings of a probability near 1 by which the sum of all may be off
+_WHOLE = 2e-3  # largest distance of targets from whole numbers
 
 ASSUMED = (
     "The client's loss is taken for cross entropy, which the gradient of its output layer neither shows nor denies."
@@ -157,29 +152,21 @@ def _smoothed(labels: Tensor) -> Loss:
     share = float(others.mean()) * labels.shape[1]
     if labels.shape[1] > 2 and float(others.std()) < _WHOLE * float(others.mean()) and 0 < share < 1:
         share = round(share, 4)
-        smooth = nn.CrossEntropyLoss(label_smoothing=share)
-        return Loss(f"cross entropy with labels smoothed by {share:g}", smooth)
+        return Loss(f"cross entropy with labels smoothed by {share:g}", nn.CrossEntropyLoss(label_smoothing=share))
     return Loss("cross entropy of soft labels", F.cross_entropy)
 
 
-EPSILON = 1e-8
-"""PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found."""
+EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found
 
-_ARITHMETIC = 4.0
-"""Error of the quotient of both moments, in units of rounding."""
+_ARITHMETIC = 4.0  # error of the quotient of both moments, in units of rounding
 
 _ROUNDS, _SOUND = 30, 3.0
 """Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
 gradient is taken for a product of two vectors."""
 
-_KNOWN, _MATCHED = 0.5, 0.2
-"""Largest relative uncertainty of a known value, and of a matched one."""
-
-_SHORT = 0.5
-"""Share of the learning rate; if no step is so long, no gradient would exceed epsilon."""
-
-_LEAST_KNOWN = 2
-"""Known values of a row, or of a column, that suffice to find the others."""
+_KNOWN, _MATCHED = 0.5, 0.2  # largest relative uncertainty of a known value, and of a matched one
+_SHORT = 0.5  # share of the learning rate; if no step is so long, no gradient would exceed epsilon
+_LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find the others
 
 
 def without_adam(observation: Observation) -> Observation:
@@ -304,8 +291,7 @@ def _of_gradient(
     )
 
 
-_SAME = 1e-6
-"""Largest relative difference of outputs of the same images."""
+_SAME = 1e-6  # largest relative difference of outputs of the same images
 
 _UNIT = (0.0, 1.0)
 
@@ -362,8 +348,7 @@ def restored(observation: Observation, attacked: Disclosed, found: Reconstructio
 
 def _once_each(observation: Observation, states: dict[tuple[int, int], ModelState]) -> Observation:
     model, own = observation.model, {name for name, _ in observation.model.named_parameters()}
-    twice = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
-    if not twice:
+    if not {name for name, _ in model.named_parameters(remove_duplicate=False)} - own:
         return observation
     key = id(model), id(observation.sent)
     if key not in states:

@@ -19,17 +19,10 @@ from fl_privacy.types import Observation, Tensors
 OutputLayer = tuple[str, str | None]
 """Names of the weight (K, F) and the bias (K,) of a model's last linear layer."""
 
-_FITS = 1e-3
-"""Share of the output layer's gradient that labels may leave unexplained."""
-
-_PROBABILITY = 3e-4
-"""Length added to slopes, since a probability near 0 or 1 is known no better than its rounding."""
-
-_WHOLE = 1e-3
-"""Largest distance of a probability from 0 or 1 to be rounded."""
-
-_TRIALS = 32
-"""Images of noise that stand for a batch whose labels are counted, with each of two labels."""
+_FITS = 1e-3  # share of the output layer's gradient that labels may leave unexplained
+_PROBABILITY = 3e-4  # length added to slopes, since a probability near 0 or 1 is known no better than its rounding
+_WHOLE = 1e-3  # largest distance of a probability from 0 or 1 to be rounded
+_TRIALS = 32  # images of noise that stand for a batch whose labels are counted, with each of two labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +61,7 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
         if found[0][1] < _FITS or loss.takes == "indices":
             return found[0]
     rows = _rows(head, loss, slopes)
-    length = float(slopes.norm()) + _PROBABILITY
-    found.append((rows, float((head.slopes(loss, rows) - slopes).norm()) / length))
+    found.append((rows, float((head.slopes(loss, rows) - slopes).norm()) / (float(slopes.norm()) + _PROBABILITY)))
     return min(found, key=lambda one: one[1])
 
 
@@ -148,8 +140,7 @@ def counted_labels(
 
 
 def _best_addition(each: Tensor, labels: Sequence[int], evidence: Tensor) -> int:
-    total = each + each[list(labels)].sum(0)
-    return int(F.cosine_similarity(total, evidence[None], dim=1, eps=1e-30).argmax())
+    return int(F.cosine_similarity(each + each[list(labels)].sum(0), evidence[None], dim=1, eps=1e-30).argmax())
 
 
 def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer) -> Tensor:
@@ -277,8 +268,7 @@ def choose_labels(
         found = single_label(gradient, layer)
     else:
         generator = derive_generator(seed, "attack", str(observation.id), "labels")
-        own = None if single else gradient
-        outputs = usual_outputs(model, observation.input_shape, layer, generator, own)
+        outputs = usual_outputs(model, observation.input_shape, layer, generator, None if single else gradient)
         found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
         raise NotAttackableError(

@@ -57,8 +57,7 @@ class _SquaredDistance(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
         (apart,) = ctx.saved_tensors
-        found: Tensor = apart * (2 * slopes[0])[:, None]
-        return found, None
+        return apart * (2 * slopes[0])[:, None], None
 
 
 def _squared_length(values: Tensor) -> Tensor:
@@ -266,8 +265,7 @@ def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
     return along, torch.baddbmm(values, directions, along, alpha=-1)
 
 
-_IN_CACHE = 1 << 16
-"""Elements of a gradient that are compared at a time."""
+_IN_CACHE = 1 << 16  # elements of a gradient that are compared at a time
 
 Coefficients = Mapping[str, tuple[float, float]]
 """Weights of each tensor's squared and absolute distance."""

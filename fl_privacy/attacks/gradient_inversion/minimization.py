@@ -36,10 +36,8 @@ class Minimum:
 class DescentState:
     """State of a descent, with finished victims until :meth:`select` removes them.
 
-    Attributes:
-        best: variables (V, N) with the lowest loss so far.
-        rescued_at: (V,) best loss when a victim last went back to it.
-        over: (V,) mask of the finished victims.
+    ``best`` (V, N) has the lowest loss so far, ``rescued_at`` (V,) is it when a victim last went back to it, and
+    ``over`` (V,) marks the finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -115,8 +113,7 @@ class DescentState:
         return self._found
 
 
-_NOTHING = 1e30
-"""Loss of a candidate whose loss is not a number, so that the strategy can rank it."""
+_NOTHING = 1e30  # loss of a candidate whose loss is not a number, so that the strategy can rank it
 
 
 def search(
@@ -139,7 +136,8 @@ def search(
     state = DescentState(torch.zeros_like(variables), settings.iterations, filmed)
     for iteration in range(1, settings.iterations + 1):
         asked = [torch.stack(list(map(torch.as_tensor, runs[victim].ask()))) for victim in state.active]
-        losses = _judged(problem, torch.stack(asked).to(variables), state.active, capacity)
+        active = torch.tensor(state.active, device=variables.device)
+        losses = judged(problem, torch.stack(asked).to(variables), active, capacity, Problem.loss)
         for row, victim in enumerate(state.active):
             runs[victim].tell(list(asked[row].numpy()), losses[row].nan_to_num(_NOTHING, _NOTHING, _NOTHING).tolist())
         least, which = losses.nan_to_num(torch.inf, torch.inf).min(1)
@@ -155,14 +153,14 @@ def search(
     return state.minimum()
 
 
-def _judged(problem: Problem, candidates: Tensor, victims: Sequence[int], capacity: int) -> Tensor:
-    """Return the losses (A, P) of ``candidates`` (A, P, N) for ``victims``."""
-    flat = candidates.flatten(0, 1)
-    owners = torch.tensor(victims, device=flat.device).repeat_interleave(candidates.shape[1])
-    losses = []
-    for rows, some in zip(torch.split(owners, capacity), torch.split(flat, capacity), strict=True):
+def judged(
+    problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
+) -> Tensor:
+    """Return the ``loss`` (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), ``capacity`` at a time."""
+    losses, owners = [], victims.repeat_interleave(candidates.shape[1])
+    for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
-            losses.append(problem.select(rows).loss(some).detach())
+            losses.append(loss(problem.select(rows), some).detach())
     return torch.cat(losses).reshape(candidates.shape[:2])
 
 
@@ -272,8 +270,7 @@ def minimize(
             gradient = torch.cat([noisy, gradient[:, problem.pixels :]], 1)
         moved, ended, finished = run.step(variables, loss, gradient)
         if settings.projection != "none":
-            due = (ended & ~finished)[:, None]
-            moved = torch.where(due, problem.projected(moved, settings.projection), moved)
+            moved = torch.where((ended & ~finished)[:, None], problem.projected(moved, settings.projection), moved)
         over = finished | (loss < enough)
         if state.any_broken:
             hopeless = broken & ((state.rescued_at == state.best_loss) | state.best_loss.isinf())

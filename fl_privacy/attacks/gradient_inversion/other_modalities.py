@@ -101,8 +101,7 @@ def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
     gray = torch.randn((_PROXIES, 1, height, width), generator=rng)
     colored = gray + 0.3 * torch.randn((_PROXIES, *shape), generator=rng)
     waves: Tensor = torch.fft.irfft2(torch.fft.rfft2(colored) * amplitude, s=(height, width))
-    spread = waves.flatten(1).std(1)[:, None, None, None]
-    return torch.clamp(0.5 + _CONTRAST * waves / spread, 0, 1)
+    return torch.clamp(0.5 + _CONTRAST * waves / waves.flatten(1).std(1)[:, None, None, None], 0, 1)
 
 
 def _seeking_words(settings: Settings, observation: Observation) -> Settings:

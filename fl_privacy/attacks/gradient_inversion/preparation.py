@@ -175,8 +175,7 @@ def _choose(
         return chosen, {}, ()
     if not elementwise:
         return chosen, chosen.ranks(trial, labels), ()
-    by_parts = search_of(victim_model.model).elementwise_parts
-    return chosen, {}, chosen.linear_weights(trial, labels) if by_parts else ()
+    return chosen, {}, chosen.linear_weights(trial, labels) if search_of(victim_model.model).elementwise_parts else ()
 
 
 def _unrolled(victim_model: VictimModel, trial: torch.Tensor) -> Unrolled:
@@ -282,7 +281,6 @@ class Prepared:
 
     def _unsmoothed(self, victims: Sequence[PreparedVictim], restarts: Sequence[int], attempts: int = 1) -> Problem:
         labels = [m.labels for m in victims if m.labels is not None]
-        constraints = Constraints(transform=self.transform(victims, restarts), unknowns=self.rounds[0].unknowns)
         return Problem(
             settings=self.settings,
             shape=self.shape,
@@ -291,7 +289,7 @@ class Prepared:
             labels=torch.stack(labels) if labels else None,
             observer=self.observer,
             attempts=attempts,
-            constraints=constraints,
+            constraints=Constraints(transform=self.transform(victims, restarts), unknowns=self.rounds[0].unknowns),
             held=self._held(victims, restarts),
             of_outputs=self.rounds[0].victim_model.loss,
         )

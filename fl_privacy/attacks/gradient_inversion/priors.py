@@ -22,12 +22,9 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The input of a prior.
+    """The input of a prior: ``images`` (V, B, C, H, W), before any transformation known of the client.
 
-    Attributes:
-        images: (V, B, C, H, W), before any transformation known of the client.
-        attempts: number of neighboring rows that are attempts at the same victim.
-        batch_statistics: callback for the statistics of each batch-norm layer, for transformed images.
+    ``attempts`` neighboring rows are of the same victim; ``batch_statistics`` computes those of transformed images.
     """
 
     images: Tensor
@@ -39,8 +36,7 @@ Prior = Callable[[Guess], Tensor]
 """Guess -> weighted penalty (V,), whose attribute ``smooths`` is ``True`` if it makes neighboring pixels alike."""
 
 
-CONTRAST = 0.25
-"""Typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26."""
+CONTRAST = 0.25  # typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +59,7 @@ class TotalVariation:
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images
         if self.relative:
-            contrast = (images.flatten(-3).var(-1) + 1e-6).sqrt()
-            images = images * (CONTRAST / contrast)[..., None, None, None]
+            images = images * (CONTRAST / (images.flatten(-3).var(-1) + 1e-6).sqrt())[..., None, None, None]
         if self.summed:
             across, down = images.diff(dim=-1).abs(), images.diff(dim=-2).abs()
             return self.weight * (across.flatten(1).sum(1) + down.flatten(1).sum(1))
@@ -127,8 +122,7 @@ class GroupConsistency:
 
     def __call__(self, guess: Guess) -> Tensor:
         apart = guess.images.reshape(-1, guess.attempts, *guess.images.shape[1:])
-        difference = apart - apart.mean(1, keepdim=True).detach()
-        return self.weight * _length(difference.flatten(0, 1).flatten(1))
+        return self.weight * _length((apart - apart.mean(1, keepdim=True).detach()).flatten(0, 1).flatten(1))
 
 
 def _length(vectors: Tensor) -> Tensor:

@@ -27,11 +27,8 @@ from fl_privacy.types import Tensors
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
 
-_LARGE = 1e-2
-"""Ratio from which gradients depend on the images enough for their own length to be the unit."""
-
-_SMALL = 1 << 13
-"""Most elements of a tensor that is joined with others, since starting an operation takes the time."""
+_LARGE = 1e-2  # ratio from which gradients depend on the images enough for their own length to be the unit
+_SMALL = 1 << 13  # most elements of a tensor that is joined with others, since starting an operation takes the time
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,18 +58,14 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
-    stretched = (images - low) / (high - low)
-    return torch.where(high > low, stretched, images).clamp(0, 1)
+    return torch.where(high > low, (images - low) / (high - low), images).clamp(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Blank:
-    """A victim without a guess yet.
+    """A victim without a guess yet, of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
-    Attributes:
-        labels: (B,) known or inferred; ``None`` if they are optimized.
-        shape: (B, C, H, W) of the variables.
-        generator: random stream on the CPU.
+    ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """
 
     observation: Observation
@@ -120,8 +116,7 @@ class Pattern:
     def __call__(self, blank: Blank) -> Tensor:
         b, c, h, w = blank.shape
         patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
-        tiles = patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))
-        return blank.space.to_variables(tiles[..., :h, :w])
+        return blank.space.to_variables(patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))[..., :h, :w])
 
 
 @dataclass(frozen=True, kw_only=True)

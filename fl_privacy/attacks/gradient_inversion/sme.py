@@ -25,8 +25,7 @@ from fl_privacy.types.modality import modality_of
 _STD, _SPREAD = 0.25, 0.2
 """Standard deviation of pixels, the unit of the images' moves, and their range around gray at the start."""
 
-_TOGETHER, _VALUES = 16, 16_000_000
-"""Most victims at once, and most values of their models together."""
+_TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of their models together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +65,7 @@ class SurrogateModel:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self.solve(group, seed, report)
-        return groups.reconstructions()
+        return Groups(observations, progress=progress).attacked(lambda group, report: self.solve(group, seed, report))
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.
@@ -121,8 +116,7 @@ class SurrogateModel:
                 angles = models.angles(0.5 + _STD * images, between)
                 shown = 0.5 + _STD * images
                 rough = shown.diff(dim=-2).abs().flatten(1).mean(1) + shown.diff(dim=-1).abs().flatten(1).mean(1)
-                losses = angles + self.total_variation * rough
-                slopes = torch.autograd.grad(losses.sum(), [images, between])
+                slopes = torch.autograd.grad((angles + self.total_variation * rough).sum(), [images, between])
             images.grad, between.grad = slopes[0].nan_to_num(0.0).sign(), slopes[1].nan_to_num(0.0)
             optimizer.step()
             with torch.no_grad():

@@ -17,14 +17,9 @@ from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Observation
 from fl_privacy.types.schema import Schema
 
-_ROUNDING = 2e-6
-"""Share of the bias' gradient below which the rest of a category's column is rounding."""
-
-_DRAWN = 256
-"""Random rows that show the model's answers to rows of a class."""
-
-_LEAST, _RARE = 0.02, 1e-4
-"""Least share of a category that may be present, and in a first guess."""
+_ROUNDING = 2e-6  # share of the bias' gradient below which the rest of a category's column is rounding
+_DRAWN = 256  # random rows that show the model's answers to rows of a class
+_LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and in a first guess
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +124,7 @@ def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
     return found
 
 
-_FAR = -1e9
-"""Logit that pads columns with fewer categories than the largest."""
+_FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,10 +189,8 @@ class TableRows(ImageSource):
         places, there = (each.to(free.device) for each in schema.groups)
         found = free
         if len(places):
-            allowed = there & (held[:, places] > 0)
-            logits = torch.where(allowed[:, None], free[..., places], _FAR)
-            shares = logits.softmax(-1).flatten(-2)[..., there.flatten()]
-            found = found.index_copy(-1, places[there], shares)
+            logits = torch.where((there & (held[:, places] > 0))[:, None], free[..., places], _FAR)
+            found = found.index_copy(-1, places[there], logits.softmax(-1).flatten(-2)[..., there.flatten()])
         standard = (found - schema.shift.to(free)) / schema.scale.to(free)
         numbers = schema.number_values.to(free.device)
         if not len(numbers):
@@ -206,15 +198,13 @@ class TableRows(ImageSource):
         own = free[..., numbers]
         if self.bounded:
             low, high = schema.bounds.to(free)
-            limited = low + (high - low) * own.sigmoid()
-            own = torch.where((low + high).isfinite(), limited, own)
+            own = torch.where((low + high).isfinite(), low + (high - low) * own.sigmoid(), own)
         return standard.index_copy(-1, numbers, own)
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
     """Count the cells in which rows of ``cells`` (..., B, C) and of ``others`` differ, (..., B, B)."""
-    apart = (cells[..., :, None, :] - others[..., None, :, :]).abs()
-    return (apart > schema.tolerances.to(cells)).sum(-1).double()
+    return ((cells[..., :, None, :] - others[..., None, :, :]).abs() > schema.tolerances.to(cells)).sum(-1).double()
 
 
 def assigned(cost: Tensor) -> Tensor:
@@ -259,8 +249,7 @@ def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None
         cost = cost + 2.0 * len(schema.columns) * (own[:1, :, None] != own[:, None, :])
     aligned = torch.stack([own[assigned(each)] for own, each in zip(attempts, cost + 0.1 * apart, strict=True)])
     raw = schema.raw(aligned.double())
-    middle = raw.median(0).values
-    rows = schema.nearest(((middle - schema.shift.double()) / schema.scale.double()).float())
+    rows = schema.nearest(((raw.median(0).values - schema.shift.double()) / schema.scale.double()).float())
     return Pooled(rows, _certainty(schema, raw, aligned))
 
 

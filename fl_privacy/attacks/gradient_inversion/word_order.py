@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
+from fl_privacy.attacks.gradient_inversion.minimization import judged
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
-from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.types import Observation
 
 _ORDER = 3
@@ -42,8 +42,7 @@ class LanguageModel:
             seen = _found(known, counts, keys)
             share = ((seen - _DISCOUNT).clamp_min(0) + _DISCOUNT * followers * likelihood) / total.clamp_min(1)
             likelihood = torch.where(total > 0, share, likelihood)
-        surprise = -likelihood.log().masked_fill(~there, 0)
-        return surprise.sum(1) / there.sum(1).clamp_min(1)
+        return (-likelihood.log().masked_fill(~there, 0)).sum(1) / there.sum(1).clamp_min(1)
 
     @property
     def _base(self) -> int:
@@ -80,8 +79,7 @@ NO_PUBLIC_TEXTS = (
     " set threat_model.public_images=200, or attack.prior=0."
 )
 
-_BETTER = 1e-2
-"""Share of the usual difference between orders by which a new one has to be better."""
+_BETTER = 1e-2  # share of the usual difference between orders by which a new one has to be better
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,15 +164,11 @@ class Rearranged:
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
         """Return the mismatch (V, T) of guesses (V, T, N)."""
-        flat = tried.flatten(0, 1)
-        owners = torch.arange(len(tried), device=tried.device).repeat_interleave(tried.shape[1])
-        losses = []
-        for rows, some in zip(torch.split(owners, self.capacity), torch.split(flat, self.capacity), strict=True):
-            own = problem.select(rows)
-            with differentiable_twice():
-                found = own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
-            losses.append(found.detach())
-        return torch.cat(losses).reshape(tried.shape[:2])
+
+        def mismatch(own: Problem, some: Tensor) -> Tensor:
+            return own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
+
+        return judged(problem, tried, torch.arange(len(tried), device=tried.device), self.capacity, mismatch)
 
 
 def rearranged(
@@ -214,8 +208,7 @@ def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence
     ]
     every = torch.stack([kind.expand(len(lengths), tries, longest) for kind in kinds])
     chosen = every[torch.arange(tries) % len(kinds), :, torch.arange(tries)].transpose(0, 1)
-    beyond = at >= lengths[:, None, None]
-    chosen = torch.where(beyond, 2.0 * longest + at, chosen)
+    chosen = torch.where(at >= lengths[:, None, None], 2.0 * longest + at, chosen)
     chosen[:, 0] = at.double()
     return chosen.argsort(-1)
 
@@ -224,8 +217,7 @@ def _as_read(problem: Problem, variables: Tensor) -> Tensor:
     """Replace the variables (V, N) by the embeddings of the tokens that they decode to."""
     source, found = problem.settings.source, problem.images(variables)
     assert isinstance(source, WordEmbeddings)
-    words = source.variables_of(source.read(found)).flatten(1)
-    return torch.cat([words, variables[:, problem.pixels :]], 1)
+    return torch.cat([source.variables_of(source.read(found)).flatten(1), variables[:, problem.pixels :]], 1)
 
 
 def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
@@ -234,8 +226,7 @@ def _in_order(problem: Problem, variables: Tensor, orders: Tensor) -> Tensor:
     words = variables[:, None, : problem.pixels].reshape(-1, 1, batch, longest, width)
     words = words.expand(-1, orders.shape[1], -1, -1, -1)
     taken = words.gather(3, orders.to(words.device)[..., None].expand(-1, -1, -1, -1, width)).flatten(2)
-    rest = variables[:, None, problem.pixels :].expand(-1, orders.shape[1], -1)
-    return torch.cat([taken, rest], 2)
+    return torch.cat([taken, variables[:, None, problem.pixels :].expand(-1, orders.shape[1], -1)], 2)
 
 
 def _lengths(problem: Problem) -> Tensor:

@@ -37,8 +37,7 @@ def share_below_others(values: Tensor) -> Tensor:
     mean = -centered / others  # mean of the others, since all together are centered
     variance = (centered.square().sum(1, keepdim=True) - centered.square() - others * mean.square()) / (others - 1)
     z = (centered - mean) / variance.clamp(min=1e-30).sqrt()
-    share = 0.5 * torch.erfc(-z / math.sqrt(2))
-    return share.where(finite & (others >= OTHERS), torch.nan)
+    return (0.5 * torch.erfc(-z / math.sqrt(2))).where(finite & (others >= OTHERS), torch.nan)
 
 
 class FinalLoss(MembershipMethod):

@@ -22,9 +22,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 class Rehearsal:
     """Public examples and uploads by which an attacker who knows the defense learns.
 
-    Attributes:
-        attributes: (N,) attributes of the examples besides their class.
-        uploads: defended uploads of the first examples, each of one example at the given values.
+    ``attributes`` (N,) are besides the class; ``uploads`` are of one example each, at the given values, the first ones.
     """
 
     attributes: Tensor
@@ -174,13 +172,9 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient behind a change of the weights, by name.
+    """Return the mean gradient behind the ``change`` (..., *shape) of values ``sent`` (*shape), by name.
 
     SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step.
-
-    Args:
-        change: weights after the training minus those sent, each (..., *shape).
-        sent: values before it, *shape each.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}

@@ -127,10 +127,8 @@ class ShadowModels(MembershipMethod):
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
     """Return the log likelihood ratio (C, K) of having trained on an example to not having.
 
-    Args:
-        observed: (C, K) margins under the clients' models.
-        margins: (S, C) under shadow models; those that are not finite do not count.
-        inside: (S, C) ``True`` if the shadow model was trained on the example.
+    ``observed`` (C, K) are margins under the clients' models, ``margins`` (S, C) those under shadow models, which count
+    if finite; ``inside`` (S, C) is ``True`` if such a model was trained on the example.
     """
     margins, known = margins.double(), margins.isfinite()
     with_it, without = known & inside, known & ~inside
@@ -155,5 +153,4 @@ def _spread(values: Tensor, counted: Tensor) -> Tensor:
     if not several.any():
         return values[values.isfinite()].std().clamp(min=LEAST_SPREAD)
     deviations = (values - _mean(values, counted).nan_to_num()).where(several, 0.0)
-    freedom = several.sum() - several.any(0).sum()
-    return (deviations.square().sum() / freedom).sqrt().clamp(min=LEAST_SPREAD)
+    return (deviations.square().sum() / (several.sum() - several.any(0).sum())).sqrt().clamp(min=LEAST_SPREAD)

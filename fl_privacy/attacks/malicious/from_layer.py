@@ -152,8 +152,7 @@ def _factor(direction: Tensor, low: float, high: float) -> Tensor:
     """Return the best factor of a grid over [low, high], refined by least squares on the nearest levels."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
-    sampled = direction[:: max(1, len(direction) // _SAMPLED)]
-    levels = LEVELS * tried[:, None] * sampled
+    levels = LEVELS * tried[:, None] * direction[:: max(1, len(direction) // _SAMPLED)]
     best = tried[(levels - levels.round()).square().mean(1).argmin()]
     for _ in range(3):
         nearest = (LEVELS * best * direction).round()

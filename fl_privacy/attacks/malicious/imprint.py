@@ -83,16 +83,10 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return ``number`` edges, ascending float64, with as many images between any two.
+    """Return ``number`` edges, ascending float64, with as many images between any two, or raise ``UserError``.
 
-    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4).
-
-    Args:
-        mean, std: normal distribution of brightness; ``None`` takes quantiles of ``public``.
-        public: (N, C, H, W) in [0, 1], the server's images.
-
-    Raises:
-        UserError: there are too few public images, or they are all alike.
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4). Brightness is normal, or else
+    as in ``public`` images (N, C, H, W).
     """
     shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
     if mean is not None and std is not None:

@@ -102,12 +102,8 @@ def leaves_such_a_bias(
     """Return for which images (N, D), rounded to 255ths, some label explains the bias gradient, (N,).
 
     All are accepted if an image has no computable gradient of its own: with batch statistics, dropout, several local
-    steps, or too many classes.
-
-    Args:
-        rows: (N,) element of ``bias`` for each.
-        measured: (N,) mean gradient there of that image alone.
-        error: (N,) largest rounding of ``measured``.
+    steps, or too many classes. ``rows`` (N,) are elements of ``bias``, ``measured`` (N,) the mean gradients there of
+    that image alone, up to ``error`` (N,).
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

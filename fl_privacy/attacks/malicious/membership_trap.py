@@ -97,8 +97,7 @@ class MembershipTrap(ServerAttack):
 
     def asked(self, traps: "_Layers") -> Tensor:
         """Return the candidates (N, C, H, W) that there is room for."""
-        room = min(traps.widths[0] // (2 * self.directions), traps.widths[1])
-        return self.public[self.first : self.first + room]
+        return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
         """Return which neurons fired (N,), and the largest change of idle weights."""
@@ -138,8 +137,7 @@ class _Layers:
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:
             model.eval()(torch.zeros(1, *input_shape).to(next(model.parameters())))
-        kinds = [type(call.module) for call in calls[:4]]
-        if kinds != [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]:
+        if [type(call.module) for call in calls[:4]] != [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]:
             raise UserError(
                 "Membership traps: two fully connected layers with a ReLU each are expected, but there are others; use"
                 " model=mlp."

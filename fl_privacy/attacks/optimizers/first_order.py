@@ -30,8 +30,7 @@ class StepDecay:
     factor: float = 0.1
 
     def __call__(self, iteration: int, iterations: int) -> float:
-        passed = sum(iteration >= int(iterations // divisor) for divisor in (2.667, 1.6, 1.142))
-        return float(self.factor**passed)
+        return float(self.factor ** sum(iteration >= int(iterations // divisor) for divisor in (2.667, 1.6, 1.142)))
 
 
 @dataclass(frozen=True, kw_only=True)

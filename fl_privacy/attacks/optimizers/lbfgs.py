@@ -247,8 +247,7 @@ def _cubic_minimum(
     d2 = square.clamp_min(0).sqrt()
     forward = x2 - (x2 - x1) * ((g2 + d2 - d1) / (g2 - g1 + 2 * d2))
     backward = x1 - (x1 - x2) * ((g1 + d2 - d1) / (g1 - g2 + 2 * d2))
-    least = torch.where(x1 <= x2, forward, backward)
-    within = torch.minimum(torch.maximum(least, bounds[0]), bounds[1])
+    within = torch.minimum(torch.maximum(torch.where(x1 <= x2, forward, backward), bounds[0]), bounds[1])
     return torch.where(square >= 0, within, (bounds[0] + bounds[1]) / 2)
 
 

@@ -20,18 +20,14 @@ from fl_privacy.types import Batch, LocalPlan, ModelState
 Cosine = Literal["whole", "layers"]
 """``whole``: cosine of the gradient as one vector (Eq. 5); ``layers``: mean over its tensors (the authors' code)."""
 
-_ELEMENTS_ON_CPU = 1 << 24
-"""Most elements of per-image gradients held at once on CPUs; more would not be faster."""
+_ELEMENTS_ON_CPU = 1 << 24  # most elements of per-image gradients held at once on CPUs; more would not be faster
 
 
 @dataclass(frozen=True, eq=False)
 class InnerProducts:
-    """Inner products of gradients for each parameter tensor.
+    """Inner products of gradients of T tensors, (T, S, K): of each point with its target, and with itself.
 
-    Attributes:
-        dot: (T, S, K) of each point's gradient with its target's.
-        squared: (T, S, K) of each point's gradient with itself.
-        squared_target: (T, S, 1) of each target's gradient with itself.
+    ``squared_target`` (T, S, 1) are those of each target with itself.
     """
 
     dot: Tensor
@@ -45,8 +41,7 @@ class InnerProducts:
             dot, squared, target = (part.sum(0, keepdim=True) for part in parts)
         else:
             dot, squared, target = parts
-        tiny = torch.finfo(dot.dtype).tiny
-        return (dot / (squared * target).sqrt().clamp_min(tiny**0.5)).mean(0)
+        return (dot / (squared * target).sqrt().clamp_min(torch.finfo(dot.dtype).tiny ** 0.5)).mean(0)
 
 
 class GradientSimilarity:
@@ -124,8 +119,7 @@ class GradientSimilarity:
 def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Compute inner products from the factors (s, L, O, P) and (s, L, D, P) of gradients that are not formed."""
     with_last = (deltas.mT @ deltas[:, -1:]) * (inputs.mT @ inputs[:, -1:])
-    with_itself = (deltas.mT @ deltas) * (inputs.mT @ inputs)
-    return with_last.sum((-2, -1)), with_itself.sum((-2, -1))
+    return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
 
 Rule = Literal["left", "trapezoid"]
@@ -233,8 +227,7 @@ def normalized_scores(means: Sequence[float], variances: Sequence[float], plan: 
         found = torch.tensor(values, dtype=torch.float64)
         least, most = found.min(), found.max()
         parts.append((found - least) / (most - least) if most > least else torch.zeros_like(found))
-    scores: list[float] = (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
-    return scores
+    return (plan.alpha * parts[0] + plan.beta * parts[1]).tolist()
 
 
 def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
@@ -245,8 +238,7 @@ def transformed_by(images: Tensor, policy: Policy, seed: int) -> Tensor:
 Total = Literal["mean", "sum"]
 """Reduction over the eigenvalues: ``mean`` (Eq. 14) or ``sum`` (the authors' code)."""
 
-_CHUNK = 1000
-"""Images differentiated at once."""
+_CHUNK = 1000  # images differentiated at once
 
 
 def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tensor:
@@ -257,8 +249,7 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
     for some in torch.split(images, _CHUNK):
         leaf = some.detach().requires_grad_()
         with torch.enable_grad():
-            logits = functional_call(model, values, (leaf,))
-            (slope,) = torch.autograd.grad(logits.sum(), leaf)
+            (slope,) = torch.autograd.grad(functional_call(model, values, (leaf,)).sum(), leaf)
         rows.append(slope.flatten(1))
     return torch.cat(rows)
 
@@ -266,14 +257,8 @@ def input_jacobian(model: nn.Module, state: ModelState, images: Tensor) -> Tenso
 def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1e-5) -> Tensor:
     """Score how little the rows are correlated (Mellor et al. 2021; Gao et al. 2023, Eq. 14), higher is better.
 
-    This is minus Eq. 14, as Algorithm 1 needs.
-
-    Args:
-        jacobian: (..., N, D).
-        total: reduction over the eigenvalues.
-
-    Returns:
-        (...) at most -1 (``mean``) or -N (``sum``) up to ``eta``, for uncorrelated rows.
+    This is minus Eq. 14, as Algorithm 1 needs. ``jacobian`` is (..., N, D), the score (...) at most -1 (``mean``) or -N
+    (``sum``) up to ``eta``, for uncorrelated rows.
     """
     rows = jacobian.double()
     rows = rows - rows.mean(-1, keepdim=True)
@@ -292,7 +277,6 @@ def accuracy_scores(
     *,
     seed: int,
     total: Total = "mean",
-    eta: float = 1e-5,
 ) -> list[float]:
     """Compute S_acc of each of ``policies``: the mean over the draws of ``images`` (N, C, H, W) in [0, 1]."""
     draws = []
@@ -300,10 +284,8 @@ def accuracy_scores(
         own = derive_seed(seed, "draw", number)
         stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
         jacobian = input_jacobian(model, state, stacked)
-        apart = jacobian.reshape(len(policies), -1, jacobian.shape[1])
-        draws.append(correlation_score(apart, total=total, eta=eta))
-    scores: list[float] = torch.stack(draws).mean(0).tolist()
-    return scores
+        draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total))
+    return torch.stack(draws).mean(0).tolist()
 
 
 TrainingProgress = Callable[[int, int, float], None]
@@ -341,13 +323,9 @@ def train_model(
     seed: int,
     progress: TrainingProgress = lambda done, total, loss: None,
 ) -> ModelState:
-    """Train ``model`` on ``batch`` and return the values; the model itself is not changed.
+    """Train ``model``, unchanged itself, on all examples of ``batch``, (N, C, H, W) in [0, 1]; return the values.
 
-    Args:
-        batch: all examples, (N, C, H, W) in [0, 1].
-
-    Raises:
-        UserError: the loss is no longer finite.
+    A loss that is not finite raises ``UserError``.
     """
     state, order = ModelState.of(model), derive_generator(seed, "training", "order")
     parameters = {name: p.clone().requires_grad_() for name, p in state.parameters.items()}

@@ -19,16 +19,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Policy and its scores.
+    """Policy and its scores; ``UserError`` if one is not finite.
 
     Attributes:
         privacy: S_pri, lower is better for the client.
         accuracy: S_acc, higher is better.
         altered: share of the images that it visibly alters.
         fsim: mean FSIM in [0, 1], if computed.
-
-    Raises:
-        UserError: a score is not finite.
     """
 
     policy: Policy
@@ -90,8 +87,7 @@ class Selection:
 
     def chosen(self, scored: Sequence[Scored], untransformed: float) -> list[Scored]:
         """Choose the ``keep`` most private accepted policies without a common operation; ``UserError`` for fewer."""
-        accepted = self.accepted(scored, untransformed)
-        by_policy = {s.policy: s for s in accepted}
+        by_policy = {s.policy: s for s in self.accepted(scored, untransformed)}
         found = disjoint(list(by_policy), self.keep)
         if len(found) < self.keep:
             least = self.threshold(scored)
@@ -105,8 +101,7 @@ class Selection:
         return [by_policy[policy] for policy in found]
 
 
-VISIBLE = 40.0
-"""PSNR in decibels above which a transformed image looks like its original."""
+VISIBLE = 40.0  # PSNR in decibels above which a transformed image looks like its original
 
 
 def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> list[float]:
@@ -114,8 +109,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
     least = 10 ** (-VISIBLE / 10)
     changes = (transformed_by(images, policy, seed) - images for policy in policies)
     errors = torch.stack([change.square().flatten(1).mean(1) for change in changes])
-    shares: list[float] = (errors >= least).double().mean(1).tolist()
-    return shares
+    return (errors >= least).double().mean(1).tolist()
 
 
 def require_fsim() -> ModuleType:
@@ -133,8 +127,7 @@ def fsim_scores(images: Tensor, policies: Sequence[Policy], *, seed: int) -> lis
     return torch.tensor(found).nan_to_num(0.0).tolist()
 
 
-_ROUNDING = 1e-9
-"""Rounding error of a share of images."""
+_ROUNDING = 1e-9  # rounding error of a share of images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,9 +138,6 @@ class PrivacyAware:
         epsilon: PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden.
         delta: largest share of images reconstructed better, in [0, 1].
         gamma: accuracy in [0, 1], an upper bound on the policy's cost.
-
-    Raises:
-        UserError: a value is out of its range.
     """
 
     epsilon: float
@@ -160,15 +150,10 @@ class PrivacyAware:
         checks.number("gamma", self.gamma, at_least=0, at_most=1, example=0.01)
 
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
-        """Return ``True`` if a policy is privacy-aware, by attacked images.
+        """Return ``True`` if a policy is privacy-aware, by attacked images; ``UserError`` without any, or for NaN.
 
-        Args:
-            psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
-            accuracy: accuracy in [0, 1] of the model trained without the policy.
-            transformed: accuracy in [0, 1] of the model trained with it.
-
-        Raises:
-            UserError: no image was attacked, or a value is not a number.
+        ``psnr`` (N,) are dB, see ``least_epsilon``; the model has ``accuracy`` in [0, 1] without, and ``transformed``
+        with it.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
@@ -177,17 +162,9 @@ class PrivacyAware:
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
     """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
 
-    Exactly the larger ``epsilon`` hold.
-
-    Args:
-        psnr: (N,) dB of each reconstruction to the transformed image; infinite for an equal one.
-        delta: share of images that may be reconstructed better, in [0, 1].
-
-    Returns:
-        PSNR in dB; -inf if no image has to be hidden.
-
-    Raises:
-        UserError: no image was attacked, a value is not a number, or ``delta`` is not a share.
+    Exactly the larger ``epsilon`` hold. It is -inf if no image has to be hidden; no image, NaN or another ``delta``
+    raise ``UserError``. ``psnr`` (N,) are dB of each reconstruction to the transformed image, infinite for an equal
+    one.
     """
     checks.number("delta", delta, at_least=0, at_most=1, example=0.1)
     values = _checked(psnr).sort().values
