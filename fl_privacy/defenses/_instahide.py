@@ -32,7 +32,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
         largest: bound on a coefficient, at most 1 and well above 1 / k; ignored for k = 1.
         public: folder of pictures from which all but two of each mixture are drawn, without a label ("cross").
     """
-    checks.number("defense.k", k, at_least=1, example=4)
+    checks.whole("defense.k", k, at_least=1, example=4)
     if k > 1:
         checks.number("defense.largest", largest, above=1 / k, at_most=1, example=0.65)
         _expect_within_reach(k, largest)

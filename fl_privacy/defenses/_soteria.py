@@ -165,7 +165,7 @@ def soteria(
     checks.number("defense.rate", rate, at_least=0, below=1, example=0.8)
     checks.one_of("defense.scores", scores, ("exact", "estimated"))
     if directions is not None:
-        checks.number("defense.directions", directions, at_least=1, example=256)
+        checks.whole("defense.directions", directions, at_least=1, example=256)
     checks.one_of("defense.form", form, ("paper", "code"))
     if epsilon is not None:
         checks.number("defense.epsilon", epsilon, above=0, example=1e-10)
@@ -227,9 +227,9 @@ def soteria_mixing(*, rate: float = 0.5, slices: int = 10, noise_scale: float = 
         directions: directions of the sensitivity estimate, at least 1.
     """
     checks.number("defense.rate", rate, at_least=0, at_most=1, example=0.5)
-    checks.number("defense.slices", slices, at_least=1, example=10)
+    checks.whole("defense.slices", slices, at_least=1, example=10)
     checks.number("defense.noise_scale", noise_scale, at_least=0, example=0.01)
-    checks.number("defense.directions", directions, at_least=1, example=4)
+    checks.whole("defense.directions", directions, at_least=1, example=4)
 
     def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
         sensitivity = gradient_sensitivity(step, directions=directions, rng=step.rng)

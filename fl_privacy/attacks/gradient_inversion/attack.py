@@ -1,6 +1,7 @@
 """Find inputs whose gradient is the observed one, for many victims at once."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,11 +41,12 @@ class Solutions:
     films: Mapping[int, tuple[Snapshot, ...]] = field(default_factory=dict)
 
     def or_better(self, other: "Solutions") -> "Solutions":
-        rows, numbers = other.loss < self.loss, self.history.isfinite().sum(0).tolist()
+        loss, others = self.loss.nan_to_num(math.inf), other.loss.nan_to_num(math.inf)
+        rows, numbers = others < loss, self.history.isfinite().sum(0).tolist()
         return Solutions(
             images=torch.where(rows.view(-1, 1, 1, 1, 1), other.images, self.images),
             labels=torch.where(rows.view(-1, *[1] * (self.labels.dim() - 1)), other.labels, self.labels),
-            loss=torch.minimum(other.loss, self.loss),
+            loss=torch.where(rows, other.loss, self.loss),
             history=torch.cat([self.history, other.history]),
             films={row: joined(film, numbers[row], other.films[row]) for row, film in self.films.items()},
         )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.optimizers.first_order import signed
-from fl_privacy.checks import number
+from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 
 _MIN_CURVATURE = 1e-10
@@ -280,7 +280,7 @@ class LBFGS:
     def __post_init__(self) -> None:
         number("attack.lr", self.lr, above=0, example=0.1)
         for name in ("inner", "history"):
-            number(f"attack.{name}", getattr(self, name), at_least=1, example=20)
+            whole(f"attack.{name}", getattr(self, name), at_least=1, example=20)
         if self.line_search not in ("none", "strong_wolfe"):
             raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
         if self.sign != "none" and self.line_search != "none":
