@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -36,6 +37,7 @@ from fl_privacy.models.pretrained.evaluator_files import (
     read_about,
     save_evaluator,
 )
+from fl_privacy.models.pretrained.generator_training import GeneratorPlan
 from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file
@@ -55,11 +57,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     Raises:
         UserError: a setting is wrong, or the file holds another network.
     """
-    settings = compose_file("evaluator", overrides)
-    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
-    for name, annotation in types.items():
-        expect_type(name, settings[name], annotation)
-    whole("seed", settings["seed"], at_least=0, example=1)
+    settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
@@ -79,16 +77,8 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         work = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
     cached = f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
-    file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
-    if not settings["overwrite"] and file.exists():
-        if read_about(file).get("key") != work.key:
-            raise UserError(
-                f"out={file} is expected to be free or to hold this very network, but holds another;"
-                " name another file or set overwrite=true."
-            )
-        console.print(f"Found it trained: {file}", highlight=False)
-    else:
-        expect_writable(file)
+    file, found = place_of(settings, cached, work.key, read_about, console)
+    if not found:
         with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
             show = partial(bar.update, bar.add_task("", total=None, loss=float("nan")))
             network = work.train(device, lambda done, total, loss: show(completed=done, total=total, loss=loss))
@@ -100,6 +90,34 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
         share = trained.multiply_adds / teacher.multiply_adds
         console.print(f"{share:.2f} of the teacher's operations", highlight=False)
     return file
+
+
+def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose ``conf/KIND.yaml``, and check the types of what evaluators and generators share."""
+    settings = compose_file(kind, overrides)
+    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
+    for name in types.keys() & settings.keys():
+        expect_type(name, settings[name], types[name])
+    whole("seed", settings["seed"], at_least=0, example=1)
+    return settings
+
+
+def place_of(
+    settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
+) -> tuple[Path, bool]:
+    """Return the file to write, and ``True`` if what has this ``key`` is in it; ``UserError`` if it holds another."""
+    file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
+    if settings["overwrite"] or not file.exists():
+        expect_writable(file)
+        return file, False
+    if about(file).get("key") != key:
+        what = "generator" if cached.startswith("generator") else "network"
+        raise UserError(
+            f"out={file} is expected to be free or to hold this very {what}, but holds another;"
+            " name another file or set overwrite=true."
+        )
+    console.print(f"Found it trained: {file}", highlight=False)
+    return file, True
 
 
 def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
@@ -128,7 +146,7 @@ def _images(
     splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, teacher: EvaluationNetwork | None
 ) -> _Work:
     ours, others = (expect_images(split, "train-evaluator").images for split in splits)
-    public, shown = ours[_thinned(len(ours), number)], others[_thinned(len(others), SHOWN)]
+    public, shown = ours[thinned(len(ours), number)], others[thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, EvaluationNetwork)
@@ -141,7 +159,7 @@ def _images(
     taught = hashlib.sha256()
     for value in () if teacher is None else teacher.state_dict().values():
         taught.update(value.cpu().contiguous().numpy().tobytes())
-    key = _key(plan, seed, public, *([] if teacher is None else [taught.hexdigest()]))
+    key = key_of(plan, seed, public, more=[] if teacher is None else [taught.hexdigest()])
     return _Work(key=key, about={}, train=train, curve=curve)
 
 
@@ -149,8 +167,8 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
     ours, others = splits
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
-    public = ours.tokens[_thinned(len(ours), number)]
-    shown = others.tokens[_thinned(len(others), SHOWN)]
+    public = ours.tokens[thinned(len(ours), number)]
+    shown = others.tokens[thinned(len(others), SHOWN)]
 
     def curve(network: Evaluator) -> Tensor:
         assert isinstance(network, WordEvaluator)
@@ -160,20 +178,22 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
         return train_word_evaluator(public, table, plan, seed=seed, device=device, progress=progress)
 
     words = name_of_words(table)
-    return _Work(key=_key(plan, seed, public, words), about={"words": words}, train=train, curve=curve)
+    return _Work(key=key_of(plan, seed, public, more=[words]), about={"words": words}, train=train, curve=curve)
 
 
-def _thinned(there: int, number: int | None) -> slice:
+def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
+    """Choose ``number`` of the examples at equal distances; all for ``None``."""
     if number is None:
         return slice(None)
-    whole("images", number, at_least=1, example=1000)
+    whole("images", number, at_least=at_least, example=1000)
     step = max(1, there // number)
     return slice(0, step * number, step)
 
 
-def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
-    content = hashlib.sha256(examples.contiguous().numpy().tobytes())
-    content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
+def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, more: Sequence[str] = ()) -> str:
+    """Hash everything that decides a training."""
+    content = hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in examples))
+    content.update(json.dumps([examples[0].shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
 
 
