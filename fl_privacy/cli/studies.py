@@ -19,7 +19,7 @@ from rich.markup import escape
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
 from fl_privacy.cli.faults import STOPPING, Interrupted, in_a_line, interruptible, recognized
-from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
+from fl_privacy.cli.jobs import end_with, expect_reconstructions, run_job, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit, shared_among
@@ -357,7 +357,6 @@ def _stop_at_sigterm() -> None:
 
 
 def _do(job: Job) -> str | None:
-    from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
     from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
 
     if _stopped.is_set():

@@ -52,10 +52,9 @@ RATIOS = torch.linspace(0, 1, 11)
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network that ``overrides`` of ``conf/evaluator.yaml`` describe, and return its file.
+    """Train the network of ``conf/evaluator.yaml`` and ``overrides``, and return its file.
 
-    Raises:
-        UserError: a setting is wrong, or the file holds another network.
+    ``UserError`` if a setting is wrong, or the file holds another network.
     """
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])

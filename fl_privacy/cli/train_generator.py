@@ -26,10 +26,9 @@ SECONDS_BETWEEN_STATES = 60.0
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator that ``overrides`` of ``conf/generator.yaml`` describe, and return its file.
+    """Train the generator of ``conf/generator.yaml`` and ``overrides``, and return its file.
 
-    Raises:
-        UserError: a setting is wrong, or the file holds another generator.
+    ``UserError`` if a setting is wrong, or the file holds another generator.
     """
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}

@@ -107,10 +107,8 @@ class SimulatedContext(Context):
 def node_secret(context: Context) -> Secret:
     """Return the secret from which the client of ``context`` draws: the node's own, derived for run and client.
 
-    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read.
-
-    Raises:
-        UserError: the file can't be made, others can read it, or it holds no secret.
+    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read; ``UserError``
+    if the file can't be made, others can read it, or it holds no secret.
     """
     kept = kept_secret(state_folder(context) / FILE, state_key(context))
     return kept.derive("run", context.run_id, *whose(context))
@@ -173,7 +171,6 @@ def is_simulation() -> bool:
 SERVED = "served"
 """Metadata key of the file: last answered round by kind of message, as JSON."""
 
-
 MOST_AHEAD = 1000
 """Largest step from the last answered round if the run's number of rounds is unknown: a client that
 answers a round refuses all before, so that one absurd number would exclude it from the rest of the run."""
@@ -190,7 +187,7 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
 
 def last_answered(records: RecordDict, kind: str) -> int:
     """Return the last round recorded by ``remember_answer``; -1 before the first."""
-    last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
+    last = records.config_records.get(ANSWERED, {}).get(kind)
     return last if isinstance(last, int) else -1
 
 
@@ -213,9 +210,7 @@ def expect_near(last: int, round: int) -> None:
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
     """Record in ``records`` that the message ``kind`` of ``round`` is answered."""
-    kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
-    kept[kind] = round
-    records[ANSWERED] = ConfigRecord(kept)
+    records[ANSWERED] = ConfigRecord({**records.config_records.get(ANSWERED, {}), kind: round})
 
 
 def answered_before(last: int, round: int) -> str:

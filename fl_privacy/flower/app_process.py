@@ -80,10 +80,7 @@ class Cell:
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
-        A process that fails, is late or sends anything but one answer is ended.
-
-        Raises:
-            RefusedError: it failed, took too long, or replied no message.
+        A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
         if self._apart is None or not self._apart.is_quiet:
             try:

@@ -252,11 +252,8 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, 
     """Return the function by which a defense with upload hooks changes (received, released) records.
 
     It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
-    randomness.
-
-    Raises:
-        UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
-            for which a policy has ``protect.noise``.
+    randomness. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
+    differential privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

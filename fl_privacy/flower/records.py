@@ -151,13 +151,10 @@ def _expect_whole(names: Sequence[str], like: Tensors) -> None:
 
 
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
-    """Refuse arrays ``names`` of a message unless they are ``listed``, the known names of parameters or of all arrays.
+    """Raise ``UserError`` unless ``names`` of a message are ``listed``, the known names of parameters or of all arrays.
 
     They come in that order; a batch norm statistic may stand only directly behind its layer's parameters, since a
     client that goes by position must not train a parameter under a statistic's name.
-
-    Raises:
-        UserError: the names do not fit.
     """
     if list(names) == list(listed):
         return
@@ -256,10 +253,9 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name, at ``places_of_model``.
+    """Return the values of the model in a message, by name; ``UserError`` as ``places_of_model`` raises.
 
-    Raises:
-        UserError: ``places_of_model`` raises, or the names of a tied weight in the ``whole`` model differ in values.
+    It also raises if the names of a tied weight in the ``whole`` model differ in values.
     """
     found = places_of_model(content, like, whole=whole)
     arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
@@ -291,10 +287,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has its first name.
-
-    Raises:
-        UserError: the message does not hold this model, see ``places_of_model``.
+    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``places_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -307,13 +300,10 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
-    """Return the upload in a reply of any layout.
+    """Return the upload in a reply of any layout; ``UserError`` if it does not state its number of examples.
 
     Args:
         weighted_by: metric with the number of examples if the reply has no ``num-examples``.
-
-    Raises:
-        UserError: the reply does not state its number of examples.
     """
     values = read_state(content, model)
     for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
@@ -343,9 +333,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     """Return the result in a ``PrivacyClient``'s reply to ``sent``.
 
-    Raises:
-        KeyError: a record is missing.
-        UserError: there are other arrays, or a metric makes no sense.
+    ``KeyError`` if a record is missing; ``UserError`` if there are other arrays, or a metric makes no sense.
     """
     arrays = content.array_records
     if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
@@ -386,11 +374,8 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Decode an array of the type ``STYPE``, in the shape it claims.
 
-    Args:
-        like: expected tensors by name; they bound the result, since few bytes may claim many zeros.
-
-    Raises:
-        UserError: the name is not expected, the tensor larger than expected, or the bytes do not fit.
+    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, a tensor larger than there, or
+    bytes that do not fit.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}.")
@@ -423,14 +408,7 @@ MOST_PROBED = 1 << 16
 
 
 def images_of_probe(probe: object, size: object) -> list[str]:
-    """Name the images of a probe, each of which is counted once a round, whatever the batch.
-
-    Args:
-        probe: number of the batch, from 0.
-
-    Raises:
-        UserError: there is no such probe.
-    """
+    """Name the images of a probe, numbered from 0; each is counted once a round. ``UserError`` without such a probe."""
     whole = isinstance(probe, int) and isinstance(size, int) and not isinstance(probe, bool)
     if not whole or probe < 0 or not 1 <= size <= MOST_PROBED:  # type: ignore[operator]
         raise UserError(

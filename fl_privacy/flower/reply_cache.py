@@ -66,10 +66,8 @@ class Answers:
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
         """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
 
-        Raises:
-            UserError: another message of this round or of a later one was answered, the answer is no longer kept, or
-                the run has no such round.
-            UnansweredError: this message was refused before.
+        ``UnansweredError`` if it was refused before; ``UserError`` if another message of this round or of a later one
+        was answered, the answer is no longer kept, or the run has no such round.
         """
         counted = self._in_file().get(kind) == round
         if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():
@@ -246,10 +244,7 @@ class Answers:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
 
     def _path_of_form(self, kind: str) -> Path:
-        return (
-            memory.state_folder(self.context)
-            / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
-        )
+        return memory.state_folder(self.context) / self._path_of_answer(kind).with_suffix(FORM).name
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -29,7 +29,7 @@ from fl_privacy.federation.rounds import one_by_one, unobserved
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower import records
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient, PrivacyClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
 from fl_privacy.flower.inside import legacy
 from fl_privacy.flower.masked_replies import MaskedReplies
@@ -175,7 +175,7 @@ def secure_rounds(
     return traffic
 
 
-def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
+def masking_client_app(make_client: Callable[[Context], PrivacyClient], mods: Sequence[Mod] = ()) -> ClientApp:
     """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
     return ClientApp(client_fn=lambda context: make_client(context).to_client(), mods=[*mods, legacy.secaggplus_mod])
 
@@ -195,20 +195,13 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run one round of secure aggregation.
-
-    Args:
-        attempt: number of the protocol's run if a round may take several; ``None`` takes the round's.
-
-    Raises:
-        UserError: too few clients were left.
-    """
+    """Run ``attempt`` of a round of secure aggregation (``None``: the only one); ``UserError`` if too few were left."""
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received
     step = 2 * workflow.clipping_range / workflow.quantization_range
     strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
-    context = legacy.LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)
+    context = legacy.LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)  # type: ignore[arg-type]
     context.state.config_records[legacy.MAIN_CONFIGS_RECORD] = ConfigRecord({legacy.WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[legacy.MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
@@ -223,7 +216,9 @@ def train_secure_round(
 
 
 @dataclass
-class _Summing(legacy.LegacyStrategy):
+class _Summing:
+    """The part of a Flower strategy that its workflow of SecAgg+ calls."""
+
     server: Server
     traffic: Traffic
     attempt: int
@@ -231,9 +226,7 @@ class _Summing(legacy.LegacyStrategy):
     most: int
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
-    def configure_fit(
-        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
-    ) -> list[tuple[legacy.ClientProxy, legacy.FitIns]]:
+    def configure_fit(self, server_round: int, *_: object) -> list[tuple[legacy.ClientProxy, legacy.FitIns]]:
         asked = list[tuple[legacy.ClientProxy, legacy.FitIns]]()
         for client in self.server.select(server_round):
             if client in self.traffic.breaking:  # left out, since Flower needs the shares of all clients asked
@@ -288,22 +281,6 @@ class _Summing(legacy.LegacyStrategy):
             upload_bytes=received,
         )
         return None, {}
-
-    def initialize_parameters(self, client_manager: legacy.ClientManager) -> legacy.Parameters | None:
-        return None
-
-    def configure_evaluate(
-        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
-    ) -> list[Any]:
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, results: list[Any], failures: list[Any]
-    ) -> tuple[float | None, dict[str, legacy.Scalar]]:
-        return None, {}
-
-    def evaluate(self, server_round: int, parameters: legacy.Parameters) -> None:
-        return None
 
 
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:

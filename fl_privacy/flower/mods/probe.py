@@ -103,11 +103,11 @@ def _answer(message: Message, context: Context, examples: "_Examples", model: nn
             batch = examples.batch(*asked)
         trained = _copy_with(model, message.content)
         trained.load_state_dict(own_norms(context), strict=False)
-        loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
+        loader = DataLoader(batch, batch_size=len(batch), collate_fn=examples.collate)  # type: ignore[arg-type]
         train(trained, loader, audit_protocol.merged_config(context, message.content))
     values = trained.to("cpu").state_dict()
     (name, record), *_ = message.content.array_records.items()
-    names = list(values) if list(record) == [str(i) for i in range(len(values))] else list(record)
+    names = records.named(record, list(values))
     reply = RecordDict({name: records.to_record(dict(zip(record, (values[n] for n in names), strict=True)))})
     reply[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: len(batch)})
     images = [as_image(example) for example in batch]
@@ -154,17 +154,6 @@ class _Examples:
                 self.collate, data = data.collate_fn, data.dataset
             self._data = data
         return self._data
-
-
-class _Few(Dataset[object]):
-    def __init__(self, examples: list[object]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> object:
-        return self._examples[index]
 
 
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:

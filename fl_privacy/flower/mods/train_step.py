@@ -81,13 +81,10 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide).
+    """Yield the batches of ``loader`` as a defense of the data alone changes them (ATS, InstaHide), else ``UserError``.
 
     Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
     mixed labels are probabilities (B, K).
-
-    Raises:
-        UserError: the defense acts on anything but the data.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
