@@ -18,8 +18,6 @@ from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
-"""Module that runs in the sandbox."""
-
 BEGUN_SECONDS = 120.0
 """Seconds within which a process must be isolated."""
 

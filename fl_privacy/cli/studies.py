@@ -235,7 +235,7 @@ def advise(
     if grid is not None and table is not None:
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
-    threat = next(known for known in KNOWN if known == bounds[THREAT])
+    threat: Any = bounds[THREAT]
     told: dict[str, Any] = {ACCURACY_LOSS: _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS])}
     if below := bounds[PSNR_BELOW]:
         told[PSNR_BELOW] = _number(PSNR_BELOW, below)
@@ -324,7 +324,6 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
 GRACE_SECONDS = 20.0
 
 _stopped = threading.Event()
-"""Stop flag of a worker process."""
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:

@@ -30,7 +30,6 @@ POLL_SECONDS = 0.1
 SECRET_BYTES = 32
 
 OWN_APP = "fl_privacy.cli.flower_app:client_app"
-"""Default app of nodes."""
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
 

@@ -22,21 +22,9 @@ from fl_privacy.files import user_cache_folder
 from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.models.pretrained.evaluator import (
-    EvaluationNetwork,
-    EvaluatorPlan,
-    Progress,
-    noise_curve,
-    student_plan,
-    train_evaluator,
-)
-from fl_privacy.models.pretrained.evaluator_files import (
-    Evaluator,
-    load_evaluator,
-    name_of_words,
-    read_about,
-    save_evaluator,
-)
+from fl_privacy.models.pretrained import evaluator as networks, evaluator_files as files
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, Progress
+from fl_privacy.models.pretrained.evaluator_files import Evaluator
 from fl_privacy.models.pretrained.generator_training import GeneratorPlan
 from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
@@ -60,7 +48,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
-    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
+    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else networks.student_plan(EvaluatorPlan(), teacher)
     chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
     if "widths" in chosen:
         chosen["widths"] = tuple(chosen["widths"])
@@ -76,14 +64,15 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         work = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
     cached = f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
-    file, found = place_of(settings, cached, work.key, read_about, console)
+    file, found = place_of(settings, cached, work.key, files.read_about, console)
     if not found:
         with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
             show = partial(bar.update, bar.add_task("", total=None, loss=float("nan")))
-            network = work.train(device, lambda done, total, loss: show(completed=done, total=total, loss=loss))
+            tell = lambda done, total, loss: show(completed=done, total=total, loss=loss)  # noqa: E731
+            network = work.train(device=device, progress=tell)
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
-        save_evaluator(network, file, {**about, **work.about})
-    trained = load_evaluator(file)
+        files.save_evaluator(network, file, {**about, **work.about})
+    trained = files.load_evaluator(file)
     console.print(_table({"predicted, other split": trained, "teacher": teacher}, work.curve))
     if isinstance(teacher, EvaluationNetwork) and isinstance(trained, EvaluationNetwork):
         share = trained.multiply_adds / teacher.multiply_adds
@@ -122,7 +111,7 @@ def place_of(
 def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     if texts:
         raise UserError("teacher is expected with data of images, but got texts; leave it out.")
-    teacher = load_evaluator(expanded(path))
+    teacher = files.load_evaluator(expanded(path))
     if not isinstance(teacher, EvaluationNetwork):
         raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
     return teacher
@@ -136,8 +125,8 @@ Splits = tuple[LabelledExamples, LabelledExamples]
 class _Work:
     key: str
     about: Mapping[str, str]
-    train: Callable[[torch.device, Progress], Evaluator]
-    curve: Callable[[Evaluator], Tensor]
+    train: Callable[..., Evaluator]
+    curve: Callable[[Any], Tensor]
     """(R, N) predictions for the other split at each of :data:`RATIOS`."""
 
 
@@ -147,19 +136,15 @@ def _images(
     ours, others = (expect_images(split, "train-evaluator").images for split in splits)
     public, shown = ours[thinned(len(ours), number)], others[thinned(len(others), SHOWN)]
 
-    def curve(network: Evaluator) -> Tensor:
-        assert isinstance(network, EvaluationNetwork)
-        return noise_curve(network, shown, RATIOS)
-
     def train(device: torch.device, progress: Progress) -> EvaluationNetwork:
         on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
-        return train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
+        return networks.train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
 
     taught = hashlib.sha256()
     for value in () if teacher is None else teacher.state_dict().values():
         taught.update(value.cpu().contiguous().numpy().tobytes())
     key = key_of(plan, seed, public, more=[] if teacher is None else [taught.hexdigest()])
-    return _Work(key=key, about={}, train=train, curve=curve)
+    return _Work(key=key, about={}, train=train, curve=lambda network: networks.noise_curve(network, shown, RATIOS))
 
 
 def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, model: nn.Module) -> _Work:
@@ -169,14 +154,11 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
     public = ours.tokens[thinned(len(ours), number)]
     shown = others.tokens[thinned(len(others), SHOWN)]
 
-    def curve(network: Evaluator) -> Tensor:
-        assert isinstance(network, WordEvaluator)
+    def curve(network: WordEvaluator) -> Tensor:
         return random_word_curve(network, shown, table, RATIOS)
 
-    def train(device: torch.device, progress: Progress) -> WordEvaluator:
-        return train_word_evaluator(public, table, plan, seed=seed, device=device, progress=progress)
-
-    words = name_of_words(table)
+    train = partial(train_word_evaluator, public, table, plan, seed=seed)
+    words = files.name_of_words(table)
     return _Work(key=key_of(plan, seed, public, more=[words]), about={"words": words}, train=train, curve=curve)
 
 
@@ -196,9 +178,9 @@ def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, mo
     return content.hexdigest()[:16]
 
 
-def _table(networks: Mapping[str, Evaluator | None], curve: Callable[[Evaluator], Tensor]) -> Table:
+def _table(trained: Mapping[str, Evaluator | None], curve: Callable[[Any], Tensor]) -> Table:
     table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
-    for name, network in networks.items():
+    for name, network in trained.items():
         if network is not None:
             table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
     return table

@@ -187,7 +187,7 @@ def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
 
 def last_answered(records: RecordDict, kind: str) -> int:
     """Return the last round recorded by ``remember_answer``; -1 before the first."""
-    last = records.config_records.get(ANSWERED, {}).get(kind)
+    last = records.config_records.get(ANSWERED, ConfigRecord()).get(kind)
     return last if isinstance(last, int) else -1
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fl_privacy.checks.packages import expect_package
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, ClientSource, Round, RoundReport, Server
 from fl_privacy.federation.interception import Interceptor
@@ -100,6 +101,7 @@ def rounds_on_ray(
     Raises:
         UserError: no process fits into the machine, or ``rounds_on_grid`` raises.
     """
+    expect_package("ray", "backend=ray")
     from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415
 
     with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors, timeout=timeout) as grid:

@@ -18,7 +18,7 @@ from fl_privacy.flower._node_memory import ContextMemory
 from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.mods.defend import DefendedClient
-from fl_privacy.flower.reply_cache import Answers, digest_of
+from fl_privacy.flower.reply_cache import Answers, digest_of_records
 
 Fit = Callable[[Arrays, Config], Reply]
 
@@ -118,7 +118,8 @@ def _once(client: NumPyClient, message: Message, context: Context, kind: str, wo
         client.memory = ContextMemory(client.memory.records)  # counted here, in the same records
     if kind == "probe":  # each of its images is answered once a round
         kinds = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
-    return Answers(context, client.last_round).once(kinds, round, digest_of(message), work)
+    question = digest_of_records(message.metadata.message_type, message.content)
+    return Answers(context, client.last_round).once(kinds, round, question, work)
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:

@@ -38,7 +38,6 @@ MOST_COUNTED = "most-examples"
 """Config key: largest number of examples of a client under SecAgg+, whose sum overflows with larger weights."""
 
 MOST_ATTEMPTS = 100
-"""Largest number of attempts of a round under SecAgg+."""
 
 COUNTS = "counts"
 """Metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them."""

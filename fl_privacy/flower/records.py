@@ -65,12 +65,9 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 FLOATING = ("float16", "float32", "float64")
 """Dtypes in which floating-point values may be sent."""
 
-Places = dict[str, tuple[str, str]]
-"""Record and key of an array by the model's name for it."""
 
-
-def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> Places:
-    """Find the values of the model in a message.
+def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
+    """Find the arrays of the model in a message, by the model's names.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
@@ -89,8 +86,9 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
     keys = [key for _, key in placed]
     names = list(like) if keys == [str(i) for i in range(len(like))] else keys
     places = dict(zip(names, placed, strict=True))
-    for name, (place, key) in places.items():
-        _expect_fits(name, content.array_records[place][key], like)
+    arrays = {name: placed[place] for name, place in places.items()}
+    for name, array in arrays.items():
+        _expect_fits(name, array, like)
     if whole:
         _expect_whole(list(places), like)
         for record in content.array_records:
@@ -101,7 +99,7 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
                     f"The model is expected in the order of its state_dict(), but {moved[0]} is in another position:"
                     " reading it by position would mix up values."
                 )
-    return places
+    return arrays
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
@@ -253,12 +251,11 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name; ``UserError`` as ``places_of_model`` raises.
+    """Return the values of the model in a message, by name; ``UserError`` as ``arrays_of_model`` raises.
 
     It also raises if the names of a tied weight in the ``whole`` model differ in values.
     """
-    found = places_of_model(content, like, whole=whole)
-    arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
+    arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
     for name, array in arrays.items():
         value = values[name]
@@ -287,7 +284,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``places_of_model``.
+    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``arrays_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -388,7 +385,6 @@ def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
 
 
 MEMORY = "fl-privacy"
-"""Name of the record in ``context.state``."""
 
 
 def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> ClientState:
@@ -404,7 +400,6 @@ def save_state(memory: RecordDict, state: ClientState) -> None:
 
 
 MOST_PROBED = 1 << 16
-"""Largest number of images in a probe."""
 
 
 def images_of_probe(probe: object, size: object) -> list[str]:

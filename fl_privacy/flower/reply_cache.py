@@ -94,7 +94,7 @@ class Answers:
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
-            question: digest of the message, see ``digest_of``.
+            question: digest of the message, see ``digest_of_records``.
             work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
             instead: maker of an answer of an earlier form, for a client that promises differential privacy, which
                 errors would break. It takes as long as that answer did. Without an earlier form, the client gets no
@@ -271,13 +271,8 @@ def _written_down() -> Iterator[None]:
         ) from None
 
 
-def digest_of(message: Message) -> str:
-    """Hash the whole of ``message``, arrays and settings in order, to distinguish messages."""
-    return digest_of_records(message.metadata.message_type, message.content)
-
-
 def digest_of_records(kind: str, content: RecordDict) -> str:
-    """Hash the whole content of a message of this kind."""
+    """Hash the whole content of a message of this kind, arrays and settings in order."""
     found = hashlib.sha256(kind.encode())
     for name, record in content.items():
         found.update(f"\n{name!r} {type(record).__name__}".encode())
@@ -335,6 +330,7 @@ def answered_once(
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)
+    question = digest_of_records(message.metadata.message_type, message.content)
 
     def work() -> RecordDict:
         content = content_of(call_next(message, context))
@@ -343,7 +339,7 @@ def answered_once(
         return content
 
     other = None if probe is not None else instead
-    answer = Answers(context, rounds).once([kind], round, digest_of(message), work, instead=other)
+    answer = Answers(context, rounds).once([kind], round, question, work, instead=other)
     return Message(answer, reply_to=message)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,9 @@ def local_dp_mod(
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         zeros = {name: torch.zeros_like(t) for name, t in tensors.items()}
         states = [OrderedDict((n, t.detach().cpu()) for n, t in values.items()) for values in (zeros, tensors)]
-        sent, reply = (_Letter(RecordDict({_ARRAYS: ArrayRecord(state)})) for state in states)
+        contents = [RecordDict({_ARRAYS: ArrayRecord(values)}) for values in states]
+        # a Message can't be made outside of a Flower app
+        sent, reply = (SimpleNamespace(content=content, has_error=lambda: False) for content in contents)
         if isinstance(rng, SecretGenerator):
             seed: int | np.ndarray = np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
         else:
@@ -74,16 +77,6 @@ def local_dp_mod(
     (part,) = ours.parts
     flowers = replace(part, settings={**part.settings, "implementation": "flower"})
     return replace(ours, parts=(flowers,), upload=(on_upload,))
-
-
-@dataclass
-class _Letter:
-    """The used parts of a ``flwr.app.Message``, which can't be made outside of a Flower app."""
-
-    content: RecordDict
-
-    def has_error(self) -> bool:
-        return False
 
 
 def reproducible_mod(seed: int) -> Mod:
@@ -298,7 +291,6 @@ EXAMPLES = "query.examples"
 """Type of the message that asks for the number of examples, which is sent in the clear under SecAgg+."""
 
 TRIES = 4
-"""Largest number of tries of a round."""
 
 
 def secure_rounds_on_grid(
@@ -319,49 +311,41 @@ def secure_rounds_on_grid(
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)
-    retrying = _Retrying(prompt, Traffic(prompt, {}), server, nodes, masking, timeout)
-    yield from one_by_one(rounds, lambda number: unobserved(partial(retrying.round, number)))
-    return retrying.traffic
+    traffic, attempts = Traffic(prompt, {}), itertools.count(1)
+    workflow: legacy.SecAggPlusWorkflow | None = None
 
-
-@dataclass(eq=False)
-class _Retrying:
-    grid: PromptGrid
-    traffic: Traffic
-    server: Server
-    nodes: Nodes
-    masking: Masking
-    timeout: float
-    _workflow: legacy.SecAggPlusWorkflow | None = None
-    _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def round(self, round: int) -> RoundReport:
-        self.traffic.breaking.clear()
+    def train(round: int) -> RoundReport:
+        nonlocal workflow
+        traffic.breaking.clear()
         for left in reversed(range(TRIES)):
-            self.nodes.refresh(self.grid)
-            self.traffic.nodes = {client: self.nodes[client] for client in self.server.clients if client in self.nodes}
-            if self._workflow is None:
-                self._workflow = self.masking.workflow(self._most_examples(), self.timeout)
+            nodes.refresh(prompt)
+            traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
+            if workflow is None:
+                workflow = masking.workflow(_most_examples(server, traffic, timeout), timeout)
             try:
-                work = partial(train_secure_round, self.server, self.traffic, self._workflow, round=round)
-                return work(threshold=self.masking.threshold, attempt=next(self._attempts))
+                work = partial(train_secure_round, server, traffic, workflow, round=round)
+                return work(threshold=masking.threshold, attempt=next(attempts))
             except UserError as error:
                 if not left:
                     raise
                 logger.warning("Round %d is tried again: %s", round, error)
         raise AssertionError("the last try returns or raises")
 
-    def _most_examples(self) -> int:
-        """Return the largest number of examples of a node, which scales all weights.
+    yield from one_by_one(rounds, lambda number: unobserved(partial(train, number)))
+    return traffic
 
-        It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
-        """
-        questions = [Message(RecordDict(), node, EXAMPLES) for node in self.traffic.nodes.values()]
-        replies = [r for _, r in pair(questions, self.traffic.send_and_receive(questions, timeout=self.timeout))]
-        answered = [reply for reply in replies if isinstance(reply, Message)]
-        told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
-        numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
-        if not numbers:
-            reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
-            raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
-        return int(min(numbers[-1], self.server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))
+
+def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
+    """Return the largest number of examples of a node, which scales all weights.
+
+    It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
+    """
+    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
+    replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
+    answered = [reply for reply in replies if isinstance(reply, Message)]
+    told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
+    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
+    if not numbers:
+        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
+        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+    return int(min(numbers[-1], server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))

@@ -18,7 +18,7 @@ from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound
 from fl_privacy.flower import audit_protocol, records
-from fl_privacy.flower.reply_cache import Answers, digest_of, refusing
+from fl_privacy.flower.reply_cache import Answers, digest_of_records, refusing
 from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.flower.wrappers import keep_own_norms, own_norms
 from fl_privacy.rng import streams_put_back
@@ -61,9 +61,9 @@ def probe_mod(
     budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
     chosen: dict[int, _Examples] = {}
 
-    def answer(message: Message, context: Context) -> RecordDict:
+    def answer(message: Message, context: Context, asked: tuple[int, int]) -> RecordDict:
         examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
-        return _answer(message, context, examples, architecture, fit)
+        return _answer(message, context, asked, examples, model=architecture, fit=fit)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = audit_protocol.asked_probe(message.content) if audit_protocol.is_training(message) else None
@@ -81,8 +81,9 @@ def probe_mod(
                     f"A probe is expected with the number of its round as {records.ROUND!r} in its config, but has"
                     " none."
                 )
-            work = partial(answer, message, context)
-            return Message(answers.once(each, number, digest_of(message), work), reply_to=message)
+            question = digest_of_records(message.metadata.message_type, message.content)
+            work = partial(answer, message, context, asked)
+            return Message(answers.once(each, number, question, work), reply_to=message)
         reply = call_next(message, context)
         if audit_protocol.is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
@@ -93,9 +94,9 @@ def probe_mod(
     return refusing(mod)
 
 
-def _answer(message: Message, context: Context, examples: "_Examples", model: nn.Module, train: Train) -> RecordDict:
-    asked = audit_protocol.asked_probe(message.content)
-    assert asked is not None
+def _answer(
+    message: Message, context: Context, asked: tuple[int, int], examples: "_Examples", *, model: nn.Module, fit: Train
+) -> RecordDict:
     with streams_put_back():
         data = examples.data()
     with streams_put_back(probe_seed(*asked)):
@@ -103,8 +104,8 @@ def _answer(message: Message, context: Context, examples: "_Examples", model: nn
             batch = examples.batch(*asked)
         trained = _copy_with(model, message.content)
         trained.load_state_dict(own_norms(context), strict=False)
-        loader = DataLoader(batch, batch_size=len(batch), collate_fn=examples.collate)  # type: ignore[arg-type]
-        train(trained, loader, audit_protocol.merged_config(context, message.content))
+        loader: Any = DataLoader(batch, batch_size=len(batch), collate_fn=examples.collate)  # type: ignore[arg-type]
+        fit(trained, loader, audit_protocol.merged_config(context, message.content))
     values = trained.to("cpu").state_dict()
     (name, record), *_ = message.content.array_records.items()
     names = records.named(record, list(values))
@@ -180,10 +181,8 @@ def _takes_config(train: Train) -> bool:
     try:
         signature.bind(*(0, 0, 0)[: 2 + takes_config])
     except TypeError:
-        pass
-    else:
-        return takes_config
-    raise UserError(
-        f"train is expected to be called as train(net, loader) or train(net, loader, config), but takes {signature};"
-        " wrap it: train=lambda net, loader, config: train(net, loader, 1, config['lr'])."
-    )
+        raise UserError(
+            "train is expected to be called as train(net, loader) or train(net, loader, config), but takes"
+            f" {signature}; wrap it: train=lambda net, loader, config: train(net, loader, 1, config['lr'])."
+        ) from None
+    return takes_config

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -141,8 +140,7 @@ class DefendedTraining:
         layers = [module for module in self.net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         still = layers and not any(layer.training for layer in layers)
         plan = replace(self.plan, batch_norm="eval" if still else "train", loss_scale=1.0)
-        public = public_state(self.net, self.defense)
-        own = self._private
+        public, own = public_state(self.net, self.defense), self._private
         values = ModelState({**own.parameters, **public.parameters}, {**own.buffers, **public.buffers})
         held = frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad)
         step = LocalStep(model, values, batch, plan, self._state, self._rng, self.defense.loss, held)
@@ -165,9 +163,7 @@ class DefendedTraining:
         withheld = self.answers is not None and promises_privacy(self.defense)
         return torch.full_like(plain.loss, torch.nan) if withheld else plain.loss
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._model is not None:
             store_private(self._private, ModelState({}, {}), self._state)
             save_state(self.memory, self._state)
