@@ -53,9 +53,6 @@ CLIENTS = "federation.clients"
 MOST_OF_OVERRIDES = 1 << 14
 """Largest number of letters of overrides, which the starter of a run sends to all nodes."""
 
-DEPLOYED = "deployed"
-"""Folder for runs with deployed clients within ``out``."""
-
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
 registered ones, as ``trust=`` on the command line."""
@@ -99,7 +96,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
                     f" data, attack=none, or {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
                 )
             # a simulation with these settings is another run
-            config = replace(config, out=str(Path(config.out) / DEPLOYED))
+            config = replace(config, out=str(Path(config.out) / "deployed"))
         backend = _backend_on(PromptGrid(grid), config, context, clients)
         run_baseline(config, plain_loop, monitor)  # here, since the clients behind the grid defend themselves
         folder = run_experiment(config, backend, monitor, clients=clients).absolute()

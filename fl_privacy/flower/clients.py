@@ -88,8 +88,7 @@ class PrivacyClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]`` and return the arrays that the plan shares.
 
-        Raises:
-            UserError: the model does not fit or is not finite, the round was answered, or the training failed.
+        ``UserError`` if the model does not fit or is not finite, the round was answered, or the training failed.
         """
         round, sent = self._round(config), self._sent(parameters, config)
         update = partial(self.wrapped.update, sent, round=round)

@@ -53,14 +53,11 @@ class Gate:
     ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
-    dropped parts of replies.
+    dropped parts of replies. ``UserError`` if the policy can't be read, or its ledger can't be trusted.
 
     Args:
         policy: policy, its file, or the name of one of the package's.
         name: name of the app, for the ledger.
-
-    Raises:
-        UserError: the policy can't be read, or its ledger can't be trusted.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:

@@ -111,8 +111,8 @@ class Answers:
             return kept
         for other in others:
             self.expect_new(other, round)
-        counted, state = self._in_file(), self.context.state
-        before = {kind: max(counted.get(kind, -1), memory.last_answered(state, kind)) for kind in kinds}
+        counted, served = self._in_file(), memory.answered(self.context.state)
+        before = {kind: max(counted.get(kind, -1), served.get(kind, -1)) for kind in kinds}
         self.note(round, *kinds)
         form = None if instead is None else self._form(first)
         started = time.monotonic()
@@ -142,27 +142,25 @@ class Answers:
 
     def expect_new(self, kind: str, round: int) -> None:
         """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
-        counted, most = self._in_file(), self.rounds
+        counted, served, most = self._in_file(), memory.answered(self.context.state), self.rounds
         if most is None:
             told = self.context.run_config.get(ROUNDS_OF_RUN)
             most = told if isinstance(told, int) and not isinstance(told, bool) else None
         if most is None:
-            memory.expect_near(max(memory.last_of_all(self.context.state), *counted.values(), -1), round)
+            memory.expect_near([*served.values(), *counted.values()], round)
         elif not 0 <= round <= most:
             raise UserError(
                 f"A round of 0 to {most} is expected of this run, but got {round}; the question is refused."
             )
-        memory.expect_unanswered(self.context.state, kind, round)
-        if round <= (last := counted.get(kind, -1)):
-            raise UserError(memory.answered_before(last, round))
+        memory.expect_later(served, kind, round)
+        memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
         """Count these ``kinds``; ``UserError`` if another process was faster, or the file can't be written."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
-                if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
-                    raise UserError(memory.answered_before(last, round))
+                memory.expect_later(counted, max(kinds, key=lambda kind: counted.get(kind, -1)), round)
                 if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
                     raise UserError(f"At most {MOST_KINDS} kinds of messages are expected; this is one more.")
                 content = json.dumps(noted).encode()
@@ -178,7 +176,7 @@ class Answers:
                 kept = {kind: before.get(kind, last) if last == round else last for kind, last in counted.items()}
                 memory.write_own(self._path(COUNTED), json.dumps(kept).encode(), memory.state_key(self.context))
         for kind, last in before.items():
-            if memory.last_answered(self.context.state, kind) == round:
+            if memory.answered(self.context.state).get(kind) == round:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:

@@ -148,10 +148,8 @@ def secure_rounds(
     Masks hide each update; the sum can be unmasked as long as ``threshold`` of the clients answer. Numbers of examples,
     metrics and whole-number buffers travel in the clear. A client with a value beyond ``clip`` is left out. A server
     that asks for both kinds of shares unmasks every update, unless clients have a guard. Settings are those of
-    ``Masking``.
-
-    Raises:
-        UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
+    ``Masking``. ``UserError`` if a setting is out of range, clients keep private layers, or too few clients were left
+    in a round.
     """
     masking = Masking(**settings)
     expect_all_shared(server)
@@ -299,15 +297,12 @@ def secure_rounds_on_grid(
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
-    protocol.
+    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
 
     Args:
         nodes: node of each partition.
         masking: clip, levels and threshold; nodes take theirs from the run's configuration.
         timeout: seconds to wait for the replies of each of the protocol's four stages.
-
-    Raises:
-        UserError: ``secure_rounds`` raises, or the nodes do not fit the server's clients.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)

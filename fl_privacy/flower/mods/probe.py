@@ -45,16 +45,14 @@ def probe_mod(
     For a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples; the
     result is replied like any upload, through all mods in front: ``mods=[defense_mod(...), probe_mod(...)]``. The app
     stays unchanged, and the reply has fingerprints instead of images. The mod is the client's consent to uploads of its
-    first ``images`` examples, each once a round; remove it after the audit.
+    first ``images`` examples, each once a round; remove it after the audit. ``UserError`` if the model can't be made,
+    or ``train`` can't be called so.
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
         dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple.
         images: number of examples that may be probed, the first ones of ``dataset``.
         rounds: largest number of a round with probes; ``None`` takes the run's own.
-
-    Raises:
-        UserError: the model can't be made, or ``train`` can't be called so.
     """
     architecture = made_of(model)
     fit = train if _takes_config(train) else lambda net, loader, config: train(net, loader)

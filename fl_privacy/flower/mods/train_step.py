@@ -47,6 +47,8 @@ def train_step(
     It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``; the
     network keeps its private layers as they were sent. Upload hooks need ``defense_mod``. A step returns the loss;
     outside of a simulation it is NaN if the defense promises differential privacy, since an app may report it.
+    ``UserError`` if the defense exchanges the client's data; on entering, the round was trained before, is missing, or
+    not in the run, or the network's values are not finite or absurdly large.
 
     Args:
         defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
@@ -56,10 +58,6 @@ def train_step(
             restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
             bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
-
-    Raises:
-        UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
-            not in the run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
