@@ -148,15 +148,11 @@ STAGES = ("Training", "Attacking")
 def _stages(
     plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
 ) -> Iterator[tuple[list[Job], dict[str, str]]]:
-    for title, stage in zip(STAGES, plan.stages(), strict=True):
+    for position, (title, stage) in enumerate(zip(STAGES, plan.stages(), strict=True), 1):
+        numbered = f"{title} (stage {position} of {len(STAGES)})"  # the time left is the stage's alone
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
-        yield stage, {} if only_report else do_all(stage_in_words(title), left, processes, console)
-
-
-def stage_in_words(title: str) -> str:
-    """Return the title with the number of the stage, since the time left is the stage's alone."""
-    return f"{title} (stage {STAGES.index(title) + 1} of {len(STAGES)})"
+        yield stage, {} if only_report else do_all(numbered, left, processes, console)
 
 
 BYTES_OF_A_JOB = 3 * 2**29

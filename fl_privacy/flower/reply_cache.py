@@ -134,9 +134,9 @@ class Answers:
                     self._keep_form(first, RecordDict())
                 self.keep(first, question, None)
                 raise
-            answer = made
+            answer, took = made, float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]
             self._keep_form(first, form)
-            time.sleep(max(0.0, seconds_of(form) - (time.monotonic() - started)))
+            time.sleep(max(0.0, took - (time.monotonic() - started)))
         self.keep(first, question, answer)
         return answer
 
@@ -419,8 +419,3 @@ def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | No
         filled = {k: Array.from_numpy_ndarray(np.asarray(next(left), dtype=a.dtype)) for k, a in record.items()}
         answer[name] = ArrayRecord(filled)
     return answer
-
-
-def seconds_of(form: RecordDict) -> float:
-    """Return the seconds of work behind the answer."""
-    return float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]

@@ -101,9 +101,6 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
         np.random.set_state(before)
 
 
-Fits = list[tuple[legacy.ClientProxy, legacy.FitRes]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Masking:
     """Quantization of updates to whole numbers that masks can hide.
@@ -235,7 +232,7 @@ class _Summing:
         return asked
 
     def aggregate_fit(
-        self, server_round: int, results: Fits, failures: list[Any]
+        self, server_round: int, results: list[tuple[legacy.ClientProxy, legacy.FitRes]], failures: list[Any]
     ) -> tuple[legacy.Parameters | None, dict[str, legacy.Scalar]]:
         client_of = {node: client for client, node in self.traffic.nodes.items()}
         replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
