@@ -25,6 +25,7 @@ def backend_of(config: RunSettings) -> Backend:
     if name in ("flower", "ray"):
         expect_package("flwr", f"backend={name}")
     if name == "ray":
+        expect_package("ray", "backend=ray")
         from fl_privacy.flower.backends import rounds_on_ray  # noqa: PLC0415
         from fl_privacy.flower.ray_nodes import check_request  # noqa: PLC0415
 

@@ -15,12 +15,10 @@ from fl_privacy.runs.config.plugins import register_plugin_metrics
 from fl_privacy.runs.config.study import GRIDS, TRACKS, names_in
 from fl_privacy.site.gate.plain_yaml import loaded
 
-GROUPS = (*groups(), "experiment")
-
 
 def catalog_tables(kinds: Sequence[str] = ()) -> list[Table]:
     """Build a table for each kind of parts, or for ``kinds`` alone; ``UserError`` if there is no such kind."""
-    there = (*GROUPS, *_OTHERS)
+    there = (*groups(), "experiment", *_OTHERS)
     wanted = ["metrics" if kind == "metric" else kind.rstrip("=") for kind in kinds] or there
     for kind in wanted:
         if kind not in there:

@@ -53,9 +53,6 @@ CLIENTS = "federation.clients"
 MOST_OF_OVERRIDES = 1 << 14
 """Largest number of letters of overrides, which the starter of a run sends to all nodes."""
 
-DEPLOYED = "deployed"
-"""Folder for runs with deployed clients within ``out``."""
-
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
 registered ones, as ``trust=`` on the command line."""
@@ -99,7 +96,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
                     f" data, attack=none, or {SIMULATION_VARIABLE}=1 in the environment of simulated nodes and server."
                 )
             # a simulation with these settings is another run
-            config = replace(config, out=str(Path(config.out) / DEPLOYED))
+            config = replace(config, out=str(Path(config.out) / "deployed"))
         backend = _backend_on(PromptGrid(grid), config, context, clients)
         run_baseline(config, plain_loop, monitor)  # here, since the clients behind the grid defend themselves
         folder = run_experiment(config, backend, monitor, clients=clients).absolute()
@@ -175,17 +172,20 @@ def _settings(context: Context) -> RunSettings:
 
 
 @contextmanager
-def _untold_places() -> Iterator[None]:
-    """Keep errors with this machine's paths in the node's own log."""
+def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
+    """Keep errors with this machine's paths, or any about the operator's ``own_folder``, in the node's own log."""
     try:
         yield
     except OpenSettingError:
         raise
     except UserError as error:
-        if _is_simulated() or "/" not in str(error):
+        if _is_simulated() or not (own_folder or "/" in str(error)):
             raise
-        logger.error("The run asks for what this node can't do: %s", error)
-        raise UserError("This node can't do what the run asks for; its own log says why.") from None
+        logged, said = "The run asks for what this node can't do", "This node can't do what the run asks for"
+        if own_folder:
+            logged = said = "The node's data can't be used as the run asks"
+        logger.error("%s: %s", logged, error)
+        raise UserError(f"{said}; its own log says why.") from None
 
 
 def make_client(context: Context) -> PrivacyClient:
@@ -197,11 +197,9 @@ def make_client(context: Context) -> PrivacyClient:
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:
         client = replace(client, seed=node_secret(context), audit_seed=config.seed)
-    made: PrivacyClient
-    if config.secure_aggregation["name"] == SECAGG:
-        made = MaskableClient(client, memory or context.state, clip=config.secure_aggregation["clip"])
-    else:
-        made = PrivacyClient(client, memory or context.state)
+    secure = config.secure_aggregation
+    make = partial(MaskableClient, clip=secure["clip"]) if secure["name"] == SECAGG else PrivacyClient
+    made: PrivacyClient = make(client, memory or context.state)
     made.last_round = config.federation.rounds
     return made
 
@@ -213,18 +211,11 @@ def _client(config: RunSettings, context: Context) -> Client:
             f"Partitions 0..{number - 1} are expected on the nodes, but this one holds {partition};"
             " start as many SuperNodes as federation.clients says."
         )
-    if DATA_PATH not in context.node_config:
-        with _untold_places():
-            return clients_of(config)[partition]
-    try:
-        return client_of_folder(config, str(context.node_config[DATA_PATH]), partition)
-    except OpenSettingError:
-        raise
-    except UserError as error:  # nothing about the operator's folder leaves, not even names
-        if _is_simulated():
-            raise
-        logger.error("The node's data can't be used as the run asks: %s", error)
-        raise UserError("The node's data can't be used as the run asks; its own log says why.") from None
+    own_folder = DATA_PATH in context.node_config
+    with _untold_places(own_folder=own_folder):
+        if own_folder:
+            return client_of_folder(config, str(context.node_config[DATA_PATH]), partition)
+        return clients_of(config)[partition]
 
 
 def _is_audited(context: Context) -> bool:
@@ -254,12 +245,7 @@ def _masking_app(guarded: bool) -> ClientApp:
     from fl_privacy.flower.mods.guard_mod import secagg_guard_mod  # noqa: PLC0415
     from fl_privacy.flower.secagg import masking_client_app  # noqa: PLC0415
 
-    def make_masked(context: Context) -> MaskableClient:
-        client = make_client(context)
-        assert isinstance(client, MaskableClient)
-        return client
-
-    return masking_client_app(make_masked, mods=[secagg_guard_mod] if guarded else [])
+    return masking_client_app(make_client, mods=[secagg_guard_mod] if guarded else [])
 
 
 _plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)

@@ -19,22 +19,17 @@ def serve_gate(inlet: int, outlet: int) -> None:
 def _answer(inlet: int, outlet: int, reference: str) -> None:
     from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
     from fl_privacy.federation.replies import Failure, attempt  # noqa: PLC0415
+    from fl_privacy.flower.inside import serialized  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
-    from fl_privacy.flower.inside.serialized import (  # noqa: PLC0415
-        context_bytes,
-        context_of,
-        message_from_parts,
-        message_parts,
-    )
 
     app = attempt(lambda: installed_app(reference))
     write_parts(outlet, [app.reason.removeprefix("UserError: ").encode() if isinstance(app, Failure) else b""])
     identify_process()
     while not isinstance(app, Failure):
         context, *message = read_parts(inlet)
-        given = context_of(context)
-        reply = attempt(lambda: message_parts(app(message_from_parts(message), given)))  # noqa: B023
-        state = context_bytes(given)
+        given = serialized.context_of(context)
+        reply = attempt(lambda: serialized.message_parts(app(serialized.message_from_parts(message), given)))  # noqa: B023
+        state = serialized.context_bytes(given)
         if isinstance(reply, Failure):
             write_parts(outlet, [reply.reason.encode() or b"failed", state])
         else:

@@ -32,11 +32,8 @@ def run_jobs(
 ) -> None:
     """Run ``command`` for the overrides, or with ``multirun`` for every combination of listed values.
 
-    A failed job of a sweep is reported and the sweep goes on. The result and the page are printed last.
-
-    Raises:
-        UserError: a configuration is wrong, or jobs of a sweep failed.
-        NothingReconstructedError: an attack failed on all of its victims.
+    A failed job of a sweep is reported and the sweep goes on, with a ``UserError`` at its end. The result and the page
+    are printed last; ``NothingReconstructedError`` if an attack failed on all of its victims.
     """
     from fl_privacy.runs.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
     from fl_privacy.runs.config.compose import override_keys  # noqa: PLC0415

@@ -18,9 +18,10 @@ from fl_privacy.cli.audit import audit, review
 from fl_privacy.cli.audit_update import audit_update
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
 from fl_privacy.cli.dp_check import check_dp, check_leakage
+from fl_privacy.cli.jobs import end_with, run_jobs, say_what_takes_time
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.studies import advise, benchmark, trade_off
-from fl_privacy.cli.supernode import OWN_APP
+from fl_privacy.cli.supernode import OWN_APP, run_node
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError, say, visible
@@ -71,9 +72,7 @@ def run(
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
-    from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
-
-    run_jobs("run", overrides or [], console=_console(), multirun=multirun, show_config=cfg, open_page=open_page)
+    run_jobs("run", overrides or [], console=Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
 
 
 @app.command()
@@ -86,9 +85,7 @@ def attack(
     model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
     A paper's preset, such as experiment=sapag_paper, runs with its baselines in a short form; paper=full as published.
     """
-    from fl_privacy.cli.jobs import run_jobs  # noqa: PLC0415
-
-    run_jobs("attack", overrides or [], console=_console(), multirun=multirun, show_config=cfg, open_page=open_page)
+    run_jobs("attack", overrides or [], console=Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
 
 
 app.command("trade-off")(trade_off)
@@ -102,12 +99,10 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
     Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
-    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
-
     say_what_takes_time()
     from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
 
-    say(train(overrides or [], console=_console()))
+    say(train(overrides or [], console=Terminal()))
 
 
 @app.command("train-generator")
@@ -118,12 +113,10 @@ def train_generator_command(overrides: Overrides = None) -> None:
     refused. Killed and started again, it goes on where it stopped. Other keys, such as split=test steps=2000 width=64,
     are those of conf/generator.yaml.
     """
-    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
-
     say_what_takes_time()
     from fl_privacy.cli.train_generator import make_generator  # noqa: PLC0415
 
-    say(make_generator(overrides or [], console=_console()))
+    say(make_generator(overrides or [], console=Terminal()))
 
 
 @app.command("search-policies")
@@ -134,7 +127,6 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     as they come: killed and started again, the search goes on where it stopped. Other keys are those of
     conf/policy_search.yaml, which `--cfg` shows.
     """
-    from fl_privacy.cli.jobs import say_what_takes_time  # noqa: PLC0415
     from fl_privacy.runs.config import compose_file, to_yaml  # noqa: PLC0415
 
     config = compose_file("policy_search", overrides or [])
@@ -145,7 +137,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.runs.policy_search import search_policies  # noqa: PLC0415
 
-    say(search_policies(config, RichMonitor(_console())))
+    say(search_policies(config, RichMonitor(Terminal())))
 
 
 @app.command()
@@ -183,6 +175,8 @@ def report(  # noqa: PLR0917
     assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0, of a run or of an audit of an app.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
+    from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
+    from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
     from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
 
     if csv is not None or log is not None:
@@ -196,18 +190,18 @@ def report(  # noqa: PLR0917
             raise UserError(
                 "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
             )
-        _end_report([run_folder_of(runs[0])], write_brief(runs[0], out), open_page)
-        return
-    if share is not None:
+        page = write_brief(runs[0], out)
+    elif share is not None:
         if out is not None:
             raise UserError("--share and --out are expected one at a time, but got both; --share names a folder.")
-        shared = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
-        _end_report([run_folder_of(run) for run in runs], shared, open_page)
-        return
-    if with_originals:
+        page = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
+    elif with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
+    else:
+        page = write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap)
     folders = [run_folder_of(run) for run in runs]
-    _end_report(folders, write_report(folders, out, psnr_below=psnr_below, cap=cap), open_page)
+    of_audit = audit_folder_of(folders[0]) is not None
+    end_with(f"brief of the audit in {folders[0]}" if of_audit else answers_of(folders), page, open_page=open_page)
 
 
 @app.command()
@@ -233,15 +227,6 @@ def verify(
         raise typer.Exit(1)
 
 
-def _end_report(folders: Sequence[Path], page: Path, open_page: bool) -> None:
-    from fl_privacy.cli.jobs import end_with  # noqa: PLC0415
-    from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
-    from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
-
-    audited = audit_folder_of(folders[0]) is not None
-    end_with(f"brief of the audit in {folders[0]}" if audited else answers_of(folders), page, open_page=open_page)
-
-
 def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
     if csv is not None:
         from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
@@ -263,7 +248,7 @@ def list_(
     from fl_privacy.cli.catalog import catalog_tables  # noqa: PLC0415
 
     for table in catalog_tables(kinds or ()):
-        _console().print(table)
+        Terminal().print(table)
 
 
 def supernode(
@@ -287,8 +272,6 @@ def supernode(
     With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
     gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.
     """
-    from fl_privacy.cli.supernode import run_node  # noqa: PLC0415
-
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
 
@@ -387,7 +370,3 @@ def run_command_line(arguments: Sequence[str]) -> int:
         if debug:
             traceback.print_exception(error)
         return faults.fail(fault)
-
-
-def _console() -> Terminal:
-    return Terminal(soft_wrap=False)

@@ -18,8 +18,6 @@ from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
-"""Module that runs in the sandbox."""
-
 BEGUN_SECONDS = 120.0
 """Seconds within which a process must be isolated."""
 
@@ -89,8 +87,7 @@ class Sandbox:
     def audit(self, tell: Any) -> tuple[str, Path]:
         """Audit the app; return the line for a terminal and the page, with progress passed to ``tell``.
 
-        Raises:
-            UserError: the app can't be isolated here, or its audit did not end.
+        ``UserError`` if the app can't be isolated here, or its audit did not end.
         """
         named = {name: os.environ[name] for name in self.given.environment if name in os.environ}
         variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", **caches(), **named}

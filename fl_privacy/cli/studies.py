@@ -19,7 +19,7 @@ from rich.markup import escape
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
 from fl_privacy.cli.faults import STOPPING, Interrupted, in_a_line, interruptible, recognized
-from fl_privacy.cli.jobs import end_with, expect_reconstructions, say_what_takes_time
+from fl_privacy.cli.jobs import end_with, expect_reconstructions, run_job, say_what_takes_time
 from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit, shared_among
@@ -148,15 +148,11 @@ STAGES = ("Training", "Attacking")
 def _stages(
     plan: StudyPlan[Any], processes: int, console: Console, *, only_report: bool
 ) -> Iterator[tuple[list[Job], dict[str, str]]]:
-    for title, stage in zip(STAGES, plan.stages(), strict=True):
+    for position, (title, stage) in enumerate(zip(STAGES, plan.stages(), strict=True), 1):
+        numbered = f"{title} (stage {position} of {len(STAGES)})"  # the time left is the stage's alone
         left = [job for job in stage if not job.finished]
         console.print(f"{title}: {len(stage)} jobs, {len(stage) - len(left)} of them finished already", highlight=False)
-        yield stage, {} if only_report else do_all(stage_in_words(title), left, processes, console)
-
-
-def stage_in_words(title: str) -> str:
-    """Return the title with the number of the stage, since the time left is the stage's alone."""
-    return f"{title} (stage {STAGES.index(title) + 1} of {len(STAGES)})"
+        yield stage, {} if only_report else do_all(numbered, left, processes, console)
 
 
 BYTES_OF_A_JOB = 3 * 2**29
@@ -235,7 +231,7 @@ def advise(
     if grid is not None and table is not None:
         raise UserError("--grid and --table are expected one at a time, but got both; leave one out.")
     one_of(THREAT, bounds[THREAT], KNOWN)
-    threat = next(known for known in KNOWN if known == bounds[THREAT])
+    threat: Any = bounds[THREAT]
     told: dict[str, Any] = {ACCURACY_LOSS: _number(ACCURACY_LOSS, bounds[ACCURACY_LOSS])}
     if below := bounds[PSNR_BELOW]:
         told[PSNR_BELOW] = _number(PSNR_BELOW, below)
@@ -324,7 +320,6 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
 GRACE_SECONDS = 20.0
 
 _stopped = threading.Event()
-"""Stop flag of a worker process."""
 
 
 def run_in_processes(jobs: Sequence[Job], processes: int, *, on_done: Callable[[Job, str | None], None]) -> None:
@@ -357,7 +352,6 @@ def _stop_at_sigterm() -> None:
 
 
 def _do(job: Job) -> str | None:
-    from fl_privacy.cli.jobs import run_job  # noqa: PLC0415
     from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
 
     if _stopped.is_set():

@@ -30,7 +30,6 @@ POLL_SECONDS = 0.1
 SECRET_BYTES = 32
 
 OWN_APP = "fl_privacy.cli.flower_app:client_app"
-"""Default app of nodes."""
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
 
@@ -39,7 +38,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
     The worker imports PyTorch and builds data and client once, before the SuperLink hears of the node. It runs
-    installed code and nothing of a run's bundle. It ends with this process, and is restarted if it dies.
+    installed code and nothing of a run's bundle. It ends with this process, and is restarted if it dies. ``UserError``
+    if ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not available.
 
     Args:
         arguments: arguments of ``flower-supernode``, except those of its Runtime API, which listens on loopback alone.
@@ -47,10 +47,6 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
             the node instead.
         policy: site policy, a file or a shipped name: the worker is then its gate, and the app runs in a process of its
             own, see ``fl_privacy.flower.gate``.
-
-    Raises:
-        UserError: ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not
-            available.
     """
     if taken := [name for name in _OURS if any(argument.partition("=")[0] == name for argument in arguments)]:
         raise UserError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -21,21 +22,10 @@ from fl_privacy.files import user_cache_folder
 from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.models.pretrained.evaluator import (
-    EvaluationNetwork,
-    EvaluatorPlan,
-    Progress,
-    noise_curve,
-    student_plan,
-    train_evaluator,
-)
-from fl_privacy.models.pretrained.evaluator_files import (
-    Evaluator,
-    load_evaluator,
-    name_of_words,
-    read_about,
-    save_evaluator,
-)
+from fl_privacy.models.pretrained import evaluator as networks, evaluator_files as files
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, Progress
+from fl_privacy.models.pretrained.evaluator_files import Evaluator
+from fl_privacy.models.pretrained.generator_training import GeneratorPlan
 from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file
@@ -50,20 +40,15 @@ RATIOS = torch.linspace(0, 1, 11)
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network that ``overrides`` of ``conf/evaluator.yaml`` describe, and return its file.
+    """Train the network of ``conf/evaluator.yaml`` and ``overrides``, and return its file.
 
-    Raises:
-        UserError: a setting is wrong, or the file holds another network.
+    ``UserError`` if a setting is wrong, or the file holds another network.
     """
-    settings = compose_file("evaluator", overrides)
-    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
-    for name, annotation in types.items():
-        expect_type(name, settings[name], annotation)
-    whole("seed", settings["seed"], at_least=0, example=1)
+    settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
     teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
-    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else student_plan(EvaluatorPlan(), teacher)
+    usual = TEXTS if texts else EvaluatorPlan() if teacher is None else networks.student_plan(EvaluatorPlan(), teacher)
     chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
     if "widths" in chosen:
         chosen["widths"] = tuple(chosen["widths"])
@@ -79,22 +64,15 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     else:
         work = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
     cached = f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
-    file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
-    if not settings["overwrite"] and file.exists():
-        if read_about(file).get("key") != work.key:
-            raise UserError(
-                f"out={file} is expected to be free or to hold this very network, but holds another;"
-                " name another file or set overwrite=true."
-            )
-        console.print(f"Found it trained: {file}", highlight=False)
-    else:
-        expect_writable(file)
+    file, found = place_of(settings, cached, work.key, files.read_about, console)
+    if not found:
         with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
             show = partial(bar.update, bar.add_task("", total=None, loss=float("nan")))
-            network = work.train(device, lambda done, total, loss: show(completed=done, total=total, loss=loss))
+            tell = lambda done, total, loss: show(completed=done, total=total, loss=loss)  # noqa: E731
+            network = work.train(device=device, progress=tell)
         about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
-        save_evaluator(network, file, {**about, **work.about})
-    trained = load_evaluator(file)
+        files.save_evaluator(network, file, {**about, **work.about})
+    trained = files.load_evaluator(file)
     console.print(_table({"predicted, other split": trained, "teacher": teacher}, work.curve))
     if isinstance(teacher, EvaluationNetwork) and isinstance(trained, EvaluationNetwork):
         share = trained.multiply_adds / teacher.multiply_adds
@@ -102,10 +80,38 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     return file
 
 
+def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose ``conf/KIND.yaml``, and check the types of what evaluators and generators share."""
+    settings = compose_file(kind, overrides)
+    types = {"out": str | None, "overwrite": bool, "images": int | None, "seed": int, "teacher": str | None}
+    for name in types.keys() & settings.keys():
+        expect_type(name, settings[name], types[name])
+    whole("seed", settings["seed"], at_least=0, example=1)
+    return settings
+
+
+def place_of(
+    settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
+) -> tuple[Path, bool]:
+    """Return the file to write, and ``True`` if what has this ``key`` is in it; ``UserError`` if it holds another."""
+    file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
+    if settings["overwrite"] or not file.exists():
+        expect_writable(file)
+        return file, False
+    if about(file).get("key") != key:
+        what = "generator" if cached.startswith("generator") else "network"
+        raise UserError(
+            f"out={file} is expected to be free or to hold this very {what}, but holds another;"
+            " name another file or set overwrite=true."
+        )
+    console.print(f"Found it trained: {file}", highlight=False)
+    return file, True
+
+
 def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     if texts:
         raise UserError("teacher is expected with data of images, but got texts; leave it out.")
-    teacher = load_evaluator(expanded(path))
+    teacher = files.load_evaluator(expanded(path))
     if not isinstance(teacher, EvaluationNetwork):
         raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
     return teacher
@@ -119,8 +125,8 @@ Splits = tuple[LabelledExamples, LabelledExamples]
 class _Work:
     key: str
     about: Mapping[str, str]
-    train: Callable[[torch.device, Progress], Evaluator]
-    curve: Callable[[Evaluator], Tensor]
+    train: Callable[..., Evaluator]
+    curve: Callable[[Any], Tensor]
     """(R, N) predictions for the other split at each of :data:`RATIOS`."""
 
 
@@ -128,58 +134,53 @@ def _images(
     splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, teacher: EvaluationNetwork | None
 ) -> _Work:
     ours, others = (expect_images(split, "train-evaluator").images for split in splits)
-    public, shown = ours[_thinned(len(ours), number)], others[_thinned(len(others), SHOWN)]
-
-    def curve(network: Evaluator) -> Tensor:
-        assert isinstance(network, EvaluationNetwork)
-        return noise_curve(network, shown, RATIOS)
+    public, shown = ours[thinned(len(ours), number)], others[thinned(len(others), SHOWN)]
 
     def train(device: torch.device, progress: Progress) -> EvaluationNetwork:
         on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
-        return train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
+        return networks.train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
 
     taught = hashlib.sha256()
     for value in () if teacher is None else teacher.state_dict().values():
         taught.update(value.cpu().contiguous().numpy().tobytes())
-    key = _key(plan, seed, public, *([] if teacher is None else [taught.hexdigest()]))
-    return _Work(key=key, about={}, train=train, curve=curve)
+    key = key_of(plan, seed, public, more=[] if teacher is None else [taught.hexdigest()])
+    return _Work(key=key, about={}, train=train, curve=lambda network: networks.noise_curve(network, shown, RATIOS))
 
 
 def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, model: nn.Module) -> _Work:
     ours, others = splits
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
-    public = ours.tokens[_thinned(len(ours), number)]
-    shown = others.tokens[_thinned(len(others), SHOWN)]
+    public = ours.tokens[thinned(len(ours), number)]
+    shown = others.tokens[thinned(len(others), SHOWN)]
 
-    def curve(network: Evaluator) -> Tensor:
-        assert isinstance(network, WordEvaluator)
+    def curve(network: WordEvaluator) -> Tensor:
         return random_word_curve(network, shown, table, RATIOS)
 
-    def train(device: torch.device, progress: Progress) -> WordEvaluator:
-        return train_word_evaluator(public, table, plan, seed=seed, device=device, progress=progress)
-
-    words = name_of_words(table)
-    return _Work(key=_key(plan, seed, public, words), about={"words": words}, train=train, curve=curve)
+    train = partial(train_word_evaluator, public, table, plan, seed=seed)
+    words = files.name_of_words(table)
+    return _Work(key=key_of(plan, seed, public, more=[words]), about={"words": words}, train=train, curve=curve)
 
 
-def _thinned(there: int, number: int | None) -> slice:
+def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
+    """Choose ``number`` of the examples at equal distances; all for ``None``."""
     if number is None:
         return slice(None)
-    whole("images", number, at_least=1, example=1000)
+    whole("images", number, at_least=at_least, example=1000)
     step = max(1, there // number)
     return slice(0, step * number, step)
 
 
-def _key(plan: EvaluatorPlan, seed: int, examples: Tensor, *more: str) -> str:
-    content = hashlib.sha256(examples.contiguous().numpy().tobytes())
-    content.update(json.dumps([examples.shape, seed, asdict(plan), *more]).encode())
+def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, more: Sequence[str] = ()) -> str:
+    """Hash everything that decides a training."""
+    content = hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in examples))
+    content.update(json.dumps([examples[0].shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
 
 
-def _table(networks: Mapping[str, Evaluator | None], curve: Callable[[Evaluator], Tensor]) -> Table:
+def _table(trained: Mapping[str, Evaluator | None], curve: Callable[[Any], Tensor]) -> Table:
     table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
-    for name, network in networks.items():
+    for name, network in trained.items():
         if network is not None:
             table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
     return table

@@ -36,7 +36,6 @@ FURTHER: Mapping[HTTPStatus, dict[str, str]] = {
     HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
     HTTPStatus.SERVICE_UNAVAILABLE: {"Refresh": "5"},
 }
-"""Additional headers of error responses."""
 
 
 class WatchServer(ThreadingHTTPServer):

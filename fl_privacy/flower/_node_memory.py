@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import platformdirs
@@ -107,10 +107,8 @@ class SimulatedContext(Context):
 def node_secret(context: Context) -> Secret:
     """Return the secret from which the client of ``context`` draws: the node's own, derived for run and client.
 
-    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read.
-
-    Raises:
-        UserError: the file can't be made, others can read it, or it holds no secret.
+    It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read; ``UserError``
+    if the file can't be made, others can read it, or it holds no secret.
     """
     kept = kept_secret(state_folder(context) / FILE, state_key(context))
     return kept.derive("run", context.run_id, *whose(context))
@@ -173,7 +171,6 @@ def is_simulation() -> bool:
 SERVED = "served"
 """Metadata key of the file: last answered round by kind of message, as JSON."""
 
-
 MOST_AHEAD = 1000
 """Largest step from the last answered round if the run's number of rounds is unknown: a client that
 answers a round refuses all before, so that one absurd number would exclude it from the rest of the run."""
@@ -182,27 +179,24 @@ ANSWERED = "fl-privacy.answered"
 """Record of ``context.state`` with the last answered round by kind of message."""
 
 
-def expect_unanswered(records: RecordDict, kind: str, round: int) -> None:
-    """Raise ``UserError`` for a round that ``remember_answer`` recorded, or an earlier one."""
-    if round <= (last := last_answered(records, kind)):
-        raise UserError(answered_before(last, round))
+def answered(records: RecordDict) -> dict[str, int]:
+    """Return the last round recorded by ``remember_answer``, by kind of message."""
+    kept = records.config_records.get(ANSWERED, ConfigRecord())
+    return {kind: last for kind, last in kept.items() if isinstance(last, int)}
 
 
-def last_answered(records: RecordDict, kind: str) -> int:
-    """Return the last round recorded by ``remember_answer``; -1 before the first."""
-    last = records.config_records[ANSWERED].get(kind) if ANSWERED in records.config_records else None
-    return last if isinstance(last, int) else -1
+def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
+    """Raise ``UserError`` for a round of this kind of message that was answered, or an earlier one."""
+    if round <= (last := counted.get(kind, -1)):
+        raise UserError(
+            f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
+            " and a second answer would leak more than one; start a new run."
+        )
 
 
-def last_of_all(records: RecordDict) -> int:
-    """Return the last recorded round of any kind of message; -1 before the first."""
-    kept: Mapping[str, object] = records.config_records.get(ANSWERED, {})
-    return max((last_answered(records, kind) for kind in kept), default=-1)
-
-
-def expect_near(last: int, round: int) -> None:
-    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the ``last`` answered one."""
-    most = max(last, 0) + MOST_AHEAD
+def expect_near(answered: Iterable[int], round: int) -> None:
+    """Raise ``UserError`` for a round that is negative, or more than ``MOST_AHEAD`` after the last answered one."""
+    most = max([0, *answered]) + MOST_AHEAD
     if not 0 <= round <= most:
         raise UserError(
             f"A round of 0 to {most} is expected, {MOST_AHEAD} after the last one that was answered, but got {round};"
@@ -213,17 +207,7 @@ def expect_near(last: int, round: int) -> None:
 
 def remember_answer(records: RecordDict, kind: str, round: int) -> None:
     """Record in ``records`` that the message ``kind`` of ``round`` is answered."""
-    kept = dict(records.config_records[ANSWERED]) if ANSWERED in records.config_records else {}
-    kept[kind] = round
-    records[ANSWERED] = ConfigRecord(kept)
-
-
-def answered_before(last: int, round: int) -> str:
-    """Return the error message for a round that was already answered."""
-    return (
-        f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
-        " and a second answer would leak more than one; start a new run."
-    )
+    records[ANSWERED] = ConfigRecord({**records.config_records.get(ANSWERED, {}), kind: round})
 
 
 class ContextMemory:
@@ -244,9 +228,9 @@ class ContextMemory:
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
         """Refuse a message that was answered before or, unless its round is ``bounded``, is far ahead."""
         if self.once:
-            expect_unanswered(self.records, kind, round)
+            expect_later(answered(self.records), kind, round)
             if not bounded:
-                expect_near(last_of_all(self.records), round)
+                expect_near(answered(self.records).values(), round)
 
 
 class NodeMemory:
@@ -257,8 +241,7 @@ class NodeMemory:
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
-        self.path = path
-        self._key = key
+        self.path, self._key = path, key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
         """Return the state saved last; ``UserError`` if the file is shared, has another key, or is damaged."""
@@ -275,10 +258,9 @@ class NodeMemory:
 
     def expect_new(self, kind: str, round: int, *, bounded: bool = False) -> None:
         served = self._read()[1]
-        if round <= (last := served.get(kind, -1)):
-            raise UserError(answered_before(last, round))
+        expect_later(served, kind, round)
         if not bounded:
-            expect_near(max(served.values(), default=-1), round)
+            expect_near(served.values(), round)
 
     def _read(self) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
         if not self.path.exists():

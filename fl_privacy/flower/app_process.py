@@ -45,23 +45,19 @@ class Cell:
             self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
             self.held = self._loaded(self._apart)
             return self.held
-        except OSError as error:
+        except (OSError, UserError, ValueError, TypeError) as error:
             self.close()
-            raise UserError(
-                f"--app is expected to have a process of its own, but the system has none to give ({error.strerror});"
-                " end others, or make room."
-            ) from error
-        except RefusedError as error:
-            self.close()
-            raise UserError(f"--app is expected to be loaded, but {self.app} does not answer: {error}.") from error
-        except UserError:
-            self.close()
-            raise
-        except (ValueError, TypeError) as error:  # the app's code wrote between the two answers
-            self.close()
-            raise UserError(
-                f"--app is expected to be loaded, but {self.app} said something else; repair it."
-            ) from error
+            said = "said something else; repair it."  # the app's code wrote between the two answers
+            if isinstance(error, OSError):
+                raise UserError(
+                    "--app is expected to have a process of its own, but the system has none to give"
+                    f" ({error.strerror}); end others, or make room."
+                ) from error
+            if isinstance(error, RefusedError):
+                said = f"does not answer: {error}."
+            elif isinstance(error, UserError):
+                raise
+            raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
     def _loaded(self, apart: Apart) -> Isolation:
         deadline = time.monotonic() + LOAD_SECONDS
@@ -80,10 +76,7 @@ class Cell:
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
-        A process that fails, is late or sends anything but one answer is ended.
-
-        Raises:
-            RefusedError: it failed, took too long, or replied no message.
+        A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
         if self._apart is None or not self._apart.is_quiet:
             try:
@@ -99,11 +92,10 @@ class Cell:
             failed, state, *reply = apart.receive(2 * sum(map(len, asked)) + MORE, deadline)
             answer = None if failed else message_from_parts(reply)
             kept = context_of(state).state
-        except RefusedError:
-            self.close()
-            raise
         except Exception as error:  # any error that malformed bytes raise
             self.close()
+            if isinstance(error, RefusedError):
+                raise
             raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
         context.state = kept
         if answer is None:

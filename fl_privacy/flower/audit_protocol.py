@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fl_privacy.effects import Description, from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.records import CLIENT, PARTITION
+from fl_privacy.flower.records import CLIENT, MOST_PROBED, PARTITION
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.types.plan import Normalization
 
@@ -29,7 +29,6 @@ OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)
 """Records that this package adds to replies."""
 
 _FINGERPRINTS, _MEAN, _STD, _PARTS = "fingerprints", "mean", "std", "parts"
-_MOST = 1 << 16
 _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 """Limits on a client's statements: letters of a text, channels of an image, and size of mean and std."""
 
@@ -59,7 +58,7 @@ def asked_probe(content: RecordDict) -> tuple[int, int] | None:
     if record is None:
         return None
     probe, size = record.get(_ASKED_NUMBER), record.get(_ASKED_SIZE)
-    if not isinstance(probe, int) or not isinstance(size, int) or probe < 0 or not 1 <= size <= _MOST:
+    if not isinstance(probe, int) or not isinstance(size, int) or probe < 0 or not 1 <= size <= MOST_PROBED:
         raise UserError(f"A probe is expected to have a number and a size, but got {probe!r} and {size!r}.")
     return probe, size
 

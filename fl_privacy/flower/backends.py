@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fl_privacy.checks.packages import expect_package
 from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Audit, ClientSource, Round, RoundReport, Server
 from fl_privacy.federation.interception import Interceptor
@@ -35,11 +36,10 @@ def rounds_on_grid(
 ) -> Generator[Round, None, None]:
     """Train ``server.state`` with the clients behind ``grid``.
 
+    ``UserError`` if the nodes do not fit the server's clients, or all clients of a round failed.
+
     Args:
         timeout: seconds to wait for the replies of a round; later clients are excluded from it.
-
-    Raises:
-        UserError: the nodes do not fit the server's clients, or all clients of a round failed.
     """
     seen, ended = deque[Observation](), list[RoundReport]()
     settings = asdict(rules or NodeRules())
@@ -90,16 +90,15 @@ def rounds_on_ray(
     """Run ``rounds_on_grid`` with the clients in Ray's processes; return each client's state.
 
     Ray starts on this machine's loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
+    ``UserError`` if no process fits into the machine, or ``rounds_on_grid`` raises.
 
     Args:
         source: maker of the clients, called in each process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
         timeout: seconds for one message, after which a process is ended and its client excluded.
-
-    Raises:
-        UserError: no process fits into the machine, or ``rounds_on_grid`` raises.
     """
+    expect_package("ray", "backend=ray")
     from fl_privacy.flower.ray_nodes import ray_grid  # noqa: PLC0415
 
     with ray_grid(server.clients, source, num_cpus=num_cpus, num_gpus=num_gpus, actors=actors, timeout=timeout) as grid:

@@ -18,16 +18,13 @@ from fl_privacy.flower._node_memory import ContextMemory
 from fl_privacy.flower.audit_protocol import merged_config
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.mods.defend import DefendedClient
-from fl_privacy.flower.reply_cache import Answers, digest_of
+from fl_privacy.flower.reply_cache import Answers, digest_of_records
 
 Fit = Callable[[Arrays, Config], Reply]
 
 MakeClient = Callable[[Context], NumPyClient]
 
 Work = Callable[[], RecordDict]
-
-Kinds = Callable[[Message, Context], Sequence[str]]
-"""Names of the things a message asks for, each of which is answered once a round."""
 
 
 def numpy_client_app(
@@ -56,11 +53,11 @@ def numpy_client_app(
             raise UserError("A probe is expected by audited clients only, but this one is not; see numpy_client_app.")
         return _privacy_client(client, "A probed client").probe
 
-    def once(kinds: Kinds, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
+    def once(kind: str, work: Callable[[NumPyClient, Message, Context], Work]) -> ClientAppCallable:
         def called(message: Message, context: Context) -> RecordDict:
             made = make_client(context)
             client = cast(NumPyClient, getattr(made, "numpy_client", made))
-            return _once(client, message, context, kinds, work(client, message, context))
+            return _once(client, message, context, kind, work(client, message, context))
 
         def answered(message: Message, context: Context) -> Message:
             content = attempt(partial(called, message, context))
@@ -71,14 +68,14 @@ def numpy_client_app(
 
         return answered
 
-    app.train()(once(_only("train"), lambda client, m, _: partial(_train, _fitter(client, m.content), m.content)))
-    app.train("probe")(once(_probed_images, lambda client, m, c: partial(_train, prober(client, c), m.content)))
-    app.evaluate()(once(_only("evaluate"), lambda client, m, _: partial(_evaluate, client.evaluate, m.content)))
+    app.train()(once("train", lambda client, m, _: partial(_train, _fitter(client, m.content), m.content)))
+    app.train("probe")(once("probe", lambda client, m, c: partial(_train, prober(client, c), m.content)))
+    app.evaluate()(once("evaluate", lambda client, m, _: partial(_evaluate, client.evaluate, m.content)))
 
     def personalize(client: NumPyClient, message: Message, _: Context) -> Work:
         return partial(_evaluate, _privacy_client(client, "A client that personalizes").personalize, message.content)
 
-    app.evaluate("personalize")(once(_only("personalize"), personalize))
+    app.evaluate("personalize")(once("personalize", personalize))
     _answer_queries(app, make_client, simulated)
     return app
 
@@ -108,26 +105,21 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
     )
 
 
-def _once(client: NumPyClient, message: Message, context: Context, kinds: Kinds, work: Work) -> RecordDict:
+def _once(client: NumPyClient, message: Message, context: Context, kind: str, work: Work) -> RecordDict:
     if isinstance(client, DefendedClient) and client.answers_once:
         client.memory = context  # it handles repeated messages by itself
-    round = merged_config(context, message.content).get(records.ROUND)
+    config = merged_config(context, message.content)
+    round, kinds = config.get(records.ROUND), [kind]
     if not isinstance(client, PrivacyClient) or not client.answers_once:
         return work()
     if not isinstance(round, int) or isinstance(round, bool):
         return work()  # the client itself refuses a message without a round
     if isinstance(client.memory, ContextMemory):
         client.memory = ContextMemory(client.memory.records)  # counted here, in the same records
-    return Answers(context, client.last_round).once(kinds(message, context), round, digest_of(message), work)
-
-
-def _only(kind: str) -> Kinds:
-    return lambda message, context: [kind]
-
-
-def _probed_images(message: Message, context: Context) -> list[str]:
-    config = merged_config(context, message.content)
-    return records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
+    if kind == "probe":  # each of its images is answered once a round
+        kinds = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
+    question = digest_of_records(message.metadata.message_type, message.content)
+    return Answers(context, client.last_round).once(kinds, round, question, work)
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:

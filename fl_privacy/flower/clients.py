@@ -38,7 +38,6 @@ MOST_COUNTED = "most-examples"
 """Config key: largest number of examples of a client under SecAgg+, whose sum overflows with larger weights."""
 
 MOST_ATTEMPTS = 100
-"""Largest number of attempts of a round under SecAgg+."""
 
 COUNTS = "counts"
 """Metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them."""
@@ -89,8 +88,7 @@ class PrivacyClient(NumPyClient):
     def fit(self, parameters: Arrays, config: Config) -> Reply:
         """Train in the round ``config["server-round"]`` and return the arrays that the plan shares.
 
-        Raises:
-            UserError: the model does not fit or is not finite, the round was answered, or the training failed.
+        ``UserError`` if the model does not fit or is not finite, the round was answered, or the training failed.
         """
         round, sent = self._round(config), self._sent(parameters, config)
         update = partial(self.wrapped.update, sent, round=round)
@@ -125,11 +123,8 @@ class PrivacyClient(NumPyClient):
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
         """Return loss and accuracy of the model sent, with the private part, on the client's own examples.
 
-        Outside of a simulation it answers once a round, in three digits.
-
-        Raises:
-            UserError: the defense promises differential privacy, which exact figures would break; or ``fit`` would
-                raise.
+        Outside of a simulation it answers once a round, in three digits. ``UserError`` if the defense promises
+        differential privacy, which exact figures would break, or ``fit`` would raise.
         """
         if promises_privacy(self.wrapped.defense):
             raise UnfitMessageError(

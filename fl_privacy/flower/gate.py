@@ -19,6 +19,7 @@ from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
+from fl_privacy.flower.records import CLIENT_RAISED
 from fl_privacy.flower.upload_defense import GuardedUpload
 from fl_privacy.rng import Secret, SecretGenerator
 from fl_privacy.site.gate.entries import ASKED, ExhaustedError
@@ -29,9 +30,6 @@ from fl_privacy.site.gate.rules import REASONS, RefusedError
 from fl_privacy.types import ModelState, Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-REFUSED = 2
-"""Flower's code of an error that a ClientApp raised."""
 
 MOST_RUNS = 4
 """Largest number of runs whose state and last model a gate keeps."""
@@ -55,14 +53,11 @@ class Gate:
     ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
-    dropped parts of replies.
+    dropped parts of replies. ``UserError`` if the policy can't be read, or its ledger can't be trusted.
 
     Args:
         policy: policy, its file, or the name of one of the package's.
         name: name of the app, for the ledger.
-
-    Raises:
-        UserError: the policy can't be read, or its ledger can't be trusted.
     """
 
     def __init__(self, policy: SitePolicy | str | Path, *, name: str = "") -> None:
@@ -101,8 +96,7 @@ class Gate:
             if not isinstance(said, Error):  # noise, which leaves no earlier than an answer would
                 time.sleep(max(0.0, self._took.get(kind, 0.0) - (time.monotonic() - started)))
         if self.policy.every_seconds:
-            passed = time.monotonic() - started
-            every = self.policy.every_seconds
+            passed, every = time.monotonic() - started, self.policy.every_seconds
             time.sleep(math.ceil(passed / every) * every - passed)
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
@@ -215,7 +209,7 @@ class Gate:
         del self.refused[:-MOST_REFUSED]
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
         why = "" if self.policy.bare else f": {REASONS[reason]}"
-        return Error(REFUSED, f"The site's policy lets no reply leave{why}.")
+        return Error(CLIENT_RAISED, f"The site's policy lets no reply leave{why}.")
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
@@ -248,15 +242,12 @@ def flower_records(records: Records) -> RecordDict:
     return RecordDict(made)
 
 
-def defend_records(name: str, options: Mapping[str, Any]) -> Callable[[Records, Records], Records]:
+def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     """Return the function by which a defense with upload hooks changes (received, released) records.
 
     It acts on the change of all floating-point arrays, statistics too, and draws from the operating system's
-    randomness.
-
-    Raises:
-        UserError: there is no such defense or option, it acts within the training, or it promises differential privacy,
-            for which a policy has ``protect.noise``.
+    randomness. ``UserError`` if there is no such defense or option, it acts within the training, or it promises
+    differential privacy, for which a policy has ``protect.noise``.
     """
     from fl_privacy.runs.build import build_defense  # noqa: PLC0415  (brings Hydra)
     from fl_privacy.runs.config import compose_file  # noqa: PLC0415

@@ -22,9 +22,7 @@ ANSWER_SECONDS = 600.0
 TRIES = 3
 """Largest number of queries to a node that fails; a silent one gets one."""
 
-
 MOST_NODES = 100_000
-"""Largest number of nodes that a node may claim."""
 
 _ASKED, _FIRST_SECONDS = 8, 60.0
 """Number of nodes asked for the number of partitions, and seconds to wait for the first."""

@@ -35,7 +35,6 @@ class OpacusWatch:
         sample_rate: sample rate of its batches, the largest if several.
         poisson: ``True`` for Poisson samples; ``None`` if the batches came from no loader.
         claims: (epsilon, delta) returned by its accountant, or given as its target.
-        engines: number of accountants, each from zero.
         multipliers: noise multiplier of each step of the private optimizer.
         divisors: number by which each of these steps divides the noised sum.
         beside: number of other optimizers' steps on the private model's parameters.
@@ -48,7 +47,6 @@ class OpacusWatch:
     sample_rate: float = 1.0
     poisson: bool | None = True
     claims: list[tuple[float, float]] = field(default_factory=list)
-    engines: int = 0
     multipliers: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)
     beside: int = 0
@@ -176,12 +174,9 @@ class OpacusWatch:
 
 def _poisson_rate(sampler: Any) -> float | None:
     """Return the rate of a sampler; ``None`` if it cuts batches."""
-    from opacus.utils.uniform_sampler import (  # noqa: PLC0415
-        DistributedUniformWithReplacementSampler,
-        UniformWithReplacementSampler,
-    )
+    from opacus.utils import uniform_sampler as of  # noqa: PLC0415
 
-    if isinstance(sampler, UniformWithReplacementSampler | DistributedUniformWithReplacementSampler):
+    if isinstance(sampler, of.UniformWithReplacementSampler | of.DistributedUniformWithReplacementSampler):
         return float(sampler.sample_rate)
     inner = getattr(sampler, "sampler", None)
     return None if inner is None else _poisson_rate(inner)
@@ -236,7 +231,6 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         watch.module, watch.optimizer = made[0] if wrapped else given["module"], made[1]
         watch.sample_rate = 1 / max(1, len(given["data_loader"]))
         watch.poisson = given.get("poisson_sampling", True)
-        watch.engines += 1
         watch.begin(given["module"], made[1])
         _watch_steps(watch, made[1])
         given["module"].register_forward_pre_hook(watch.enters)

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+import ray
 import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_privacy.checks import number, whole
-from fl_privacy.checks.packages import expect_package
 from fl_privacy.errors import UserError
 from fl_privacy.federation import ClientSource, Failure
 from fl_privacy.federation.parallel import joins_cluster, one_line, ray_cluster
@@ -25,7 +25,6 @@ from fl_privacy.progress import counted
 
 _STARTING = 600.0
 """Additional seconds for a process to start and make its clients, before its first message."""
-
 
 LOSSES = 2
 """Number of times a message is given to another actor because its machine is gone."""
@@ -39,8 +38,6 @@ class ClientProcess:
 
     @cached_property
     def _app(self) -> ClientApp:
-        import ray  # noqa: PLC0415
-
         return simulated_client_app(ray.get(self._source[0])())
 
     def prepare(self) -> None:
@@ -114,8 +111,6 @@ class RayGrid(LocalGrid):
         return chosen
 
     def _wait(self, working: Mapping[Any, "_Errand"]) -> tuple["_Errand | None", bool]:
-        import ray  # noqa: PLC0415
-
         oldest = min(working.values(), key=lambda errand: errand.deadline)
         busy = {errand.actor: errand for errand in working.values()}
         ready, _ = ray.wait([*self._preparing, *working], timeout=max(0.0, oldest.deadline - time.monotonic()))
@@ -129,8 +124,6 @@ class RayGrid(LocalGrid):
         return None, False
 
     def _reply(self, errand: "_Errand", *, done: bool) -> Message | None:
-        import ray  # noqa: PLC0415
-
         message = errand.message
         if not done:
             ray.kill(errand.actor)
@@ -148,8 +141,6 @@ class RayGrid(LocalGrid):
 
     def _lost(self, errand: "_Errand", error: Exception) -> bool:
         """Return ``True`` if an actor's machine is lost too, so that its message goes to another."""
-        import ray  # noqa: PLC0415
-
         silent = isinstance(error, ray.exceptions.ActorUnavailableError | ray.exceptions.ObjectLostError)
         if silent:
             ray.kill(errand.actor)
@@ -190,8 +181,6 @@ def ray_grid(
     check_request(num_cpus, num_gpus, actors)
     number("backend.timeout", timeout, above=0, infinite=True, example="it is in seconds, try 3600")
     with ray_cluster():
-        import ray  # noqa: PLC0415
-
         capacity = partial(_capacity, num_cpus, num_gpus)
         fitting = min(capacity(), len(clients), actors or len(clients))
         process = ray.remote(ClientProcess).options(num_cpus=num_cpus, num_gpus=num_gpus)
@@ -207,18 +196,13 @@ def check_request(num_cpus: float = 1, num_gpus: float = 0, actors: int | None =
     cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
     if not joins_cluster() and min(cpus / num_cpus, gpus / num_gpus if num_gpus else 1) < 1:
         raise _does_not_fit(num_cpus, num_gpus, cpus, gpus)
-    expect_package("ray", "backend=ray")
 
 
 def _machines() -> frozenset[str]:
-    import ray  # noqa: PLC0415
-
     return frozenset(node["NodeID"] for node in ray.nodes() if node["Alive"])
 
 
 def _capacity(num_cpus: float, num_gpus: float) -> int:
-    import ray  # noqa: PLC0415
-
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     free = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
     fits = sum(math.floor(min(cpus / num_cpus, gpus / num_gpus if num_gpus else math.inf)) for cpus, gpus in free)

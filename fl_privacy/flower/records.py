@@ -65,32 +65,27 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 FLOATING = ("float16", "float32", "float64")
 """Dtypes in which floating-point values may be sent."""
 
-Places = dict[str, tuple[str, str]]
-"""Record and key of an array by the model's name for it."""
 
-
-def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> Places:
-    """Find the values of the model in a message.
+def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
+    """Find the arrays of the model in a message, by the model's names.
 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
     Anything that one reader would skip and another train on (a second record, an unknown name, a floating-point value
-    as whole or complex numbers) is refused.
+    as whole or complex numbers) is refused. ``UserError`` if the message does not fit.
 
     Args:
         like: values of the model by name, in the order of its ``state_dict()``.
         whole: ``True`` if all parameters must come in the model's order, the same by position as by name. Only batch
             norm may be missing, if clients keep it: all of it, its statistics, or its counters.
-
-    Raises:
-        UserError: the message does not fit.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]
     names = list(like) if keys == [str(i) for i in range(len(like))] else keys
     places = dict(zip(names, placed, strict=True))
-    for name, (place, key) in places.items():
-        _expect_fits(name, content.array_records[place][key], like)
+    arrays = {name: placed[place] for name, place in places.items()}
+    for name, array in arrays.items():
+        _expect_fits(name, array, like)
     if whole:
         _expect_whole(list(places), like)
         for record in content.array_records:
@@ -101,7 +96,7 @@ def places_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
                     f"The model is expected in the order of its state_dict(), but {moved[0]} is in another position:"
                     " reading it by position would mix up values."
                 )
-    return places
+    return arrays
 
 
 def placed_arrays(content: RecordDict) -> dict[tuple[str, str], Array]:
@@ -151,13 +146,10 @@ def _expect_whole(names: Sequence[str], like: Tensors) -> None:
 
 
 def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
-    """Refuse arrays ``names`` of a message unless they are ``listed``, the known names of parameters or of all arrays.
+    """Raise ``UserError`` unless ``names`` of a message are ``listed``, the known names of parameters or of all arrays.
 
     They come in that order; a batch norm statistic may stand only directly behind its layer's parameters, since a
     client that goes by position must not train a parameter under a statistic's name.
-
-    Raises:
-        UserError: the names do not fit.
     """
     if list(names) == list(listed):
         return
@@ -256,13 +248,11 @@ def all_arrays(content: RecordDict) -> dict[str, Array]:
 
 
 def model_values(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, torch.Tensor]:
-    """Return the values of the model in a message, by name, at ``places_of_model``.
+    """Return the values of the model in a message, by name; ``UserError`` as ``arrays_of_model`` raises.
 
-    Raises:
-        UserError: ``places_of_model`` raises, or the names of a tied weight in the ``whole`` model differ in values.
+    It also raises if the names of a tied weight in the ``whole`` model differ in values.
     """
-    found = places_of_model(content, like, whole=whole)
-    arrays = {name: content.array_records[place][key] for name, (place, key) in found.items()}
+    arrays = arrays_of_model(content, like, whole=whole)
     values = to_tensors(arrays, like)
     for name, array in arrays.items():
         value = values[name]
@@ -291,10 +281,7 @@ def named(arrays: Mapping[str, Array], names: Sequence[str]) -> dict[str, Array]
 def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) -> ModelState:
     """Return the values in a message of any layout, split into ``model``'s parameters and buffers.
 
-    A tied weight has its first name.
-
-    Raises:
-        UserError: the message does not hold this model, see ``places_of_model``.
+    A tied weight has its first name. ``UserError`` if the message does not hold this model, see ``arrays_of_model``.
     """
     like = model_tensors(model)
     first, buffers = first_names(model), dict(model.named_buffers(remove_duplicate=False))
@@ -307,13 +294,10 @@ def read_state(content: RecordDict, model: nn.Module, *, whole: bool = False) ->
 
 
 def read_upload(content: RecordDict, model: nn.Module, weighted_by: str = NUM_EXAMPLES) -> Upload:
-    """Return the upload in a reply of any layout.
+    """Return the upload in a reply of any layout; ``UserError`` if it does not state its number of examples.
 
     Args:
         weighted_by: metric with the number of examples if the reply has no ``num-examples``.
-
-    Raises:
-        UserError: the reply does not state its number of examples.
     """
     values = read_state(content, model)
     for key in dict.fromkeys((NUM_EXAMPLES, weighted_by)):
@@ -343,9 +327,7 @@ def finite_number(metrics: MetricRecord, key: str) -> float:
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     """Return the result in a ``PrivacyClient``'s reply to ``sent``.
 
-    Raises:
-        KeyError: a record is missing.
-        UserError: there are other arrays, or a metric makes no sense.
+    ``KeyError`` if a record is missing; ``UserError`` if there are other arrays, or a metric makes no sense.
     """
     arrays = content.array_records
     if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
@@ -386,11 +368,8 @@ def shortest(array: np.ndarray) -> Array:
 def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
     """Decode an array of the type ``STYPE``, in the shape it claims.
 
-    Args:
-        like: expected tensors by name; they bound the result, since few bytes may claim many zeros.
-
-    Raises:
-        UserError: the name is not expected, the tensor larger than expected, or the bytes do not fit.
+    Few bytes may claim many zeros: ``UserError`` for a name that is not in ``like``, a tensor larger than there, or
+    bytes that do not fit.
     """
     if name not in like:
         raise UserError(f"An encoded array is expected to be a parameter of the model, but is {name!r}.")
@@ -403,7 +382,6 @@ def expand(name: str, array: Array, like: Tensors) -> torch.Tensor:
 
 
 MEMORY = "fl-privacy"
-"""Name of the record in ``context.state``."""
 
 
 def load_state(memory: RecordDict, device: torch.device | str = "cpu") -> ClientState:
@@ -419,18 +397,10 @@ def save_state(memory: RecordDict, state: ClientState) -> None:
 
 
 MOST_PROBED = 1 << 16
-"""Largest number of images in a probe."""
 
 
 def images_of_probe(probe: object, size: object) -> list[str]:
-    """Name the images of a probe, each of which is counted once a round, whatever the batch.
-
-    Args:
-        probe: number of the batch, from 0.
-
-    Raises:
-        UserError: there is no such probe.
-    """
+    """Name the images of a probe, numbered from 0; each is counted once a round. ``UserError`` without such a probe."""
     whole = isinstance(probe, int) and isinstance(size, int) and not isinstance(probe, bool)
     if not whole or probe < 0 or not 1 <= size <= MOST_PROBED:  # type: ignore[operator]
         raise UserError(

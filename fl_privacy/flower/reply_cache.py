@@ -66,10 +66,8 @@ class Answers:
     def again(self, kind: str, round: int, question: str) -> RecordDict | None:
         """Return the kept answer to the message with the digest ``question``; ``None`` for a new message.
 
-        Raises:
-            UserError: another message of this round or of a later one was answered, the answer is no longer kept, or
-                the run has no such round.
-            UnansweredError: this message was refused before.
+        ``UnansweredError`` if it was refused before; ``UserError`` if another message of this round or of a later one
+        was answered, the answer is no longer kept, or the run has no such round.
         """
         counted = self._in_file().get(kind) == round
         if counted and not self.forgets and (path := self._path_of_answer(kind)).exists():
@@ -96,7 +94,7 @@ class Answers:
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
-            question: digest of the message, see ``digest_of``.
+            question: digest of the message, see ``digest_of_records``.
             work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
             instead: maker of an answer of an earlier form, for a client that promises differential privacy, which
                 errors would break. It takes as long as that answer did. Without an earlier form, the client gets no
@@ -113,8 +111,8 @@ class Answers:
             return kept
         for other in others:
             self.expect_new(other, round)
-        counted, state = self._in_file(), self.context.state
-        before = {kind: max(counted.get(kind, -1), memory.last_answered(state, kind)) for kind in kinds}
+        counted, served = self._in_file(), memory.answered(self.context.state)
+        before = {kind: max(counted.get(kind, -1), served.get(kind, -1)) for kind in kinds}
         self.note(round, *kinds)
         form = None if instead is None else self._form(first)
         started = time.monotonic()
@@ -136,35 +134,33 @@ class Answers:
                     self._keep_form(first, RecordDict())
                 self.keep(first, question, None)
                 raise
-            answer = made
+            answer, took = made, float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]
             self._keep_form(first, form)
-            time.sleep(max(0.0, seconds_of(form) - (time.monotonic() - started)))
+            time.sleep(max(0.0, took - (time.monotonic() - started)))
         self.keep(first, question, answer)
         return answer
 
     def expect_new(self, kind: str, round: int) -> None:
         """Raise ``UserError`` if this round or a later one was answered, or the run has no such round."""
-        counted, most = self._in_file(), self.rounds
+        counted, served, most = self._in_file(), memory.answered(self.context.state), self.rounds
         if most is None:
             told = self.context.run_config.get(ROUNDS_OF_RUN)
             most = told if isinstance(told, int) and not isinstance(told, bool) else None
         if most is None:
-            memory.expect_near(max(memory.last_of_all(self.context.state), *counted.values(), -1), round)
+            memory.expect_near([*served.values(), *counted.values()], round)
         elif not 0 <= round <= most:
             raise UserError(
                 f"A round of 0 to {most} is expected of this run, but got {round}; the question is refused."
             )
-        memory.expect_unanswered(self.context.state, kind, round)
-        if round <= (last := counted.get(kind, -1)):
-            raise UserError(memory.answered_before(last, round))
+        memory.expect_later(served, kind, round)
+        memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
         """Count these ``kinds``; ``UserError`` if another process was faster, or the file can't be written."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
-                if (last := max(counted.get(kind, -1) for kind in kinds)) >= round:
-                    raise UserError(memory.answered_before(last, round))
+                memory.expect_later(counted, max(kinds, key=lambda kind: counted.get(kind, -1)), round)
                 if len(noted := {**counted, **dict.fromkeys(kinds, round)}) > MOST_KINDS:
                     raise UserError(f"At most {MOST_KINDS} kinds of messages are expected; this is one more.")
                 content = json.dumps(noted).encode()
@@ -180,7 +176,7 @@ class Answers:
                 kept = {kind: before.get(kind, last) if last == round else last for kind, last in counted.items()}
                 memory.write_own(self._path(COUNTED), json.dumps(kept).encode(), memory.state_key(self.context))
         for kind, last in before.items():
-            if memory.last_answered(self.context.state, kind) == round:
+            if memory.answered(self.context.state).get(kind) == round:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
@@ -246,10 +242,7 @@ class Answers:
         return self._path(f".{hashlib.sha256(kind.encode()).hexdigest()[:16]}{KEPT}")
 
     def _path_of_form(self, kind: str) -> Path:
-        return (
-            memory.state_folder(self.context)
-            / f"{self._client()}.{hashlib.sha256(kind.encode()).hexdigest()[:16]}{FORM}"
-        )
+        return memory.state_folder(self.context) / self._path_of_answer(kind).with_suffix(FORM).name
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -276,13 +269,8 @@ def _written_down() -> Iterator[None]:
         ) from None
 
 
-def digest_of(message: Message) -> str:
-    """Hash the whole of ``message``, arrays and settings in order, to distinguish messages."""
-    return digest_of_records(message.metadata.message_type, message.content)
-
-
 def digest_of_records(kind: str, content: RecordDict) -> str:
-    """Hash the whole content of a message of this kind."""
+    """Hash the whole content of a message of this kind, arrays and settings in order."""
     found = hashlib.sha256(kind.encode())
     for name, record in content.items():
         found.update(f"\n{name!r} {type(record).__name__}".encode())
@@ -340,6 +328,7 @@ def answered_once(
     """
     kind, round = asked_of(context, message)
     probe = asked_probe(message.content)
+    question = digest_of_records(message.metadata.message_type, message.content)
 
     def work() -> RecordDict:
         content = content_of(call_next(message, context))
@@ -348,7 +337,7 @@ def answered_once(
         return content
 
     other = None if probe is not None else instead
-    answer = Answers(context, rounds).once([kind], round, digest_of(message), work, instead=other)
+    answer = Answers(context, rounds).once([kind], round, question, work, instead=other)
     return Message(answer, reply_to=message)
 
 
@@ -430,8 +419,3 @@ def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | No
         filled = {k: Array.from_numpy_ndarray(np.asarray(next(left), dtype=a.dtype)) for k, a in record.items()}
         answer[name] = ArrayRecord(filled)
     return answer
-
-
-def seconds_of(form: RecordDict) -> float:
-    """Return the seconds of work behind the answer."""
-    return float(form.config_records[_TOOK]["seconds"])  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from fl_privacy.federation.rounds import one_by_one, unobserved
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower import records
 from fl_privacy.flower.backends import quiet_flower
-from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient
+from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient, PrivacyClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
 from fl_privacy.flower.inside import legacy
 from fl_privacy.flower.masked_replies import MaskedReplies
@@ -60,7 +61,9 @@ def local_dp_mod(
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         zeros = {name: torch.zeros_like(t) for name, t in tensors.items()}
         states = [OrderedDict((n, t.detach().cpu()) for n, t in values.items()) for values in (zeros, tensors)]
-        sent, reply = (_Letter(RecordDict({_ARRAYS: ArrayRecord(state)})) for state in states)
+        contents = [RecordDict({_ARRAYS: ArrayRecord(values)}) for values in states]
+        # a Message can't be made outside of a Flower app
+        sent, reply = (SimpleNamespace(content=content, has_error=lambda: False) for content in contents)
         if isinstance(rng, SecretGenerator):
             seed: int | np.ndarray = np.frombuffer(rng.next_bytes(4 * 624), dtype="<u4")
         else:
@@ -74,16 +77,6 @@ def local_dp_mod(
     (part,) = ours.parts
     flowers = replace(part, settings={**part.settings, "implementation": "flower"})
     return replace(ours, parts=(flowers,), upload=(on_upload,))
-
-
-@dataclass
-class _Letter:
-    """The used parts of a ``flwr.app.Message``, which can't be made outside of a Flower app."""
-
-    content: RecordDict
-
-    def has_error(self) -> bool:
-        return False
 
 
 def reproducible_mod(seed: int) -> Mod:
@@ -106,9 +99,6 @@ def _numpy_stream(seed: int | np.ndarray) -> Iterator[None]:
         yield
     finally:
         np.random.set_state(before)
-
-
-Fits = list[tuple[legacy.ClientProxy, legacy.FitRes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +145,8 @@ def secure_rounds(
     Masks hide each update; the sum can be unmasked as long as ``threshold`` of the clients answer. Numbers of examples,
     metrics and whole-number buffers travel in the clear. A client with a value beyond ``clip`` is left out. A server
     that asks for both kinds of shares unmasks every update, unless clients have a guard. Settings are those of
-    ``Masking``.
-
-    Raises:
-        UserError: a setting is out of range, clients keep private layers, or too few clients were left in a round.
+    ``Masking``. ``UserError`` if a setting is out of range, clients keep private layers, or too few clients were left
+    in a round.
     """
     masking = Masking(**settings)
     expect_all_shared(server)
@@ -175,7 +163,7 @@ def secure_rounds(
     return traffic
 
 
-def masking_client_app(make_client: Callable[[Context], MaskableClient], mods: Sequence[Mod] = ()) -> ClientApp:
+def masking_client_app(make_client: Callable[[Context], PrivacyClient], mods: Sequence[Mod] = ()) -> ClientApp:
     """Build a ClientApp that answers training messages by SecAgg+, with ``mods`` around the protocol."""
     return ClientApp(client_fn=lambda context: make_client(context).to_client(), mods=[*mods, legacy.secaggplus_mod])
 
@@ -195,20 +183,13 @@ def train_secure_round(
     threshold: float,
     attempt: int | None = None,
 ) -> RoundReport:
-    """Run one round of secure aggregation.
-
-    Args:
-        attempt: number of the protocol's run if a round may take several; ``None`` takes the round's.
-
-    Raises:
-        UserError: too few clients were left.
-    """
+    """Run ``attempt`` of a round of secure aggregation (``None``: the only one); ``UserError`` if too few were left."""
     traffic.failed.clear()
     traffic.expected = MaskedReplies.to(server.state, int(workflow.max_weight))
     started, before = time.perf_counter(), traffic.received
     step = 2 * workflow.clipping_range / workflow.quantization_range
     strategy = _Summing(server, traffic, round if attempt is None else attempt, step, int(workflow.max_weight))
-    context = legacy.LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)
+    context = legacy.LegacyContext(Context(1, 0, {}, RecordDict(), {}), strategy=strategy)  # type: ignore[arg-type]
     context.state.config_records[legacy.MAIN_CONFIGS_RECORD] = ConfigRecord({legacy.WorkflowKey.CURRENT_ROUND: round})
     context.state.array_records[legacy.MAIN_PARAMS_RECORD] = ArrayRecord()
     with quiet_flower():
@@ -223,7 +204,9 @@ def train_secure_round(
 
 
 @dataclass
-class _Summing(legacy.LegacyStrategy):
+class _Summing:
+    """The part of a Flower strategy that its workflow of SecAgg+ calls."""
+
     server: Server
     traffic: Traffic
     attempt: int
@@ -231,9 +214,7 @@ class _Summing(legacy.LegacyStrategy):
     most: int
     report: Callable[[float, int], RoundReport] | None = field(default=None, init=False)
 
-    def configure_fit(
-        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
-    ) -> list[tuple[legacy.ClientProxy, legacy.FitIns]]:
+    def configure_fit(self, server_round: int, *_: object) -> list[tuple[legacy.ClientProxy, legacy.FitIns]]:
         asked = list[tuple[legacy.ClientProxy, legacy.FitIns]]()
         for client in self.server.select(server_round):
             if client in self.traffic.breaking:  # left out, since Flower needs the shares of all clients asked
@@ -251,7 +232,7 @@ class _Summing(legacy.LegacyStrategy):
         return asked
 
     def aggregate_fit(
-        self, server_round: int, results: Fits, failures: list[Any]
+        self, server_round: int, results: list[tuple[legacy.ClientProxy, legacy.FitRes]], failures: list[Any]
     ) -> tuple[legacy.Parameters | None, dict[str, legacy.Scalar]]:
         client_of = {node: client for client, node in self.traffic.nodes.items()}
         replies = {client_of[proxy.node_id]: reply for proxy, reply in results}
@@ -289,22 +270,6 @@ class _Summing(legacy.LegacyStrategy):
         )
         return None, {}
 
-    def initialize_parameters(self, client_manager: legacy.ClientManager) -> legacy.Parameters | None:
-        return None
-
-    def configure_evaluate(
-        self, server_round: int, parameters: legacy.Parameters, client_manager: legacy.ClientManager
-    ) -> list[Any]:
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, results: list[Any], failures: list[Any]
-    ) -> tuple[float | None, dict[str, legacy.Scalar]]:
-        return None, {}
-
-    def evaluate(self, server_round: int, parameters: legacy.Parameters) -> None:
-        return None
-
 
 def rounding_of_mean(step: float, *, examples: int, clients: int, most: int) -> float:
     """Return the largest standard deviation that SecAgg+'s rounding gives each value of the mean.
@@ -321,7 +286,6 @@ EXAMPLES = "query.examples"
 """Type of the message that asks for the number of examples, which is sent in the clear under SecAgg+."""
 
 TRIES = 4
-"""Largest number of tries of a round."""
 
 
 def secure_rounds_on_grid(
@@ -330,61 +294,50 @@ def secure_rounds_on_grid(
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
-    protocol.
+    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
 
     Args:
         nodes: node of each partition.
         masking: clip, levels and threshold; nodes take theirs from the run's configuration.
         timeout: seconds to wait for the replies of each of the protocol's four stages.
-
-    Raises:
-        UserError: ``secure_rounds`` raises, or the nodes do not fit the server's clients.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)
-    retrying = _Retrying(prompt, Traffic(prompt, {}), server, nodes, masking, timeout)
-    yield from one_by_one(rounds, lambda number: unobserved(partial(retrying.round, number)))
-    return retrying.traffic
+    traffic, attempts = Traffic(prompt, {}), itertools.count(1)
+    workflow: legacy.SecAggPlusWorkflow | None = None
 
-
-@dataclass(eq=False)
-class _Retrying:
-    grid: PromptGrid
-    traffic: Traffic
-    server: Server
-    nodes: Nodes
-    masking: Masking
-    timeout: float
-    _workflow: legacy.SecAggPlusWorkflow | None = None
-    _attempts: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-
-    def round(self, round: int) -> RoundReport:
-        self.traffic.breaking.clear()
+    def train(round: int) -> RoundReport:
+        nonlocal workflow
+        traffic.breaking.clear()
         for left in reversed(range(TRIES)):
-            self.nodes.refresh(self.grid)
-            self.traffic.nodes = {client: self.nodes[client] for client in self.server.clients if client in self.nodes}
-            if self._workflow is None:
-                self._workflow = self.masking.workflow(self._most_examples(), self.timeout)
+            nodes.refresh(prompt)
+            traffic.nodes = {client: nodes[client] for client in server.clients if client in nodes}
+            if workflow is None:
+                workflow = masking.workflow(_most_examples(server, traffic, timeout), timeout)
             try:
-                work = partial(train_secure_round, self.server, self.traffic, self._workflow, round=round)
-                return work(threshold=self.masking.threshold, attempt=next(self._attempts))
+                work = partial(train_secure_round, server, traffic, workflow, round=round)
+                return work(threshold=masking.threshold, attempt=next(attempts))
             except UserError as error:
                 if not left:
                     raise
                 logger.warning("Round %d is tried again: %s", round, error)
         raise AssertionError("the last try returns or raises")
 
-    def _most_examples(self) -> int:
-        """Return the largest number of examples of a node, which scales all weights.
+    yield from one_by_one(rounds, lambda number: unobserved(partial(train, number)))
+    return traffic
 
-        It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
-        """
-        questions = [Message(RecordDict(), node, EXAMPLES) for node in self.traffic.nodes.values()]
-        replies = [r for _, r in pair(questions, self.traffic.send_and_receive(questions, timeout=self.timeout))]
-        answered = [reply for reply in replies if isinstance(reply, Message)]
-        told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
-        numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
-        if not numbers:
-            reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
-            raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
-        return int(min(numbers[-1], self.server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))
+
+def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
+    """Return the largest number of examples of a node, which scales all weights.
+
+    It is at most ``norm_factor`` times the lower median: a claim of 2^62 would erase the others' updates.
+    """
+    questions = [Message(RecordDict(), node, EXAMPLES) for node in traffic.nodes.values()]
+    replies = [reply for _, reply in pair(questions, traffic.send_and_receive(questions, timeout=timeout))]
+    answered = [reply for reply in replies if isinstance(reply, Message)]
+    told = [attempt(lambda: r.content.config_records[records.CLIENT][records.NUM_EXAMPLES]) for r in answered]  # noqa: B023
+    numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
+    if not numbers:
+        reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
+        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+    return int(min(numbers[-1], server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))

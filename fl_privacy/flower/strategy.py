@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from functools import partial
+from typing import TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -21,6 +22,8 @@ from fl_privacy.types import ModelState
 
 PROBE = "train.probe"
 PERSONALIZE = "evaluate.personalize"
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -76,12 +79,7 @@ class Federated(NodeRules, Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Move the server's model by the clients' replies; ``UserError`` if no reply is usable."""
         results: dict[int, LocalResult | Failure] = {c: Failure("its node is not connected") for c in self._absent}
-        for client, (_, reply) in zip(self._asked, pair(self._messages, replies), strict=True):
-            if isinstance(reply, Message):
-                results[client] = attempt(lambda: records.read_result(reply.content, self.server.state))  # noqa: B023
-            else:
-                results[client] = reply
-        self._messages = []
+        results |= self._ends(replies, lambda reply: records.read_result(reply.content, self.server.state))
         self._report = report = finish_round(self.server, results, round=server_round, started=self._started)
         if not self.server.personal:
             self.on_round(report)
@@ -110,10 +108,12 @@ class Federated(NodeRules, Strategy):
             evaluation = None if tested is None else Evaluation(tested, metrics["loss"], number)
             return Personalized(seconds=metrics.get(records.SECONDS, 0.0), evaluation=evaluation)
 
+        self.on_round(with_personalized(self._report, self._ends(replies, read)))
+
+    def _ends(self, replies: Iterable[Message], read: Callable[[Message], T]) -> dict[int, T | Failure]:
         paired = zip(self._asked, pair(self._messages, replies), strict=True)
-        ends = {c: end if isinstance(end, Failure) else attempt(partial(read, end)) for c, (_, end) in paired}
         self._messages = []
-        self.on_round(with_personalized(self._report, ends))
+        return {c: end if isinstance(end, Failure) else attempt(partial(read, end)) for c, (_, end) in paired}
 
     def summary(self) -> None:
         logger.info("%d clients, %s", len(self.server.clients), self.server.plan)

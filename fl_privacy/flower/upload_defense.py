@@ -113,11 +113,7 @@ class GuardedUpload:
         """Return the upload, by name, that replaces ``after`` from a client sent ``before``.
 
         With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
-        break the promise.
-
-        Raises:
-            UserError: a parameter is missing or not floating-point, sent or replied; or a value is not finite and
-                nothing is promised.
+        break the promise; else it raises ``UserError``, as a parameter does that is missing or not floating-point.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(
@@ -183,11 +179,7 @@ class GuardedUpload:
 def generator_of_round(
     seed: int | None, config: Mapping[str, object], client: int | str, *purpose: str
 ) -> torch.Generator:
-    """Return the generator of a defense's draws in a round; without a ``seed``, it is the operating system's.
-
-    Raises:
-        UserError: there is a seed, and ``config`` has no round.
-    """
+    """Return the generator of a round's draws, without ``seed`` the system's; ``UserError`` if a seed lacks a round."""
     if seed is None:
         return SecretGenerator(Secret.draw())
     if ROUND not in config:

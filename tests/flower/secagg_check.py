@@ -25,6 +25,7 @@ from flwr.common.secure_aggregation.ndarrays_arithmetic import (
 )
 from flwr.common.secure_aggregation.quantization import dequantize
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from flwr.server.strategy import Strategy as LegacyStrategy
 from flwr.supercore.primitives.asymmetric import bytes_to_private_key, bytes_to_public_key
 
 from fl_privacy.flower.backends import quiet_flower
@@ -36,7 +37,6 @@ from fl_privacy.flower.inside.legacy import (
     FitIns,
     GridClientProxy,
     LegacyContext,
-    LegacyStrategy,
     NumPyClient,
     SecAggKey,
     SecAggPlusWorkflow,

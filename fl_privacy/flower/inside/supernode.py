@@ -14,14 +14,10 @@ import httpx
 from flwr.app import Context, Error, Message
 from flwr.common.constant import SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
+from flwr.supercore import interceptors as asking_as
 from flwr.supercore.constant import TaskType
 from flwr.supercore.error import ApiErrorCode
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.interceptors import (
-    RuntimeTokenHttpInterceptor,
-    RuntimeVersionHttpInterceptor,
-    SuperExecAuthHttpInterceptor,
-)
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
@@ -51,7 +47,7 @@ class SuperNodeAddress:
             server_address=self.address,
             insecure=True,
             root_certificates=None,
-            interceptors=[RuntimeVersionHttpInterceptor(component_name=COMPONENT), *interceptors],
+            interceptors=[asking_as.RuntimeVersionHttpInterceptor(component_name=COMPONENT), *interceptors],
             retry_invoker=make_simple_http_retry_invoker() if patient else None,
         )
 
@@ -122,7 +118,8 @@ def run_supernode(arguments: Sequence[str]) -> Ended:
 
 def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
     """Answer messages by ``app``, one after the other, without executing any code of the run's bundle."""
-    authority = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=frozenset({ACQUIRE}))
+    protected = frozenset({ACQUIRE})
+    authority = asking_as.SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=protected)
     asking = node.client(authority, patient=False)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
     while True:
@@ -142,7 +139,7 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
 
 
 def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context], Message]) -> None:
-    client = node.client(RuntimeTokenHttpInterceptor(token))
+    client = node.client(asking_as.RuntimeTokenHttpInterceptor(token))
 
     def beat() -> bool:
         try:

@@ -44,7 +44,8 @@ def defense_mod(
     If the defense promises differential privacy, only ``metrics`` leave and none of the app's settings, since an exact
     loss or an error would reveal what the noise hides. An app that fails, or replies values that are not finite, counts
     as unchanged: noise leaves in the form of an earlier reply. After a failure before its first reply, it is not asked
-    again until its operator removes a file named in the log. Training time is not hidden.
+    again until its operator removes a file named in the log. Training time is not hidden. ``UserError`` if the defense
+    acts within the training, or adds noise without ``model`` or ``names``.
 
     Args:
         defense: defense with upload hooks only: noise, clipping, pruning, selective sharing, quantization. Defenses
@@ -59,9 +60,6 @@ def defense_mod(
         metrics: metrics that leave despite a promise of differential privacy, which does not cover them.
         seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
             demands.
-
-    Raises:
-        UserError: the defense acts within the training, or adds noise without ``model`` or ``names``.
     """
     guard = upload_defense.GuardedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else upload_defense.made_of(model)

@@ -18,7 +18,7 @@ from fl_privacy.data.app_data import as_image, find_normalization, fingerprint, 
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound
 from fl_privacy.flower import audit_protocol, records
-from fl_privacy.flower.reply_cache import Answers, digest_of, refusing
+from fl_privacy.flower.reply_cache import Answers, digest_of_records, refusing
 from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.flower.wrappers import keep_own_norms, own_norms
 from fl_privacy.rng import streams_put_back
@@ -45,25 +45,23 @@ def probe_mod(
     For a probe, ``train`` runs on a copy of the model with the values sent, over a loader of the chosen examples; the
     result is replied like any upload, through all mods in front: ``mods=[defense_mod(...), probe_mod(...)]``. The app
     stays unchanged, and the reply has fingerprints instead of images. The mod is the client's consent to uploads of its
-    first ``images`` examples, each once a round; remove it after the audit.
+    first ``images`` examples, each once a round; remove it after the audit. ``UserError`` if the model can't be made,
+    or ``train`` can't be called so.
 
     Args:
         train: the app's training function, as ``train(net, loader)`` or ``train(net, loader, config)``.
         dataset: data set or loader with its transform, or a function from the context to one; the first of a tuple.
         images: number of examples that may be probed, the first ones of ``dataset``.
         rounds: largest number of a round with probes; ``None`` takes the run's own.
-
-    Raises:
-        UserError: the model can't be made, or ``train`` can't be called so.
     """
     architecture = made_of(model)
     fit = train if _takes_config(train) else lambda net, loader, config: train(net, loader)
     budget = whole("images", images, at_least=1, at_most=1_000_000, example=8)
     chosen: dict[int, _Examples] = {}
 
-    def answer(message: Message, context: Context) -> RecordDict:
+    def answer(message: Message, context: Context, asked: tuple[int, int]) -> RecordDict:
         examples = chosen.setdefault(context.node_id, _Examples(dataset, context, normalization))
-        return _answer(message, context, examples, architecture, fit)
+        return _answer(message, context, asked, examples, model=architecture, fit=fit)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         asked = audit_protocol.asked_probe(message.content) if audit_protocol.is_training(message) else None
@@ -81,8 +79,9 @@ def probe_mod(
                     f"A probe is expected with the number of its round as {records.ROUND!r} in its config, but has"
                     " none."
                 )
-            work = partial(answer, message, context)
-            return Message(answers.once(each, number, digest_of(message), work), reply_to=message)
+            question = digest_of_records(message.metadata.message_type, message.content)
+            work = partial(answer, message, context, asked)
+            return Message(answers.once(each, number, question, work), reply_to=message)
         reply = call_next(message, context)
         if audit_protocol.is_training(message) and not reply.has_error():
             keep_own_norms(message.content, reply.content, architecture, context)
@@ -93,9 +92,9 @@ def probe_mod(
     return refusing(mod)
 
 
-def _answer(message: Message, context: Context, examples: "_Examples", model: nn.Module, train: Train) -> RecordDict:
-    asked = audit_protocol.asked_probe(message.content)
-    assert asked is not None
+def _answer(
+    message: Message, context: Context, asked: tuple[int, int], examples: "_Examples", *, model: nn.Module, fit: Train
+) -> RecordDict:
     with streams_put_back():
         data = examples.data()
     with streams_put_back(probe_seed(*asked)):
@@ -103,11 +102,11 @@ def _answer(message: Message, context: Context, examples: "_Examples", model: nn
             batch = examples.batch(*asked)
         trained = _copy_with(model, message.content)
         trained.load_state_dict(own_norms(context), strict=False)
-        loader = DataLoader(_Few(batch), batch_size=len(batch), collate_fn=examples.collate)
-        train(trained, loader, audit_protocol.merged_config(context, message.content))
+        loader: Any = DataLoader(batch, batch_size=len(batch), collate_fn=examples.collate)  # type: ignore[arg-type]
+        fit(trained, loader, audit_protocol.merged_config(context, message.content))
     values = trained.to("cpu").state_dict()
     (name, record), *_ = message.content.array_records.items()
-    names = list(values) if list(record) == [str(i) for i in range(len(values))] else list(record)
+    names = records.named(record, list(values))
     reply = RecordDict({name: records.to_record(dict(zip(record, (values[n] for n in names), strict=True)))})
     reply[records.METRICS] = MetricRecord({records.NUM_EXAMPLES: len(batch)})
     images = [as_image(example) for example in batch]
@@ -156,17 +155,6 @@ class _Examples:
         return self._data
 
 
-class _Few(Dataset[object]):
-    def __init__(self, examples: list[object]) -> None:
-        self._examples = examples
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> object:
-        return self._examples[index]
-
-
 def _copy_with(model: nn.Module, content: RecordDict) -> nn.Module:
     copied = copy.deepcopy(model)
     try:
@@ -191,10 +179,8 @@ def _takes_config(train: Train) -> bool:
     try:
         signature.bind(*(0, 0, 0)[: 2 + takes_config])
     except TypeError:
-        pass
-    else:
-        return takes_config
-    raise UserError(
-        f"train is expected to be called as train(net, loader) or train(net, loader, config), but takes {signature};"
-        " wrap it: train=lambda net, loader, config: train(net, loader, 1, config['lr'])."
-    )
+        raise UserError(
+            "train is expected to be called as train(net, loader) or train(net, loader, config), but takes"
+            f" {signature}; wrap it: train=lambda net, loader, config: train(net, loader, 1, config['lr'])."
+        ) from None
+    return takes_config

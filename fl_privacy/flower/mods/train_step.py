@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -48,6 +47,8 @@ def train_step(
     It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``; the
     network keeps its private layers as they were sent. Upload hooks need ``defense_mod``. A step returns the loss;
     outside of a simulation it is NaN if the defense promises differential privacy, since an app may report it.
+    ``UserError`` if the defense exchanges the client's data; on entering, the round was trained before, is missing, or
+    not in the run, or the network's values are not finite or absurdly large.
 
     Args:
         defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
@@ -57,10 +58,6 @@ def train_step(
             restart, since each training draws noise anew; ``answer_once_mod`` in front of the app repeats the same
             bytes instead of an error.
         seed: seed of the defense's draws in a simulation, which may train twice; by default the node's own secret.
-
-    Raises:
-        UserError: the defense exchanges the client's data; on entering, the round was trained before, is missing, or
-            not in the run, or the network's values are not finite or absurdly large.
     """
     if defense.examples:
         raise UserError(
@@ -81,13 +78,10 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader`` as a defense of the data changes them (ATS, InstaHide).
+    """Yield the batches of ``loader`` as a defense of the data alone changes them (ATS, InstaHide), else ``UserError``.
 
     Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
     mixed labels are probabilities (B, K).
-
-    Raises:
-        UserError: the defense acts on anything but the data.
     """
     others = [h for h in ("model", "private", "examples", "loss", "gradient", "upload") if getattr(defense, h)]
     if others or not defense.data:
@@ -144,8 +138,7 @@ class DefendedTraining:
         layers = [module for module in self.net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
         still = layers and not any(layer.training for layer in layers)
         plan = replace(self.plan, batch_norm="eval" if still else "train", loss_scale=1.0)
-        public = public_state(self.net, self.defense)
-        own = self._private
+        public, own = public_state(self.net, self.defense), self._private
         values = ModelState({**own.parameters, **public.parameters}, {**own.buffers, **public.buffers})
         held = frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad)
         step = LocalStep(model, values, batch, plan, self._state, self._rng, self.defense.loss, held)
@@ -168,9 +161,7 @@ class DefendedTraining:
         withheld = self.answers is not None and promises_privacy(self.defense)
         return torch.full_like(plain.loss, torch.nan) if withheld else plain.loss
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._model is not None:
             store_private(self._private, ModelState({}, {}), self._state)
             save_state(self.memory, self._state)
