@@ -187,9 +187,7 @@ def report(  # noqa: PLR0917
         return
     if brief:
         if len(runs) != 1 or share is not None or cap or with_originals:
-            raise UserError(
-                "--brief is expected with one RUN_DIR and --out alone; --share, --cap and more runs go apart."
-            )
+            raise UserError("--brief is expected with one RUN_DIR and --out alone; --share, --cap and more go apart.")
         page = write_brief(runs[0], out)
     elif share is not None:
         if out is not None:
@@ -197,9 +195,9 @@ def report(  # noqa: PLR0917
         page = share_report(runs, share, with_originals=with_originals, psnr_below=psnr_below, cap=cap)
     elif with_originals:
         raise UserError("--with-originals is expected with --share DEST, but got it alone; a run's own page has them.")
-    else:
-        page = write_report([run_folder_of(run) for run in runs], out, psnr_below=psnr_below, cap=cap)
     folders = [run_folder_of(run) for run in runs]
+    if not brief and share is None:
+        page = write_report(folders, out, psnr_below=psnr_below, cap=cap)
     of_audit = audit_folder_of(folders[0]) is not None
     end_with(f"brief of the audit in {folders[0]}" if of_audit else answers_of(folders), page, open_page=open_page)
 
