@@ -31,6 +31,13 @@ LATER: Mapping[str, Any] = {
     "defense.layers": None,
     "defense.samples": None,
     "attack.into_range": "clamp",
+    "federation.server_optimizer": "sgd",
+    "federation.server_momentum": 0.9,
+    "federation.server_beta2": 0.99,
+    "federation.server_tau": 1e-3,
+    "federation.server_noise": 0.0,
+    "threat_model.observer": "server",
+    "threat_model.colluding_sites": 1,
 }
 """Later settings at their old value, which does not change hashes."""
 
