@@ -99,7 +99,8 @@ class FittedUploads:
             made = attempt(attack)
             yield _not_attacked(name, f"the attack failed ({made.reason[:200]})") if isinstance(made, Failure) else made
             if name == "trees" and isinstance(made, Answer) and made.counts is not None:
-                yield self._of_site(made)
+                seen = attempt(partial(self._of_site, made))
+                yield _not_attacked("trees of a site", reason_of(seen)) if isinstance(seen, Failure) else seen
 
     def _of_site(self, found: Answer) -> Answer:
         """Return ``found`` for the other of two sites, if the global models give it the same trees."""

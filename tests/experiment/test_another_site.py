@@ -1,9 +1,11 @@
 """Another site in place of the server: in runs, attacks, on pages and in questions."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from fl_privacy.runs.config.parse import LATER
 from tests.experiment.runs import TINY, run
 
 SITE = ("threat_model=another_site",)
@@ -40,6 +42,18 @@ def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
     made = run("run", *UPDATES, *SITE, "federation.clients=3", "intercept.save=true", out=tmp_path)
     later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
     assert made.status == later.status == 0
+    assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
+
+
+def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:
+    made = run("run", *UPDATES, "intercept.save=true", out=tmp_path)
+    identity = made.json("run.json")
+    for section, key in (key.split(".") for key in LATER if key.startswith(("federation.", "threat_model."))):
+        del identity["config"][section][key]
+    (made.path / "run.json").write_text(json.dumps(identity))
+    (made.path / "config.yaml").write_text(json.dumps(identity["config"]))
+    later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
+    assert later.status == 0
     assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
 
 

@@ -17,29 +17,13 @@ from typing import Any
 
 from fl_privacy.files import PACKAGE
 from fl_privacy.runs.config.keys import keys_of
-from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.parse import LATER as LATER, select
 from fl_privacy.runs.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
 
 FORMAT = 1
 """Format of a run's folder; raised if older readers would misread it."""
-
-LATER: Mapping[str, Any] = {
-    "bpki.prior": None,
-    "defense.widths": None,
-    "defense.layers": None,
-    "defense.samples": None,
-    "attack.into_range": "clamp",
-    "federation.server_optimizer": "sgd",
-    "federation.server_momentum": 0.9,
-    "federation.server_beta2": 0.99,
-    "federation.server_tau": 1e-3,
-    "federation.server_noise": 0.0,
-    "threat_model.observer": "server",
-    "threat_model.colluding_sites": 1,
-}
-"""Later settings at their old value, which does not change hashes."""
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
