@@ -17,7 +17,7 @@ from typing import Any
 
 from fl_privacy.files import PACKAGE
 from fl_privacy.runs.config.keys import keys_of
-from fl_privacy.runs.config.parse import LATER as LATER, select
+from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
