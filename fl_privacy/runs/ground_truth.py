@@ -149,12 +149,11 @@ class SummedProbes:
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
         """Build the probes of a run that the attacker sees summed, if it does; ``UserError`` for a sum of one."""
         section, size = config.secure_aggregation, config.batch_size
-        masked = section["name"] == "secagg"
-        rounded = {"clip": float(section["clip"]), "levels": int(section["levels"])} if masked else {}
+        clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own:
-            others = config.federation.clients - len(own)
-            return cls(clients=others, examples=size, seed=config.seed, own=own, server=server, **rounded)
-        if not masked:
+            k, seed = config.federation.clients - len(own), config.seed
+            return cls(clients=k, examples=size, clip=clip, levels=levels, seed=seed, own=own, server=server)
+        if clip is None:
             return None
         if size < 2:
             raise UserError(
@@ -162,7 +161,7 @@ class SummedProbes:
                 f" secure_aggregation=secagg, which is expected to be of at least 2, but got {size};"
                 " set batch_size=8, or secure_aggregation=none."
             )
-        return cls(clients=size, seed=config.seed, **rounded)
+        return cls(clients=size, clip=clip, levels=levels, seed=config.seed)
 
     @property
     def total(self) -> int:

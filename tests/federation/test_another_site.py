@@ -64,7 +64,7 @@ def test_the_first_step_of_adam_and_yogi_is_undone(rule: str) -> None:
 
 
 def test_with_a_tiny_tau_adam_s_first_step_is_a_sign() -> None:
-    server, site = federation("delta", lr=0.1, optimizer=ServerOptimizer(name="adam", tau=1e-9))
+    server, site = federation("delta", lr=0.1, optimizer=ServerOptimizer(name="adam", tau=1e-12))
     sent = server.state
     other, own = (upload(seed, 4, sent, "delta") for seed in (1, 2))
     server.receive({0: other, 1: own}, 1)

@@ -225,7 +225,9 @@ def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in registered.items():
-        if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
+        if key not in section:
+            yield from {f"{name}.{key}"} - LATER.keys()
+        elif isinstance(value, dict) and not isinstance(section[key], dict):
             yield f"{name}.{key}"
         elif isinstance(value, dict):
             yield from _missing(value, section[key], f"{name}.{key}")
