@@ -1,6 +1,5 @@
 """Look up the originals behind an update, for scoring only."""
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ import torch
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Part, Summed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Replay, Server, ServerPlan, examples_behind
+from fl_privacy.federation import Client, Replay, ServerPlan, examples_behind
 from fl_privacy.federation.another_site import seen_by_sites
 from fl_privacy.federation.server import weighted_mean
 from fl_privacy.measure.matching import hard_labels
@@ -21,8 +20,6 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, 
 
 ClientStates = defaultdict[int, ClientState]
 """States of simulated clients by id; users of a state share the examples that a defense made."""
-
-logger = logging.getLogger(__name__)
 
 _AT_ONCE = 256
 """Images converted to floats at a time."""
@@ -192,27 +189,6 @@ class SummedProbes:
         tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
         return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
-
-    def poisoned(
-        self, client: Client, state: ClientState, sent: ModelState, aim: ModelState, *, round: int, probe: int
-    ) -> ModelState:
-        """Return the global model after a round in which the own sites' updates are scaled to make it ``aim``.
-
-        The others train on ``sent`` meanwhile, and the server excludes updates as usual.
-        """
-        uploads, plan = self._uploads(client, state, sent, round, probe), client.plan
-        sites = range(self.clients, len(uploads))
-        rate = sum(upload.num_examples for upload in uploads) / self.server.lr
-        rate /= sum(uploads[site].num_examples for site in sites) * (-1 if plan.shares == "gradient" else 1)
-        start = sent.parameters if plan.shares == "weights" else {}
-        tensors = {n: start.get(n, 0) + rate * (aim.parameters[n] - sent.parameters[n]) for n in uploads[-1].tensors}
-        for site in sites:
-            uploads[site] = replace(uploads[site], tensors=tensors)
-        clients = range(len(uploads))
-        server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)
-        for number, reason in server.receive(dict(enumerate(uploads)), round).items():
-            logger.warning("The server excludes client %d from the poisoned round: %s", number, reason)
-        return server.state
 
     def _uploads(self, client: Client, state: ClientState, sent: ModelState, round: int, probe: int) -> list[Upload]:
         rng = derive_generator(self.seed, "secagg", round, probe)

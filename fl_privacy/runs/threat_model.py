@@ -111,7 +111,7 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
 
 
 def _sites(setup: Setup) -> list[str]:
-    sites, plan, crafts = setup.config.sites, setup.server.plan, setup.server_attack
+    sites, plan = setup.config.sites, setup.server.plan
     others = setup.config.federation.clients - len(sites)
     who, own = (
         ("Another site is", "its own update") if len(sites) == 1 else (f"{len(sites)} sites are", "their updates")
@@ -120,15 +120,12 @@ def _sites(setup: Setup) -> list[str]:
     seen = "the update of the only other site" if others == 1 else f"the mean of the updates of {others} sites"
     seen = f"the mean of the updates of those of {others} sites that take part in a round" if alone else seen
     rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
-    lines = [
-        f"{who} {'active' if crafts else 'honest but curious'}: part of the federation, given each global model and all"
-        f" numbers of examples, and subtracting {own} from {rule}.",
+    return [
+        f"{who} honest but curious: part of the federation, given each global model and all numbers of examples, and"
+        f" subtracting {own} from {rule}.",
         f"This leaves {seen}, up to the rounding of the global model's values; secure aggregation does not hide it.",
-        "Not tested: the server, which may see single updates, and a site that trains on crafted data.",
+        "Not tested: the server, which may see single updates, and a site that poisons its own.",
     ]
-    if crafts:
-        lines.append(f"A round before, {own} made the mean a crafted model ({crafts.level}).")
-    return lines
 
 
 def _server(attack: ServerAttack | None) -> list[str]:

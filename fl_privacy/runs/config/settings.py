@@ -292,6 +292,11 @@ class RunSettings:
                 f"threat_model.colluding_sites is expected to be below federation.clients={clients}, so that a site is"
                 f" left to attack, but got {number}; raise federation.clients."
             )
+        if "_target_" in self.server:
+            raise UserError(
+                "threat_model.observer=another_site is expected with server=honest, but got"
+                f" server={self.choices['server']}; a site crafts no models."
+            )
         return tuple(range(clients - number, clients))
 
     def called(self, part: str) -> str:
