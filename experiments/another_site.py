@@ -1,30 +1,24 @@
-"""What another site of a federation reconstructs, next to the server: sites, server's optimizers, defenses, rounds.
+"""What another site of a federation reconstructs, next to the server: sites, server's optimizers, defenses.
 
     python experiments/another_site.py --out experiments/rows/another_site
 
-One core, about ten minutes; rows that are there are kept. Needs FL_PRIVACY_DATA with cifar10, adult, sst2 and
-heart_disease, and weights/cifar10_resnet20.safetensors.
+One core, about ten minutes; rows that are there are kept. Needs FL_PRIVACY_DATA with adult, sst2 and heart_disease.
 """
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import torch
 from row_file import Row, RowFile, takes_rows
-from tree_federation import federate, heart
 
-from fl_privacy.attacks import trees
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.federation import Server, ServerPlan
 from fl_privacy.federation.another_site import AnotherSite
 from fl_privacy.federation.server_optimizer import ServerOptimizer
-from fl_privacy.measure.tables import pinned_rows
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
 SITE = ("threat_model=another_site",)
@@ -33,16 +27,13 @@ LENET = ("data=mnist_mini", "model=lenet")
 HEART = ("data=heart_disease", "model=table_mlp")
 DATA: dict[str, tuple[str, ...]] = {
     "images, LeNet": (*LENET, "victims=4"),
-    "images, trained ResNet-20": (
-        "data=cifar10", "model=resnet20", "weights={weights}/cifar10_resnet20.safetensors", "victims=2",
-    ),
     "rows of Adult, MLP": ("data=adult", "model=table_mlp", "victims=4"),
     "texts of SST-2, BERT tiny": ("data=sst2", "model=bert_tiny", "victims=4"),
-}  # fmt: skip
+}
 METRICS = {"psnr": "control_psnr", "cells": "control_cells", "f1": "control_f1", "rouge_l": "control_f1"}
 DEFENSES: dict[str, tuple[str, ...]] = {
     "nothing": (),
-    "noise .1 by each site": ("defense=dp_noise", "defense.noise=.1"),
+    "noise .1 by each site": ("defense=dp_noise", "defense.scale=.1"),
     "noise .1 on the mean, by the server": ("federation.server_noise=.1",),
     "secure aggregation": ("secure_aggregation=secagg",),
 }
@@ -50,10 +41,8 @@ DEFENSES: dict[str, tuple[str, ...]] = {
 
 def attacked(command: str, *settings: str) -> Row:
     """Run a command; return how many examples came out, and the main metric with its control."""
-    weights = Path(os.environ.get("FL_PRIVACY_DATA", "")) / "weights"
     with tempfile.TemporaryDirectory() as folder:
-        words = [word.format(weights=weights) for word in settings]
-        if run_command_line([command, *QUICK, *words, f"out={folder}"]):
+        if run_command_line([command, *QUICK, *settings, f"out={folder}"]):
             return {"reconstructed": None}
         run = next(Path(folder).rglob("summary.json")).parent
         most = json.loads((run / "summary.json").read_text())["verdict"]["most"] or {}
@@ -73,35 +62,10 @@ def of_two(rows: RowFile) -> None:
     for data, settings in DATA.items():
         for observer, threats in {"server": (), "another site": (*SITE, "federation.clients=2")}.items():
             add(rows, {"data": data, "observer": observer}, lambda s=settings, t=threats: attacked("attack", *s, *t))
-    for observer in ("server", "another site"):
-        add(rows, {"data": "trees of two hospitals", "observer": observer}, lambda o=observer: of_trees(o))
-
-
-def of_trees(observer: str) -> Row:
-    """Reconstruct the rows of the first of two hospitals from three rounds of bagged trees."""
-    table = heart(Path(os.environ["FL_PRIVACY_DATA"]), ("va_long_beach", "cleveland"))
-    params = {
-        "objective": "binary:logistic", "base_score": 0.5, "eta": 0.1, "max_depth": 6, "nthread": 1, "seed": 0,
-    }  # fmt: skip
-    pairs, model = federate(table, params, 3, mode="bagging")
-    models = [*(sent for sent, _ in pairs[0]), model]
-    if observer == "server":
-        rounds = [trees.read_exchange(sent, reply) for sent, reply in pairs[0]]
-    else:
-        own = [reply for _, reply in pairs[1]]
-        rounds = [trees.read_others(*one) for one in zip(models, models[1:], own, strict=False)]
-    found = trees.reconstruct_rows(rounds, rows=len(table.rows[0]), chains=1, sweeps=8, seed=0)
-    truth = np.column_stack([table.rows[0], table.labels[0]])
-    guesses = np.column_stack([found.rows, found.labels])
-    blind = np.stack([np.random.default_rng(0).permutation(column) for column in truth.T], 1)
-    categories = [*table.categories, truth.shape[1] - 1]
-    scored, control = (pinned_rows(truth, each, categories) for each in (guesses, blind))
-    figures = {"metric": "cells", "mean": round(scored.cells, 3), "control": round(control.cells, 3)}
-    return {"reconstructed": round(scored.rows * len(truth)), "of": len(truth), **figures}
 
 
 def of_many(rows: RowFile) -> None:
-    for sites in (2, 3, 5, 10):
+    for sites in (3, 5):
         for masked in ("none", "secagg"):
             for data, settings in {"images": (*LENET, "victims=2"), "rows": (*HEART, "victims=4")}.items():
                 key = {"sites": sites, "colluding": 1, "secure_aggregation": masked, "data": data}
@@ -143,13 +107,6 @@ def of_rounds(name: str, tau: float) -> dict[str, float]:
     return found
 
 
-def of_rates(rows: RowFile) -> None:
-    """Measure the digits that single precision of the global model costs, on real updates."""
-    for lr in (1.0, 0.1, 0.01, 0.001):
-        words = (*LENET, "victims=4", f"federation.server_lr={lr}", *SITE, "federation.clients=2")
-        add(rows, {"server_rate": lr}, lambda w=words: attacked("attack", *w))
-
-
 def of_defenses(rows: RowFile) -> None:
     for protected, settings in DEFENSES.items():
         for observer, threats in {"server": (), "another site": (*SITE, "federation.clients=2")}.items():
@@ -159,29 +116,13 @@ def of_defenses(rows: RowFile) -> None:
             add(rows, key, lambda w=words: attacked("attack", *w))
 
 
-def of_trainings(rows: RowFile) -> None:
-    """Attack trainings of two and five hospitals of few patients, and ask for membership."""
-    small = (*HEART, "intercept.uploads=update", "federation.plan.batch_size=4", "seed=1")
-    for hospitals in (2, 5):
-        for rounds in (1, 10):
-            for fraction in (1.0, 0.4):
-                if hospitals == 2 and fraction < 1:
-                    continue
-                words = (
-                    *small, *SITE, f"federation.clients={hospitals}", f"federation.rounds={rounds}",
-                    f"federation.fraction={fraction}", "intercept.rounds=all", "threat_model.knows_defense=false",
-                )  # fmt: skip
-                key = {"hospitals": hospitals, "rounds": rounds, "take_part": fraction}
-                add(rows, key, lambda w=words: attacked("run", *w))
-
-
 def add(rows: RowFile, key: Row, measure: Callable[[], Row]) -> None:
     key = {name: value for name, value in key.items() if value is not None}
     if rows.find(key) is None:
         print(rows.add(key, measure()), flush=True)
 
 
-PARTS: Sequence[Callable[[RowFile], None]] = (of_two, of_many, of_servers, of_rates, of_defenses, of_trainings)
+PARTS: Sequence[Callable[[RowFile], None]] = (of_two, of_many, of_servers, of_defenses)
 
 
 def main() -> None:

@@ -32,11 +32,6 @@ SCENARIOS = {
     "trees": Scenario(
         name="trees", title="Rows behind the client's trees, all rounds together", source="trees that clients upload"
     ),
-    "trees of a site": Scenario(
-        name="trees of a site",
-        title="The same rows, as the only other site sees the trees",
-        source="global models less the other site's own trees",
-    ),
     "logistic": Scenario(
         name="logistic",
         title="One row of the fitted model, by an attacker that knows the client's others",
@@ -98,27 +93,6 @@ class FittedUploads:
         for name, attack in attacks.items():
             made = attempt(attack)
             yield _not_attacked(name, f"the attack failed ({made.reason[:200]})") if isinstance(made, Failure) else made
-            if name == "trees" and isinstance(made, Answer) and made.counts is not None:
-                seen = attempt(partial(self._of_site, made))
-                yield _not_attacked("trees of a site", reason_of(seen)) if isinstance(seen, Failure) else seen
-
-    def _of_site(self, found: Answer) -> Answer:
-        """Return ``found`` for the other of two sites, if the global models give it the same trees."""
-        unknown = replace(_not_attacked("trees of a site", ""), observer="another_site")
-        if len(self.exchanges) != 2:
-            some = f"among {len(self.exchanges)} clients, another site sees all trees, but not whose they are"
-            return replace(unknown, reason=some)
-        one, other = self.exchanges.values()
-        for (sent, reply), (after, _), (_, own) in zip(one, one[1:], other, strict=False):
-            seen = attempt(partial(trees.read_others, sent, after, own))
-            mine = trees.own_trees([trees.read_exchange(sent, reply)])
-            told = set() if isinstance(seen, Failure) else {tree.digest for tree in seen.reply.trees}
-            if told != {each.tree.digest for each in mine}:
-                return replace(unknown, reason="the global models are not the sum of both clients' trees")
-        note = "The global models, less a site's own trees, are the other's trees of all rounds but the last."
-        return replace(
-            found, observer="another_site", scenario=SCENARIOS["trees of a site"], notes=(note, *found.notes)
-        )
 
 
 def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:

@@ -181,7 +181,20 @@ class SummedProbes:
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
         """Return the mean update of ``clients`` clients, each with its part of the ``probe``, as it is seen."""
-        uploads = self._uploads(client, state, sent, round, probe)
+        rng = derive_generator(self.seed, "secagg", round, probe)
+        probes, size = range(probe * self.clients, (probe + 1) * self.clients), self.examples
+        uploads = [client.probe(sent, state, round=round, probe=one, batch_size=size).upload for one in probes]
+        for site in self.own:
+            number = probe % max(1, site.number_of_examples // size)
+            uploads.append(site.probe(sent, ClientState(), round=round, probe=number, batch_size=size).upload)
+        for name in uploads[0].tensors if self.clip is not None else ():
+            step = 2 * self.clip / self.levels
+            for k, upload in enumerate(uploads):  # to the protocol's levels at random, without bias
+                value = upload.tensors[name]
+                places = (value.double().clamp(-self.clip, self.clip) + self.clip) / step
+                drawn = torch.rand(value.shape, generator=rng)
+                rounded = ((places + drawn).floor() * step - self.clip).to(value)
+                uploads[k] = replace(upload, tensors={**upload.tensors, name: rounded})
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
             seen = seen_by_sites(sent, known, sites, self.server, client.plan, round=round, seed=self.seed)
@@ -189,23 +202,3 @@ class SummedProbes:
         tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
         return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
-
-    def _uploads(self, client: Client, state: ClientState, sent: ModelState, round: int, probe: int) -> list[Upload]:
-        rng = derive_generator(self.seed, "secagg", round, probe)
-        probes, size = range(probe * self.clients, (probe + 1) * self.clients), self.examples
-        uploads = [client.probe(sent, state, round=round, probe=one, batch_size=size).upload for one in probes]
-        for site in self.own:
-            number = probe % max(1, site.number_of_examples // size)
-            made = site.probe(sent, ClientState(), round=round, probe=number, batch_size=size)
-            uploads.append(made.upload)
-        if self.clip is not None:
-            drawn = {n: [self._rounded(u.tensors[n], rng) for u in uploads] for n in uploads[0].tensors}
-            uploads = [replace(u, tensors={n: t[k] for n, t in drawn.items()}) for k, u in enumerate(uploads)]
-        return uploads
-
-    def _rounded(self, value: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-        """Round to the protocol's levels at random, without bias."""
-        assert self.clip is not None
-        step = 2 * self.clip / self.levels
-        places = (value.double().clamp(-self.clip, self.clip) + self.clip) / step
-        return ((places + torch.rand(value.shape, generator=rng)).floor() * step - self.clip).to(value)
