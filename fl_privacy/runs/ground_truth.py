@@ -187,13 +187,14 @@ class SummedProbes:
         for site in self.own:
             number = probe % max(1, site.number_of_examples // size)
             uploads.append(site.probe(sent, ClientState(), round=round, probe=number, batch_size=size).upload)
-        for name in uploads[0].tensors if self.clip is not None else ():
-            step = 2 * self.clip / self.levels
+        clip = self.clip or 0.0
+        for name in uploads[0].tensors if clip else ():
+            step = 2 * clip / self.levels
             for k, upload in enumerate(uploads):  # to the protocol's levels at random, without bias
                 value = upload.tensors[name]
-                places = (value.double().clamp(-self.clip, self.clip) + self.clip) / step
+                places = (value.double().clamp(-clip, clip) + clip) / step
                 drawn = torch.rand(value.shape, generator=rng)
-                rounded = ((places + drawn).floor() * step - self.clip).to(value)
+                rounded = ((places + drawn).floor() * step - clip).to(value)
                 uploads[k] = replace(upload, tensors={**upload.tensors, name: rounded})
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
