@@ -70,6 +70,22 @@ class WatchedReply:
         return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
 
 
+def seen_by_site(again: WatchedReply, own: WatchedReply, others: int) -> WatchedReply:
+    """Return ``again`` as the mean reply of ``others`` sites, as another one computes it from ``own`` and a plain mean.
+
+    The site loses the digits to which single precision rounds the global model.
+    """
+    theirs, mine, seen = again.tensors(), own.tensors(), {}
+    for key, name in again.matched.parameters.items():
+        if name in theirs and name in mine and name in again.watched.before:
+            start = again.watched.before[name].float().reshape(theirs[name].shape)
+            start = torch.zeros_like(start) if again.matched.shares == "weights" else start
+            model = ((start + theirs[name]) * others + start + mine[name]) / (others + 1)
+            rest = (model.double() * (others + 1) - start - mine[name]) / others - start
+            seen[key] = rest.float().numpy()
+    return replace(again, matched=replace(again.matched, decoded={**again.matched.decoded, **seen}))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepProblem:
     """Batch, loss and network of one step of a client.

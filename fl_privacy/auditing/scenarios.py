@@ -19,7 +19,14 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_members import members_of
-from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, WatchedReply, read_problem, reason_of
+from fl_privacy.auditing.scenario_problem import (
+    NotAttackedError,
+    StepProblem,
+    WatchedReply,
+    read_problem,
+    reason_of,
+    seen_by_site,
+)
 from fl_privacy.auditing.scenario_scores import UNSURE, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
@@ -47,6 +54,9 @@ MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 FEW = (2, 3, 4)
 """Numbers of examples that are tried, if the app's code takes no single one."""
 
+MOST_BY_SITES = 4
+"""Largest number of uploads that are also attacked by another site."""
+
 MOST_IN_A_BATCH = 64
 """Largest number of examples in an attacked step."""
 
@@ -59,11 +69,17 @@ SCENARIOS = {
     "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
     "one": "One example in one step, as it is uploaded",
+    "site": "One example of each other site in one step, as another site computes their mean",
     "batch": "The app's own batch in one step, as it is uploaded",
     "all": "All its examples in all its steps, as it is uploaded",
     "later": "One example in one step in the last round, as it is uploaded",
 }
 """Name -> title, the worst case first."""
+
+SITE_NOTE = (
+    "Another site is given each global model and the weights of a plain mean, and subtracts its own update; secure"
+    " aggregation does not hide this, and noise that the server adds to the mean would."
+)
 
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 """Makes a client answer again on some of its examples alone."""
@@ -101,8 +117,8 @@ def _not_attacked(name: str, reason: str) -> Answer:
 class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
-    ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long.
-    The attacker knows the ``defense`` that was put on uploads, if any.
+    ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long. The
+    attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients.
     """
 
     clients: Sequence[AskedClient]
@@ -110,6 +126,7 @@ class Scenarios:
     victims: int = 8
     seed: int = 0
     seconds: float = 600.0
+    sites: int = 0
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     defense: Description | None = None
@@ -151,7 +168,11 @@ class Scenarios:
                 yield _not_attacked(name, late)
             else:
                 yield self._singly(name, found, reason)
-        steps: dict[str, Callable[[], Answer]] = {"batch": self._one_batch, "all": self._whole_training}
+        steps: dict[str, Callable[[], Answer]] = {
+            "site": lambda: self._of_site(found, reason),
+            "batch": self._one_batch,
+            "all": self._whole_training,
+        }
         if any(client.ask_later is not None for client in self.clients):
             steps["later"] = lambda: self._singly("later", *self._singles(later=True))
         for name, step in steps.items():
@@ -186,6 +207,26 @@ class Scenarios:
                 break
             found.append((client, again))
         return found, reason
+
+    def _of_site(self, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
+        others = self.sites - 1
+        if others < 1:
+            return _not_attacked("site", "a single client takes part in a round, so no other site looks")
+        if others > 1 and found:
+            asked = [(client, client.ask(OnlyExamples(number=others))) for client, _ in found[: len(self.clients)]]
+            summed = [(client, again) for client, again in asked if isinstance(again, WatchedReply)]
+            reason = f"the app's code fails on {others} examples"
+            found = [(c, again) for c, again in summed if again.watched.loaded == others and again.watched.steps == 1]
+        if not found:
+            return _not_attacked("site", reason)
+        found = found[:MOST_BY_SITES]
+        turned = [again for _, again in (*found[1:], *found[:1])] if len(found) > 1 else list(self.clients[-1:])
+        seen = [(c, seen_by_site(again, own, others)) for (c, again), own in zip(found, turned, strict=True)]
+        answer = self._singly("site", seen, reason)
+        whose = "the only other site's uploads" if others == 1 else f"means over {others} other sites"
+        said = f"{whose}, one example each in one step"
+        scenario = replace(answer.scenario, uploads=said, source=said)
+        return replace(answer, observer="another_site", scenario=scenario, notes=(*answer.notes, SITE_NOTE))
 
     def _singly(self, name: str, found: Sequence[tuple[AskedClient, WatchedReply]], reason: str) -> Answer:
         if not found:

@@ -17,6 +17,7 @@ from fl_privacy.defenses.encoding import encoded_bytes
 from fl_privacy.defenses.guard import RefusedModelError
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import FACTOR, Failure, norm, sort_out
+from fl_privacy.federation.server_optimizer import ServerOptimizer, ServerSteps
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
@@ -39,6 +40,9 @@ class ServerPlan:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
         fraction: share of the clients asked in a round, in (0, 1]; at least one.
         lr: server's step along the aggregated gradient (downhill) or delta.
+        optimizer: rule of that step.
+        noise: standard deviation of Gaussian noise that the server adds to each value of the mean; it protects from
+            all who see the global model alone, and not from the server.
         norm_factor: multiple of the largest median norm above which, with three or more replies, one is excluded; also
             limits a client's counted examples relative to the median.
     """
@@ -47,11 +51,14 @@ class ServerPlan:
     fraction: float = 1.0
     lr: float = 1.0
     norm_factor: float = FACTOR
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         one_of("aggregation", self.aggregation, ("mean", "round_robin"))
         number("fraction", self.fraction, above=0, at_most=1, example="use 1 to ask every client")
         number("server lr", self.lr, above=0, example=1)
+        number("server_noise", self.noise, at_least=0, example=0.01)
         number("norm_factor", self.norm_factor, above=1, infinite=True, example="inf excludes no large update")
 
 
@@ -64,7 +71,7 @@ class Server:
         tamper: change of the model sent to a client, if any.
         tampered: rounds with tampering; ``None`` is all.
         learns: ``True`` if the model also moves in those rounds.
-        heard: callback with the mean of the replies of those rounds.
+        heard: callback with the mean of the replies of those rounds; of all rounds without ``tamper``.
         personal: ``True`` if clients train a private part on the new model at the end of a round.
         tested: rounds after which these clients also test their models.
     """
@@ -81,6 +88,10 @@ class Server:
     personal: bool = False
     tested: frozenset[int] = frozenset()
     _usual: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
+    _steps: ServerSteps = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._steps = ServerSteps(rule=self.plan.optimizer)
 
     def select(self, round: int) -> list[int]:
         if self.plan.aggregation == "round_robin":
@@ -127,13 +138,15 @@ class Server:
                 num_examples=sum(counts),
                 rounding=math.hypot(*(w * u.rounding for w, u in zip(counts, uploads, strict=True))) / sum(counts),
             )
-            moved = self._moved(mean)
+            before, moved = self._steps.copied(), self._moved(mean, round)
             if all(torch.isfinite(t).all() for t in moved.parameters.values()):
                 if self.learns or not attacked:
-                    self.state = moved
-                if attacked and self.heard and round is not None:
+                    self.state, before = moved, self._steps
+                self._steps = before
+                if self.heard and round is not None and (attacked or self.tamper is None):
                     self.heard(round, mean, behind or {c: weights[c] for c in usable})
                 return dict(sorted(excluded.items()))
+            self._steps = before
             largest = max(usable, key=lambda c: norm(usable[c].tensors))
             size = norm(usable.pop(largest).tensors)
             excluded[largest] = f"the model is not finite with its update of norm {size:.3g}"
@@ -148,14 +161,23 @@ class Server:
     def _tampers(self, round: int | None) -> bool:
         return self.tampered is None or round is None or round in self.tampered
 
-    def _moved(self, mean: Upload) -> ModelState:
+    def _moved(self, mean: Upload, round: int | None) -> ModelState:
         old, buffers = self.state.parameters, self.state.buffers
-        steps = {n: t.to(old[n].dtype) for n, t in mean.tensors.items()}
-        if self.local_plan.shares == "weights":
-            steps = {n: t - old[n] for n, t in steps.items()}
-        lr = -self.plan.lr if self.local_plan.shares == "gradient" else self.plan.lr
-        moved = {n: p + lr * steps[n] if n in steps else p for n, p in old.items()}
+        steps = mean_change(mean, old, self.local_plan)
+        if self.plan.noise:
+            rng = derive_generator(self.seed, "server-noise", round or 0)
+            steps = {n: t + self.plan.noise * torch.randn(t.shape, generator=rng).to(t) for n, t in steps.items()}
+        steps = self._steps.step(steps)
+        moved = {n: p + self.plan.lr * steps[n] if n in steps else p for n, p in old.items()}
         return ModelState(moved, {**buffers, **{n: t.to(buffers[n].dtype) for n, t in mean.buffers.items()}})
+
+
+def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
+    """Return the direction, by name, in which an upload moves the model ``sent``: downhill for a gradient."""
+    steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
+    if plan.shares == "weights":
+        return {n: t - sent[n] for n, t in steps.items()}
+    return {n: -t for n, t in steps.items()} if plan.shares == "gradient" else steps
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:

@@ -28,7 +28,7 @@ class Question:
 
 
 QUESTIONS: Mapping[QuestionName, Question] = {
-    "examples": Question(title="Which examples a client trained on", scenarios=6),
+    "examples": Question(title="Which examples a client trained on", scenarios=7),
     "classes": Question(
         title="Which client has more of which class than others",
         measure="correlation with the truth; 0 is guessing",
@@ -90,6 +90,7 @@ class Answer:
         estimate: figure with its 95 % interval; ``None`` if not measured.
         control: same result from uploads without these examples, if any.
         labels: number of examples with a right class, and of those with a known class.
+        observer: who sees the uploads.
         among: answers of which any makes a page red; 0 takes the scenarios of the question.
     """
 
@@ -104,6 +105,7 @@ class Answer:
     seconds: float = 0.0
     notes: Sequence[str] = ()
     shown: Sequence[Shown] = ()
+    observer: Literal["server", "another_site"] = "server"
     among: int = 0
 
     def __post_init__(self) -> None:

@@ -207,6 +207,10 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     else:
         end = f"at {delta} in the end{', which promises little' * little}"
         lines.append(f"Its guarantee is an epsilon of {defense.epsilon:.3g} {end}.")
+    lines.append(
+        "It acts at each client, and so protects from the server and from other sites. Noise that a server adds to the"
+        " mean protects from other sites alone; secure aggregation hides nothing from the other of two sites."
+    )
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"

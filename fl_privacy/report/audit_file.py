@@ -142,6 +142,7 @@ def _plain_examples(answer: Answer) -> Mapping[str, Any]:
     counts, control = (one.as_plain() if isinstance(one, Counts) else None for one in (answer.counts, answer.control))
     return {
         "rung": answer.scenario.name,
+        "observer": answer.observer,
         "title": answer.scenario.title,
         "made": answer.scenario.uploads,
         "uploaded": answer.scenario.leaves,

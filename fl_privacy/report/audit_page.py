@@ -331,15 +331,20 @@ def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
     of = f"{counts.read} of {_number(counts.judged, what)}"
-    how = "The server reconstructed"
+    who = OBSERVERS[step.observer]
+    how = f"{who} reconstructed"
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:
-        how = "The server reconstructed the words of"
+        how = f"{who} reconstructed the words of"
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
     return f"{how} {of} from uploads of {made} in one step{later}"
+
+
+OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site"}
+"""Observer of an answer -> its name as a subject."""
 
 
 def _number(number: int, what: str) -> str:

@@ -59,7 +59,8 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
 
 def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
     told, nothing = " and ".join(TOLD.get(about, about) for about in verdict.told), f"; no {kind} was attacked"
-    known = f"the server can infer {told}" if told else ""
+    who = observer(verdict.facts)
+    known = f"{who} can infer {told}" if told else ""
     if verdict.ground is Ground.NOTHING:
         return [_Clause(f"No {kind} was attacked: nothing is known")]
     if verdict.ground is Ground.UNTOLD:
@@ -67,7 +68,7 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
         questions = " or ".join(TOLD.get(about, about) for about in asked)
         rest = _Clause(f", {_by_methods(verdict.asked, asked)}{nothing}", leads=False)
-        return [_Clause(f"The server could not infer {questions} better than by chance"), rest]
+        return [_Clause(f"{_capital(who)} could not infer {questions} better than by chance"), rest]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again for a verdict")]
     if not verdict.readings:
@@ -125,10 +126,10 @@ def _result(verdict: Verdict, kind: str) -> str:
     if not counts.read:
         how_many = "did not reconstruct the" if counts.judged == 1 else f"reconstructed none of {counts.judged}"
         return _capital(f"{_who(verdict)} {how_many} {examples}")
-    server = f"A malicious server ({facts.server})" if facts.server else "The server"
+    who = _capital(observer(facts))
     how_many = "the" if counts.judged == 1 else _few_words(counts)
     attack = f" with {facts.attack}" if facts.attack else ""
-    return f"{server} reconstructed {how_many} {examples}{attack}{_knowing(verdict)}"
+    return f"{who} reconstructed {how_many} {examples}{attack}{_knowing(verdict)}"
 
 
 def _capital(text: str) -> str:
@@ -163,9 +164,16 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
 
 def _who(verdict: Verdict) -> str:
     facts = verdict.facts
-    if facts.attack:
-        return f"the attack {facts.attack}{_knowing(verdict)}"
-    return (f"a malicious server ({facts.server})" if facts.server else "the server") + _knowing(verdict)
+    by = f"{observer(facts)} with {facts.attack}" if facts.sites and facts.attack else observer(facts)
+    by = f"the attack {facts.attack}" if facts.attack and not facts.sites else by
+    return by + _knowing(verdict)
+
+
+def observer(facts: AttackFacts) -> str:
+    """Name who looks at the uploads."""
+    if facts.sites:
+        return "another site" if facts.sites == 1 else f"{facts.sites} colluding sites"
+    return f"a malicious server ({facts.server})" if facts.server else "the server"
 
 
 def _knowing(verdict: Verdict) -> str:
@@ -262,7 +270,7 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
 def tried_in_words(verdict: Verdict, kind: str) -> str:
     """Describe attack, knowledge, budget, uploads of the same example, and prior."""
     facts = verdict.facts
-    server = f"a malicious server ({facts.server})" if facts.server else "an honest-but-curious server"
+    server = observer(facts) if facts.server or facts.sites else "an honest-but-curious server"
     name = facts.attack or "the server's own reconstruction"
     budget = re.sub(r"\bbudget (\w+)", r"\1 budget", facts.budget)
     budget = f" ({budget})" if budget else ""

@@ -16,7 +16,7 @@ from fl_privacy.runs.app_truth import find_images
 from fl_privacy.runs.build import ANY_MODEL, build_network_for
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.keys import captured_groups, captured_keys
-from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.untrusted import recorded_parts, trusted
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.runs.folder.read import read_identity
@@ -102,7 +102,8 @@ def as_captured(config: RunSettings) -> RunSettings:
     taken = recorded_parts(run / CONFIG, trusted(config.trust))
     if (run / IDENTITY).is_file():  # with other settings, the originals would be others
         recorded = read_identity(run / IDENTITY).config
-        if changed := [key for key, value in taken.items() if select(recorded, key) != value]:
+        known = {key: LATER.get(key) if select(recorded, key) is None else select(recorded, key) for key in taken}
+        if changed := [key for key, value in taken.items() if known[key] != value]:
             raise UserError(
                 f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in"
                 f" {IDENTITY}; one of the two was changed, get the folder anew."

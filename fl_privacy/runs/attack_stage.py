@@ -35,6 +35,7 @@ from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Attacker, RunFolder
 from fl_privacy.runs.folder.leakage import AttackedUploads
+from fl_privacy.runs.ground_truth import SummedReplay
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
 from fl_privacy.types.film import viewed_by
 from fl_privacy.types.modality import modality_of
@@ -112,7 +113,7 @@ class Truth(Protocol):
 
     def batch(self, victim: VictimId) -> Batch | None: ...
 
-    def replay(self, observation: Observation) -> Replay: ...
+    def replay(self, observation: Observation) -> Replay | SummedReplay: ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

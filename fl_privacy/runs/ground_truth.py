@@ -1,15 +1,18 @@
 """Look up the originals behind an update, for scoring only."""
 
+import math
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Part, Summed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Replay, examples_behind
+from fl_privacy.federation import Client, Replay, ServerPlan, examples_behind
+from fl_privacy.federation.another_site import seen_by_sites
+from fl_privacy.federation.server import weighted_mean
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.config.settings import RunSettings
@@ -22,25 +25,62 @@ _AT_ONCE = 256
 """Images converted to floats at a time."""
 
 
+@dataclass(frozen=True, eq=False)
+class SummedReplay:
+    """Replays of the uploads behind a sum."""
+
+    each: Sequence[Replay]
+
+    @property
+    def transformed(self) -> Batch:
+        return _together([replay.transformed for replay in self.each])
+
+    def undefended(self) -> Upload:
+        """Return the mean upload without the defense."""
+        uploads = [replay.undefended() for replay in self.each]
+        numbers = [upload.num_examples for upload in uploads]
+        tensors = weighted_mean([upload.tensors for upload in uploads], numbers)
+        buffers = weighted_mean([upload.buffers for upload in uploads], numbers)
+        return Upload(tensors=tensors, buffers=buffers, num_examples=sum(numbers))
+
+
+def _together(batches: Sequence[Batch]) -> Batch:
+    """Join batches; texts are padded with -1 to the longest, and next tokens with -100."""
+    if len(batches) == 1:
+        return batches[0]
+    width = max(batch.inputs.shape[-1] for batch in batches)
+
+    def padded(values: torch.Tensor, none: int) -> torch.Tensor:
+        return torch.nn.functional.pad(values, (0, width - values.shape[-1]), value=none)
+
+    labels = [padded(b.labels, -100) if b.labels.shape[1:] == b.inputs.shape[1:] else b.labels for b in batches]
+    return Batch(torch.cat([padded(batch.inputs, -1) for batch in batches]), torch.cat(labels))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroundTruth:
     """Looks up victims in the simulated clients' data, and replays their uploads; none of it is ever sent.
 
-    A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload.
+    A probed batch has ``batch_size`` examples; ``states`` are the clients' at the upload. ``behind`` names the clients
+    of a training update that is a sum, as another site sees it.
     """
 
     clients: Mapping[int, Client]
     batch_size: int
+    behind: Callable[[VictimId], Sequence[int]] = lambda victim: [victim.client]
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
-    _replays: dict[VictimId, Replay] = field(default_factory=dict, init=False, repr=False)
+    _replays: dict[VictimId, Replay | SummedReplay] = field(default_factory=dict, init=False, repr=False)
 
     def batch(self, victim: VictimId) -> Batch:
         """Return the examples behind ``victim``, or the client's nearest own images if a defense replaces them."""
-        client, state = self.clients[victim.client], self.states[victim.client]
-        batch = examples_behind(client, victim, state, batch_size=self.batch_size)
-        return _nearest(client, batch) if client.defense.examples else batch
+        batches = []
+        for number in self.behind(victim):
+            client, own = self.clients[number], replace(victim, client=number)
+            batch = examples_behind(client, own, self.states[number], batch_size=self.batch_size)
+            batches.append(_nearest(client, batch) if client.defense.examples else batch)
+        return _together(batches)
 
-    def replay(self, observation: Observation) -> Replay:
+    def replay(self, observation: Observation) -> Replay | SummedReplay:
         """Replay an upload with the same random streams: the model's inputs, and the undefended update.
 
         The replays of the last round are cached, since labels and all attackers' scores need them.
@@ -49,13 +89,17 @@ class GroundTruth:
         if any(known.round != id.round for known in self._replays):
             self._replays.clear()
         if id not in self._replays:
-            self._replays[id] = Replay(
-                client=self.clients[id.client],
-                victim=id,
-                sent=observation.sent,
-                state=self.states[id.client],
-                batch_size=self.batch_size,
-            )
+            each = [
+                Replay(
+                    client=self.clients[number],
+                    victim=replace(id, client=number),
+                    sent=observation.sent,
+                    state=self.states[number],
+                    batch_size=self.batch_size,
+                )
+                for number in self.behind(id)
+            ]
+            self._replays[id] = each[0] if len(each) == 1 else SummedReplay(each)
         return self._replays[id]
 
 
@@ -81,52 +125,81 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Clients of one example each, seen only as the mean of updates within ±``clip``, rounded to ``levels`` levels."""
+    """Clients that are seen only as the mean of their updates, by a server behind SecAgg+ or by another site.
+
+    Attributes:
+        clients: number of clients in the mean, with ``examples`` examples each.
+        clip: bound of an update's values under SecAgg+, which rounds them to ``levels`` levels; ``None`` without.
+        own: sites that look, if no server does; each makes one more update.
+        server: rule of the server that makes the global model, for these sites.
+    """
 
     clients: int
-    clip: float
-    levels: int
-    seed: int
+    examples: int = 1
+    clip: float | None = None
+    levels: int = 0
+    seed: int = 0
+    own: tuple[Client, ...] = ()
+    server: ServerPlan = field(default_factory=ServerPlan)
 
     @classmethod
-    def of(cls, config: RunSettings) -> "SummedProbes | None":
-        """Build the probes of a run under SecAgg+, if used; ``UserError`` for sums of a single client."""
-        section = config.secure_aggregation
-        if section["name"] != "secagg":
+    def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
+        """Build the probes of a run that the attacker sees summed, if it does; ``UserError`` for a sum of one."""
+        section, size = config.secure_aggregation, config.batch_size
+        clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
+        if own:
+            k, seed = config.federation.clients - len(own), config.seed
+            return cls(clients=k, examples=size, clip=clip, levels=levels, seed=seed, own=own, server=server)
+        if clip is None:
             return None
-        if config.batch_size < 2:
+        if size < 2:
             raise UserError(
                 "The command attack uses the sum of batch_size clients of one example each behind"
-                f" secure_aggregation=secagg, which is expected to be of at least 2, but got {config.batch_size};"
+                f" secure_aggregation=secagg, which is expected to be of at least 2, but got {size};"
                 " set batch_size=8, or secure_aggregation=none."
             )
-        return cls(
-            clients=config.batch_size, clip=float(section["clip"]), levels=int(section["levels"]), seed=config.seed
-        )
+        return cls(clients=size, clip=clip, levels=levels, seed=config.seed)
 
     @property
-    def part(self) -> Part:
-        return Part("secagg", {"clients": self.clients}, Summed(clients=self.clients, rounding=self.rounding))
+    def total(self) -> int:
+        return self.clients * self.examples
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the description of the sum; empty for a single client in the clear."""
+        if self.clients == 1 and self.clip is None:
+            return ()
+        name = "another_site" if self.own else "secagg"
+        return (Part(name, {"clients": self.clients}, Summed(clients=self.clients, rounding=self.rounding)),)
 
     @property
     def rounding(self) -> float:
         """Return the largest standard deviation of a mean by random rounding to whole levels."""
-        return float(self.clip / self.levels / self.clients**0.5)
+        return 0.0 if self.clip is None else float(self.clip / self.levels / self.clients**0.5)
 
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean update of ``clients`` clients with one example of the ``probe`` each."""
+        """Return the mean update of ``clients`` clients, each with its part of the ``probe``, as it is seen."""
         rng = derive_generator(self.seed, "secagg", round, probe)
-        probes = range(probe * self.clients, (probe + 1) * self.clients)
-        uploads = [client.probe(sent, state, round=round, probe=one, batch_size=1).upload for one in probes]
-        tensors, step = {}, 2 * self.clip / self.levels
-        for name in uploads[0].tensors:
-            rounded = []  # to the protocol's levels at random, without bias
-            for value in (upload.tensors[name] for upload in uploads):
-                places = (value.double().clamp(-self.clip, self.clip) + self.clip) / step
+        probes, size = range(probe * self.clients, (probe + 1) * self.clients), self.examples
+        uploads = [client.probe(sent, state, round=round, probe=one, batch_size=size).upload for one in probes]
+        for site in self.own:
+            number = probe % max(1, site.number_of_examples // size)
+            uploads.append(site.probe(sent, ClientState(), round=round, probe=number, batch_size=size).upload)
+        clip = self.clip or 0.0
+        for name in uploads[0].tensors if clip else ():
+            step = 2 * clip / self.levels
+            for k, upload in enumerate(uploads):  # to the protocol's levels at random, without bias
+                value = upload.tensors[name]
+                places = (value.double().clamp(-clip, clip) + clip) / step
                 drawn = torch.rand(value.shape, generator=rng)
-                rounded.append(((places + drawn).floor() * step - self.clip).to(value))
-            tensors[name] = torch.stack(rounded).mean(0)
+                rounded = ((places + drawn).floor() * step - clip).to(value)
+                uploads[k] = replace(upload, tensors={**upload.tensors, name: rounded})
+        if self.own:
+            known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
+            seen = seen_by_sites(sent, known, sites, self.server, client.plan, round=round, seed=self.seed)
+            return replace(seen, rounding=math.hypot(seen.rounding, self.rounding))
+        tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
         return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)

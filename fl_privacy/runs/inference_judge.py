@@ -30,6 +30,7 @@ from fl_privacy.measure.roc import (
     tpr_bound,
 )
 from fl_privacy.rng import derive_generator, derive_seed
+from fl_privacy.runs.another_site import SUMMED
 from fl_privacy.runs.build import defenders_examples, held_out
 from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.setup import Setup
@@ -70,8 +71,11 @@ def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     rng = derive_generator(config.seed, "inference", "asked")
     own = setup.first.examples
     owners = torch.full((len(own),), -1)
-    for id, client in clients.items():
-        owners[client.indices] = id
+    groups: dict[int, list[Client]] = {}
+    for id, client in sorted(clients.items()):
+        if id not in config.sites:  # a site sees the others as one
+            groups.setdefault(SUMMED if config.sites else id, []).append(client)
+            owners[client.indices] = SUMMED if config.sites else id
     owned = (owners >= 0).nonzero().flatten()
     chosen = owned[_draw(members, len(owned), "members", "of the clients' examples", rng)]
     from_test = others > 0 and config.holdout == 0
@@ -89,7 +93,8 @@ def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
     inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
-    classes = [own.labels[client.indices].bincount(minlength=own.num_classes) for _, client in sorted(clients.items())]
+    counted = [torch.cat([own.labels[client.indices] for client in group]) for group in groups.values()]
+    classes = [labels.bincount(minlength=own.num_classes) for labels in counted]
     return InferenceQuestions(
         examples=Batch(torch.cat([inside.inputs, outer.inputs]), torch.cat([inside.labels, outer.labels])),
         members=members,

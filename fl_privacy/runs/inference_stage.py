@@ -14,6 +14,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.federation import Client, Failure, Probe, attempt
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
+from fl_privacy.runs.another_site import SUMMED
 from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive
 from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Finding, RunFolder
@@ -57,7 +58,8 @@ class InferenceStage:
     _last_round: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        examples, clients = self.setup.first.examples, tuple(sorted(self.setup.clients))
+        examples = self.setup.first.examples
+        clients = (SUMMED,) if self.setup.config.sites else tuple(sorted(self.setup.clients))
         for name, inference in self.inferences.items():
             size = len(self.asked.examples), examples.num_classes
             if inference.about is About.ATTRIBUTE:

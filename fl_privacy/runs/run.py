@@ -1,7 +1,7 @@
 """Train, intercept, attack, evaluate and report: one configuration, one folder."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
@@ -11,9 +11,10 @@ from typing import Protocol
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.data import images_of, partition_table
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Failure, attempt, evaluate_model
+from fl_privacy.federation import Failure, Round, attempt, evaluate_model
 from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates
 from fl_privacy.federation.interception.capture_writer import MOST_HELD
+from fl_privacy.runs.another_site import look_from_site
 from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import attack_of_run, clients_of
 from fl_privacy.runs.canary_stage import CanaryStage
@@ -151,14 +152,17 @@ def train(
     """Run all rounds, and show each intercepted update to all readers; an error there costs only the attacker."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
+    seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731
+    if setup.config.sites:
+        audit, seen = look_from_site(setup, server, interceptor)
     clients = partial(clients_of, setup.config)
     rounds = backend(server, clients, rounds=setup.rounds, audit=audit, interceptor=interceptor)
     with monitor.training(setup.rounds), closing(rounds):
         for round in rounds:
-            for observation in chain(round, means()):
-                seen = attempt(partial(_show, observation, readers))
-                if isinstance(seen, Failure):
-                    logger.warning("The update %s could not be intercepted: %s", observation.id, seen.reason)
+            for observation in seen(round):
+                shown = attempt(partial(_show, observation, readers))
+                if isinstance(shown, Failure):
+                    logger.warning("The update %s could not be intercepted: %s", observation.id, shown.reason)
             report, evaluation = round.report, round.report.evaluation
             if evaluation is None and report.round in server.tested and not server.personal:
                 model, state = setup.model.to(device), server.state.to(device)

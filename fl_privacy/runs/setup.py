@@ -1,7 +1,7 @@
 """Build all parts of a run, an attack or a measurement."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fl_privacy.effects import Description, mixing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Client, Probe, Server, ServerPlan, private_names, public_state
 from fl_privacy.federation.interception import Interceptor
+from fl_privacy.federation.server_optimizer import ServerOptimizer
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.progress import counted
 from fl_privacy.runs.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
@@ -46,7 +47,7 @@ from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, sees_other_images
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
 from fl_privacy.runs.weights import load_weights
-from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload
+from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from fl_privacy.types.schema import schema_of
 
 VICTIM = 0
@@ -62,7 +63,7 @@ class Setup:
         server: server at the initial values, or at ``config.weights``.
         unattacked: examples without victims.
         states: clients' private states when they are attacked.
-        masking: sums over clients that the server sees if nobody trains; ``None`` if it sees each upload.
+        masking: sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload.
     """
 
     config: RunSettings
@@ -102,7 +103,8 @@ class Setup:
 
     def interceptor(self) -> Interceptor:
         examples, config = self.first.examples, self.config
-        side = side_information_of(config.threat_model, self.clients, batch_size=config.batch_size, seed=config.seed)
+        size = self.audit.batch_size
+        side = side_information_of(config.threat_model, self.clients, batch_size=size, seed=config.seed)
         return Interceptor(
             model=self.model,
             plan=self.plan,
@@ -130,7 +132,15 @@ class Setup:
         return client.probe(values, state, round=round, probe=number, batch_size=self.audit.batch_size).upload
 
     def ground_truth(self) -> GroundTruth:
-        return GroundTruth(clients=self.clients, batch_size=self.config.batch_size, states=self.states)
+        return GroundTruth(
+            clients=self.clients, batch_size=self.audit.batch_size, behind=self.behind, states=self.states
+        )
+
+    def behind(self, victim: VictimId) -> Sequence[int]:
+        """Return the clients whose updates ``victim`` is the sum of: the others of its round, if a site looks."""
+        if not self.config.sites or victim.probe is not None:
+            return [victim.client]
+        return [client for client in self.server.select(victim.round) if client not in self.config.sites]
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
         def labels(observation: Observation) -> Tensor:
@@ -139,8 +149,10 @@ class Setup:
         def lengths(observation: Observation) -> Tensor:
             return (truth.batch(observation.id).inputs >= 0).sum(1)
 
+        rule, same_data = self.server.plan, data_names(self.clients)
+        changes = bool(self.config.sites) and (rule.fraction < 1 or rule.aggregation == "round_robin")
         return AttackerKnowledge(
-            same_data=data_names(self.clients),
+            same_data=(lambda victim: None) if changes else same_data,
             labels=labels if self.config.threat_model.knows_labels else None,
             public=public_examples(self.config.threat_model.public_images, self.unattacked),
             defense=self._described if self.config.threat_model.knows_defense else None,
@@ -150,7 +162,7 @@ class Setup:
 
     @property
     def _described(self) -> Description | None:
-        summed = (self.masking.part,) if self.masking is not None else ()
+        summed = self.masking.parts if self.masking is not None else ()
         return (*self.defense.parts, *summed) or None
 
     def judge(self, truth: GroundTruth) -> Judge:
@@ -243,9 +255,12 @@ def build_untrained(config: RunSettings) -> Setup:
     plan = build_plan(config.federation.plan, config.model)
     model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
     owner = replace(prepared_client(config, plan, dataset, model, attacked), guard=build_guard(config, dataset))
-    if victims * batch_size > owner.number_of_examples:
+    sites = [replace(owner, id=k, examples=unattacked, indices=torch.arange(len(unattacked))) for k in config.sites]
+    masking = SummedProbes.of(config, tuple(sites), server_plan_of(config))
+    total = batch_size if masking is None else masking.total
+    if victims * total > owner.number_of_examples:
         raise UserError(
-            f"{victims} victims of {batch_size} examples are expected to fit into the {config.split} split, but there"
+            f"{victims} victims of {total} examples are expected to fit into the {config.split} split, but there"
             f" are {owner.number_of_examples} examples; lower victims or batch_size."
         )
     if config.threat_model.colluder == VICTIM:
@@ -258,31 +273,43 @@ def build_untrained(config: RunSettings) -> Setup:
         model=model,
         clients=clients,
         server=server_of(config, clients),
-        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=batch_size),
+        audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=total),
         unattacked=unattacked,
         server_attack=build_server_attack(config.server, unattacked, attacked),
-        masking=SummedProbes.of(config),
+        masking=masking,
     )
 
 
 def server_of(config: RunSettings, clients: Mapping[int, Client]) -> Server:
     """Build the server of ``clients`` at the initial values of ``config``."""
-    first, section = next(iter(clients.values())), config.federation
-    rounds, every = section.rounds, config.evaluate_every
+    first, rounds, every = next(iter(clients.values())), config.federation.rounds, config.evaluate_every
     state = public_state(first.model, first.defense)
     if config.weights:  # the block that a malicious server added is new
         state = load_weights(Path(config.weights), state, fresh=BLOCK)
     return Server(
         state=state,
         local_plan=first.plan,
-        plan=ServerPlan(
-            aggregation=section.aggregation,
-            fraction=section.fraction,
-            lr=section.server_lr,
-            norm_factor=section.norm_factor,
-        ),
+        plan=server_plan_of(config),
         clients=sorted(clients),
         seed=config.seed,
         personal=bool(private_names(first.model, first.defense)),
         tested=frozenset({*range(every, rounds + 1, every), rounds}),
+    )
+
+
+def server_plan_of(config: RunSettings) -> ServerPlan:
+    """Build the server's rules; ``UserError`` if a setting is out of range."""
+    section = config.federation
+    return ServerPlan(
+        aggregation=section.aggregation,
+        fraction=section.fraction,
+        lr=section.server_lr,
+        norm_factor=section.norm_factor,
+        optimizer=ServerOptimizer(
+            name=section.server_optimizer,
+            momentum=section.server_momentum,
+            beta2=section.server_beta2,
+            tau=section.server_tau,
+        ),
+        noise=section.server_noise,
     )

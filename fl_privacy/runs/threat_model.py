@@ -52,10 +52,14 @@ def describe_threats(setup: Setup) -> list[str]:
     named = " and ".join(f"{name} ({settings})" if settings else name for name, settings in parts)
     defended = f"Clients defend themselves with {named}." if parts else "Clients do not defend themselves."
     defended += _GUARDED * ("_target_" in setup.config.guard)
-    if secure_aggregation != "none":
+    observer = _sites(setup) if setup.config.sites else _server(server)
+    if noise := setup.server.plan.noise:
+        protects = "which protects from other sites, and not from the server that sees the updates before"
+        observer.append(f"The server adds noise of standard deviation {noise:g} to the mean, {protects}.")
+    if secure_aggregation != "none" and not setup.config.sites:
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
-        return [*_server(server), _SECURE[secure_aggregation], *known, defended]
-    lines = [*_server(server), f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
+        return [*observer, _SECURE[secure_aggregation], *known, defended]
+    lines = [*observer, f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
     if plan.augments:
         like = "also" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
@@ -104,6 +108,24 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
     ROWS: lambda model, plan: [_SCHEMA],
 }
 """Modality -> sentences on the leakage of its models."""
+
+
+def _sites(setup: Setup) -> list[str]:
+    sites, plan = setup.config.sites, setup.server.plan
+    others = setup.config.federation.clients - len(sites)
+    who, own = (
+        ("Another site is", "its own update") if len(sites) == 1 else (f"{len(sites)} sites are", "their updates")
+    )
+    alone = plan.fraction < 1 or plan.aggregation == "round_robin"
+    seen = "the update of the only other site" if others == 1 else f"the mean of the updates of {others} sites"
+    seen = f"the mean of the updates of those of {others} sites that take part in a round" if alone else seen
+    rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
+    return [
+        f"{who} honest but curious: part of the federation, given each global model and all numbers of examples, and"
+        f" subtracting {own} from {rule}.",
+        f"This leaves {seen}, up to the rounding of the global model's values; secure aggregation does not hide it.",
+        "Not tested: the server, which may see single updates, and a site that poisons its own.",
+    ]
 
 
 def _server(attack: ServerAttack | None) -> list[str]:

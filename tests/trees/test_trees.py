@@ -20,6 +20,7 @@ from fl_privacy.attacks.trees import (
     own_trees,
     read_exchange,
     read_model,
+    read_others,
     reconstruct_rows,
     thresholds,
 )
@@ -75,6 +76,18 @@ def chain(levels: int) -> bytes:
     numbers = dict.fromkeys(("split_conditions", "sum_hessian", "base_weights", "loss_changes"), zeros)
     whole = {name: [0] * len(left) for name in ("split_indices", "default_left", "split_type")}
     return altered(left_children=left.tolist(), right_children=right.tolist(), **numbers, **whole)
+
+
+def test_the_new_trees_that_are_not_a_client_s_own_are_the_other_s() -> None:
+    sent, reply, after = ((MODELS / f"bagging_{name}.json").read_bytes() for name in ("2_sent", "2_reply", "3_sent"))
+    seen = read_others(sent, after, reply)
+    known = {tree.digest for model in (sent, reply) for tree in read_model(model).trees}
+    (other,) = own_trees([seen])
+    assert other.tree.digest not in known
+    assert {tree.digest for tree in other.before} == {tree.digest for tree in read_model(sent).trees}
+    assert len(read_model(after).trees) == len(read_model(sent).trees) + 2
+    with pytest.raises(UserError, match="all its trees are known"):
+        read_others(sent, sent, reply)
 
 
 @pytest.mark.parametrize("kind", ["json", "ubj"])

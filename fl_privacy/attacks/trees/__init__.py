@@ -13,6 +13,7 @@ from fl_privacy.attacks.trees.grid import (
     OwnTree as OwnTree,
     own_trees as own_trees,
     read_exchange as read_exchange,
+    read_others as read_others,
 )
 from fl_privacy.attacks.trees.model import Tree as Tree, Trees as Trees, is_model as is_model, read_model as read_model
 from fl_privacy.attacks.trees.reconstruct import (

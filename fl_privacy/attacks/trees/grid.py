@@ -4,8 +4,9 @@ Each feature's state allows some leaves of a tree; the leaf allowed by all is th
 al., QuickScorer, SIGIR 2015).
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -130,6 +131,28 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
         UserError: one of them is no known kind of model.
     """
     return Exchange(sent=read_model(sent) if len(sent) > 1 else None, reply=read_model(reply))
+
+
+def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
+    """Parse a bagging round as a client sees it that knows the models and its ``own`` reply: the others' new trees.
+
+    With two clients, this is the other's exchange, but for its base score in the first round, which is of the client
+    that the server counted first.
+
+    Raises:
+        UserError: one of them is no known kind of model.
+    """
+    sent, following = (read_model(model) if len(model) > 1 else None for model in (before, after))
+    known = Counter(tree.digest for model in (sent, read_model(own)) if model is not None for tree in model.trees)
+    new = []
+    for tree in following.trees if following is not None else ():
+        if known[tree.digest]:
+            known[tree.digest] -= 1
+        else:
+            new.append(replace(tree, round=0))
+    if following is None or not new:
+        raise UserError("A model with trees of other clients is expected, but all its trees are known.")
+    return Exchange(sent=sent, reply=replace(following, trees=tuple(new)))
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:

@@ -257,6 +257,7 @@ class AppAudit(AuditSession):
             victims=asked.victims,
             seed=seed,
             seconds=asked.seconds,
+            sites=len(self.grid.contexts),
             tell=self.tell,
         )
         self._add(scenarios.attack_all(), further)

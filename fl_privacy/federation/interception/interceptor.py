@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
@@ -13,11 +13,12 @@ from fl_privacy.defenses._split_fed import draw_own
 from fl_privacy.errors import UserError
 from fl_privacy.federation.client import Client
 from fl_privacy.federation.replay import Replay
+from fl_privacy.federation.server import mean_change
 from fl_privacy.federation.training import join_private, private_values
 from fl_privacy.models import Front, behind_activation, cut_layer
 from fl_privacy.models.gradients import set_mode
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+from fl_privacy.types import Batch, Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 
 States = Callable[[int], ClientState]
 """Client id -> its private state; available in simulations only."""
@@ -27,15 +28,6 @@ ACTIVATION = "activation"
 
 MOST_TRAINED = 4
 """Most locally trained models held at once."""
-
-
-class SideInformation(Protocol):
-    """Function that adds an attacker's inside knowledge to an observation."""
-
-    @property
-    def clients(self) -> Mapping[int, Client]: ...
-
-    def __call__(self, observation: Observation, *, states: States) -> Observation: ...
 
 
 def no_states(client: int) -> ClientState:
@@ -124,7 +116,9 @@ class SimulatedSideInformation:
         trainer = (self.trainers or self.clients)[client]
         state = ClientState(dict(states(client).tensors))
         upload = trainer.update(sent, state, round=observation.id.round).upload
-        moved = {name: sent.parameters[name] + change for name, change in _changes(upload, trainer.plan, sent).items()}
+        rate = trainer.plan.lr if trainer.plan.shares == "gradient" else 1.0
+        changes = mean_change(upload, sent.parameters, trainer.plan)
+        moved = {name: sent.parameters[name] + rate * change for name, change in changes.items()}
         public = ModelState({**sent.parameters, **moved}, {**sent.buffers, **upload.buffers})
         trained = _joined(public, trainer.private_part(public, state)[1])
         while len(self._trained) >= MOST_TRAINED:
@@ -160,15 +154,6 @@ def _joined(one: ModelState, other: ModelState) -> ModelState:
     return ModelState({**one.parameters, **other.parameters}, {**one.buffers, **other.buffers})
 
 
-def _changes(upload: Upload, plan: LocalPlan, sent: ModelState) -> Tensors:
-    """Return an upload's change of the model; for a gradient, one step at the client's rate."""
-    if plan.shares == "gradient":
-        return {name: -plan.lr * gradient for name, gradient in upload.tensors.items()}
-    if plan.shares == "weights":
-        return {name: weights - sent.parameters[name] for name, weights in upload.tensors.items()}
-    return upload.tensors
-
-
 Sink = Callable[[Observation], None]
 """Receiver of each observation if Flower runs the rounds: keeps, writes or attacks it."""
 
@@ -188,7 +173,7 @@ class Interceptor:
     num_classes: int
     sink: Sink = lambda observation: None
     knowledge: Knowledge = field(default_factory=Knowledge)
-    side_information: SideInformation | None = None
+    side_information: SimulatedSideInformation | None = None
 
     def capture(self, victim: VictimId, *, sent: ModelState, upload: Upload, states: States = no_states) -> None:
         observation = self.observe(victim, sent=sent, upload=upload, states=states)

@@ -12,6 +12,22 @@ from fl_privacy.runs.config._options import suggest
 
 T = TypeVar("T")
 
+LATER: Mapping[str, Any] = {
+    "bpki.prior": None,
+    "defense.widths": None,
+    "defense.layers": None,
+    "defense.samples": None,
+    "attack.into_range": "clamp",
+    "federation.server_optimizer": "sgd",
+    "federation.server_momentum": 0.9,
+    "federation.server_beta2": 0.99,
+    "federation.server_tau": 1e-3,
+    "federation.server_noise": 0.0,
+    "threat_model.observer": "server",
+    "threat_model.colluding_sites": 1,
+}
+"""Later settings at their old value, which does not change hashes and which older files have."""
+
 
 class Options(Mapping[str, Any]):
     """Read-only plain settings of a chosen option."""
@@ -69,7 +85,8 @@ def read_section(kind: type[T], section: Mapping[Any, Any], above: str = "") -> 
     for key in map(str, section):
         if key not in declared:
             raise UserError(f"Unknown key {above}{key}{suggest(key, declared, above=above.rstrip('.'))}")
-    return kind(**{name: _value(f, hints[name], section.get(name), f"{above}{name}") for name, f in declared.items()})
+    values = {name: section.get(name, LATER.get(f"{above}{name}")) for name in declared}
+    return kind(**{name: _value(f, hints[name], values[name], f"{above}{name}") for name, f in declared.items()})
 
 
 def _value(declared: Field[Any], annotation: Any, value: Any, name: str) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self
 
+from fl_privacy.errors import UserError
 from fl_privacy.runs.config._options import called
 from fl_privacy.runs.config.parse import Options, plain_value, put, read_section
 
@@ -66,6 +67,13 @@ class FederationSettings:
     fraction: float = setting(TRAINING, "share of the clients that a round asks")
     aggregation: Literal["mean", "round_robin"] = setting(TRAINING, "of all replies, or one client a round")
     server_lr: float = setting(TRAINING, "learning rate of the server")
+    server_optimizer: Literal["sgd", "momentum", "adam", "yogi"] = setting(
+        TRAINING, "step along the mean: FedAvg, FedAvgM, FedAdam or FedYogi"
+    )
+    server_momentum: float = setting(TRAINING, "decay of the server's first moment")
+    server_beta2: float = setting(TRAINING, "decay of the second moment, for `adam` and `yogi`")
+    server_tau: float = setting(TRAINING, "number added to its root")
+    server_noise: float = setting(TRAINING, "standard deviation of the server's noise on the mean")
     norm_factor: float = setting(
         TRAINING, "a reply is excluded if its norm is over this multiple of the largest median so far"
     )
@@ -98,6 +106,14 @@ class InterceptSettings:
 class ThreatModelSettings:
     """Settings of the group ``threat_model``: the attacker's knowledge beyond the protocol."""
 
+    observer: Literal["server", "another_site"] = setting(
+        ATTACK,
+        "who looks: the `server`, or the last client as `another_site`",
+        captured=True,
+    )
+    colluding_sites: int = setting(
+        ATTACK, "number of such sites that pool what they know", within=(1, 1_000_000), captured=True
+    )
     knows_labels: bool = setting(ATTACK, "the true labels")
     knows_lengths: bool = setting(ATTACK, "number of tokens of each text, as published attacks assume")
     knows_defense: bool = setting(
@@ -264,6 +280,24 @@ class RunSettings:
     def compares(self) -> bool:
         """Return ``True`` if accuracy is compared with the same training without defense."""
         return self.baseline and self.choices["defense"] != "none"
+
+    @property
+    def sites(self) -> tuple[int, ...]:
+        """Return the clients that look at the others; empty if the server looks."""
+        clients, number = self.federation.clients, self.threat_model.colluding_sites
+        if self.threat_model.observer == "server":
+            return ()
+        if number >= clients:
+            raise UserError(
+                f"threat_model.colluding_sites is expected to be below federation.clients={clients}, so that a site is"
+                f" left to attack, but got {number}; raise federation.clients."
+            )
+        if "_target_" in self.server:
+            raise UserError(
+                "threat_model.observer=another_site is expected with server=honest, but got"
+                f" server={self.choices['server']}; a site crafts no models."
+            )
+        return tuple(range(clients - number, clients))
 
     def called(self, part: str) -> str:
         return called(self.choices[part], getattr(self, part))

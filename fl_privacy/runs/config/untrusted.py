@@ -17,7 +17,7 @@ from fl_privacy.runs.config._options import options, suggest
 from fl_privacy.runs.config.building import own_modules
 from fl_privacy.runs.config.compose import NAMING, compose_file, expand_sweep, parse_overrides
 from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups
-from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.site.gate.plain_yaml import PlainLoader
 
 MOST_BYTES = 1 << 17
@@ -85,9 +85,9 @@ def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
     for key in captured_keys():
         above, _, name = key.rpartition(".")
         section = select(found, above) if above else found
-        if not isinstance(section, dict) or name not in section:
+        if not isinstance(section, dict) or (name not in section and key not in LATER):
             _refuse(path, f"has no {key}")
-        taken[key] = section[name]
+        taken[key] = section.get(name, LATER.get(key))
     return taken | {f"choices.{part}": choices[part] for part in parts}
 
 
@@ -225,7 +225,9 @@ def _mappings(value: Any, name: str) -> Iterator[tuple[str, dict[Any, Any]]]:
 
 def _missing(registered: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in registered.items():
-        if key not in section or (isinstance(value, dict) and not isinstance(section[key], dict)):
+        if key not in section:
+            yield from {f"{name}.{key}"} - LATER.keys()
+        elif isinstance(value, dict) and not isinstance(section[key], dict):
             yield f"{name}.{key}"
         elif isinstance(value, dict):
             yield from _missing(value, section[key], f"{name}.{key}")

@@ -17,22 +17,13 @@ from typing import Any
 
 from fl_privacy.files import PACKAGE
 from fl_privacy.runs.config.keys import keys_of
-from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.settings import Role
 
 RUNTIME = keys_of(Role.RUNTIME)
 
 FORMAT = 1
 """Format of a run's folder; raised if older readers would misread it."""
-
-LATER: Mapping[str, Any] = {
-    "bpki.prior": None,
-    "defense.widths": None,
-    "defense.layers": None,
-    "defense.samples": None,
-    "attack.into_range": "clamp",
-}
-"""Later settings at their old value, which does not change hashes."""
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:

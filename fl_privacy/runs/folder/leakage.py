@@ -151,6 +151,7 @@ class AttackFacts:
         attack: name; empty if none or not known.
         budget: settings that bound the work, such as ``60 iterations``; empty for the attack's defaults.
         server: name of a malicious server's attack; empty for an honest server.
+        sites: number of sites that look instead of the server; 0 for the server.
         knowledge: attacker's knowledge by the threat model, a sentence each.
         prior: name of the image prior; empty without one.
         examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
@@ -161,6 +162,7 @@ class AttackFacts:
     attack: str = ""
     budget: str = ""
     server: str = ""
+    sites: int = 0
     knowledge: tuple[str, ...] = ()
     prior: str = ""
     source: AttackedUploads = AttackedUploads.PROBES
@@ -192,10 +194,12 @@ def described_facts(
     sources = Counter(VictimId.parse(id).source for id in sizes)
     attack, section = _chosen(identity, "attack")
     server, _ = _chosen(identity, "server")
+    threat = identity.config.get("threat_model") or {}
     return AttackFacts(
         attack="" if attack == "none" else attack,
         budget=", ".join(_budget(section)),
         server="" if server == "honest" else server,
+        sites=int(threat["colluding_sites"]) if threat.get("observer") == "another_site" else 0,
         knowledge=tuple(line for line in threats if line.startswith("The attacker")),
         prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
         source=_source(records, sizes, threats),

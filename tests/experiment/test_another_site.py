@@ -1,0 +1,86 @@
+"""Another site in place of the server: in runs, attacks, on pages and in questions."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fl_privacy.runs.config.parse import LATER
+from tests.experiment.runs import TINY, run
+
+SITE = ("threat_model=another_site",)
+UPDATES = (*TINY, "intercept.uploads=update", "federation.plan.batch_size=2", "intercept.rounds=last")
+
+
+def test_of_two_sites_one_has_what_the_server_has_of_the_other(tmp_path: Path) -> None:
+    settings = (*UPDATES, "intercept.clients=[0]")
+    server, site = (run("run", *settings, *threats, out=tmp_path) for threats in ((), SITE))
+    assert server.status == site.status == 0
+    assert server.path != site.path
+    assert [s[:2] for s in site.scores()] == [s[:2] for s in server.scores()]
+    assert [s[2] for s in site.scores()] == pytest.approx([s[2] for s in server.scores()], abs=0.5)
+    assert "subtracting its own update" in site.json("threat_model.json")[0]
+
+
+def test_a_sum_is_of_the_examples_of_all_other_sites(tmp_path: Path) -> None:
+    made = run("run", *UPDATES, *SITE, "federation.clients=4", "threat_model.colluding_sites=2", out=tmp_path)
+    assert made.status == 0
+    assert [record["image"] for record in made.records("image")] == [0, 1, 2, 3]
+    assert "2 colluding sites" in (made.path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("masked", [(), ("secure_aggregation=secagg",)])
+def test_an_attack_is_on_the_sum_of_the_others_masked_or_not(masked: tuple[str, ...], tmp_path: Path) -> None:
+    settings = ("victims=1", "batch_size=2", "federation.clients=3", "attack.iterations=2")
+    made = run("attack", *SITE, *settings, *masked, out=tmp_path)
+    assert made.status == 0
+    assert len(made.records("image")) == 4
+    assert "the mean of the updates of 2 sites" in " ".join(made.json("threat_model.json"))
+
+
+def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
+    made = run("run", *UPDATES, *SITE, "federation.clients=3", "intercept.save=true", out=tmp_path)
+    later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
+    assert made.status == later.status == 0
+    assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
+
+
+def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:
+    made = run("run", *UPDATES, "intercept.save=true", out=tmp_path)
+    identity = made.json("run.json")
+    for section, key in (key.split(".") for key in LATER if key.startswith(("federation.", "threat_model."))):
+        del identity["config"][section][key]
+    (made.path / "run.json").write_text(json.dumps(identity))
+    (made.path / "config.yaml").write_text(json.dumps(identity["config"]))
+    later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
+    assert later.status == 0
+    assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
+
+
+def test_a_site_asks_who_was_at_the_other(tmp_path: Path) -> None:
+    settings = (*TINY[:3], "attack=none", "inference=membership", "inference.membership.members=20")
+    made = run("run", *settings, *SITE, "inference.membership.others=20", out=tmp_path)
+    assert made.status == 0
+    found = {record["method"]: record["failure"] for record in made.records("inference")}
+    assert found["lira"] is found["gradient_norm"] is None
+    assert "too few clients" in found["fedmia"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        (("run", *SITE), "intercept.uploads=update"),
+        (("attack", *SITE, "federation.clients=1"), "federation.clients"),
+        (("attack", *SITE, "threat_model.colluding_sites=10"), "colluding_sites"),
+        (("attack", "threat_model.observer=client"), "observer"),
+        (("attack", *SITE, "server=inconsistent"), "server=honest"),
+        (("run", *SITE, "server=trap_weights", "model=mlp", "intercept.uploads=update"), "server=honest"),
+    ],
+)
+def test_what_a_site_cannot_do_ends_in_a_line(
+    settings: tuple[str, ...], what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*settings, out=tmp_path).status == 2
+    error = capfd.readouterr().err.strip().splitlines()
+    assert len(error) == 1
+    assert what in error[0]

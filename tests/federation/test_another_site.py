@@ -1,0 +1,132 @@
+"""What a site computes of the others' updates from the global models and its own."""
+
+import pytest
+import torch
+
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Server, ServerPlan
+from fl_privacy.federation.another_site import AnotherSite
+from fl_privacy.federation.server_optimizer import ServerOptimizer, ServerSteps
+from fl_privacy.types import LocalPlan, ModelState, Upload
+
+NAMES = ("w", "b")
+
+
+def start(seed: int = 0) -> ModelState:
+    rng = torch.Generator().manual_seed(seed)
+    return ModelState({n: torch.randn(300, generator=rng) / 10 for n in NAMES}, {"mean": torch.zeros(3)})
+
+
+def upload(seed: int, examples: int, sent: ModelState, shares: str) -> Upload:
+    rng = torch.Generator().manual_seed(seed)
+    change = {n: torch.randn(300, generator=rng) / 100 for n in NAMES}
+    tensors = {n: sent.parameters[n] + t for n, t in change.items()} if shares == "weights" else change
+    return Upload(tensors=tensors, buffers={"mean": torch.full((3,), float(seed))}, num_examples=examples)
+
+
+def federation(shares: str, **rules: object) -> tuple[Server, AnotherSite]:
+    local = LocalPlan(shares=shares)  # type: ignore[arg-type]
+    plan = ServerPlan(**rules)  # type: ignore[arg-type]
+    server = Server(state=start(), local_plan=local, plan=plan, clients=[0, 1, 2, 3], seed=0)
+    return server, AnotherSite(plan=plan, local_plan=local)
+
+
+def relative(found: Upload, truth: Upload, sent: ModelState, shares: str) -> float:
+    less = sent.parameters if shares == "weights" else dict.fromkeys(NAMES, torch.zeros(300))
+    wrong = sum(float((found.tensors[n] - truth.tensors[n]).square().sum()) for n in NAMES)
+    return (wrong / sum(float((truth.tensors[n] - less[n]).square().sum()) for n in NAMES)) ** 0.5
+
+
+@pytest.mark.parametrize("shares", ["gradient", "delta", "weights"])
+@pytest.mark.parametrize("rule", ["sgd", "momentum"])
+def test_of_two_sites_each_has_the_other_s_update_in_every_round(shares: str, rule: str) -> None:
+    server, site = federation(shares, lr=0.5, optimizer=ServerOptimizer(name=rule))  # type: ignore[arg-type]
+    for round in (1, 2, 3):
+        sent = server.state
+        other, own = upload(round, 3, sent, shares), upload(10 + round, 5, sent, shares)
+        server.receive({0: other, 1: own}, round)
+        found = site.rest(sent, server.state, {1: own}, {0: 3, 1: 5})
+        assert found is not None
+        assert found.num_examples == 3
+        assert relative(found, other, sent, shares) < 1e-5
+        torch.testing.assert_close(found.buffers["mean"], other.buffers["mean"])
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_the_first_step_of_adam_and_yogi_is_undone(rule: str) -> None:
+    server, site = federation("delta", lr=0.1, optimizer=ServerOptimizer(name=rule))  # type: ignore[arg-type]
+    sent = server.state
+    other, own = (upload(seed, 4, sent, "delta") for seed in (1, 2))
+    server.receive({0: other, 1: own}, 1)
+    found = site.rest(sent, server.state, {1: own}, {0: 4, 1: 4})
+    assert found is not None
+    assert relative(found, other, sent, "delta") < 1e-3
+
+
+def test_with_a_tiny_tau_adam_s_first_step_is_a_sign() -> None:
+    server, site = federation("delta", lr=0.1, optimizer=ServerOptimizer(name="adam", tau=1e-12))
+    sent = server.state
+    other, own = (upload(seed, 4, sent, "delta") for seed in (1, 2))
+    server.receive({0: other, 1: own}, 1)
+    found = site.rest(sent, server.state, {1: own}, {0: 4, 1: 4})
+    assert found is not None
+    assert relative(found, other, sent, "delta") > 0.3
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_moments_are_those_of_the_server(rule: str) -> None:
+    server, site = (ServerSteps(rule=ServerOptimizer(name=rule)) for _ in range(2))  # type: ignore[arg-type]
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(3):  # each mean as large as the last or smaller, so that the smaller of two roots is right
+        mean = torch.randn(50, generator=rng, dtype=torch.float64).abs() / 1000
+        torch.testing.assert_close(site.mean_behind(server.step({"w": mean}))["w"], mean, rtol=1e-3, atol=1e-7)
+
+
+def test_colluding_sites_are_left_with_the_mean_of_the_others() -> None:
+    server, site = federation("delta")
+    sent = server.state
+    uploads = {client: upload(client, client + 1, sent, "delta") for client in range(4)}
+    server.receive(uploads, 1)
+    found = site.rest(sent, server.state, {c: uploads[c] for c in (2, 3)}, {c: c + 1 for c in range(4)})
+    assert found is not None
+    for name in NAMES:
+        mean = (uploads[0].tensors[name] + 2 * uploads[1].tensors[name]) / 3
+        torch.testing.assert_close(found.tensors[name], mean, rtol=1e-3, atol=1e-6)
+
+
+def test_a_site_that_is_not_asked_sees_the_mean_and_alone_it_sees_nothing() -> None:
+    server, site = federation("delta")
+    sent, other = server.state, upload(1, 2, server.state, "delta")
+    server.receive({0: other}, 1)
+    found = site.rest(sent, server.state, {}, {0: 2})
+    assert found is not None
+    assert relative(found, other, sent, "delta") < 1e-5
+    assert site.rest(sent, server.state, {0: other}, {0: 2}) is None
+
+
+def test_the_stated_rounding_is_the_error() -> None:
+    server, site = federation("gradient", lr=0.01)
+    sent = server.state
+    other, own = (upload(seed, 1, sent, "gradient") for seed in (1, 2))
+    server.receive({0: other, 1: own}, 1)
+    found = site.rest(sent, server.state, {1: own}, {0: 1, 1: 1})
+    assert found is not None
+    wrong = torch.cat([found.tensors[n] - other.tensors[n] for n in NAMES]).std()
+    assert 0.5 < float(wrong) / found.rounding < 2
+
+
+def test_the_server_s_noise_hides_from_a_site_and_not_from_the_server() -> None:
+    server, site = federation("delta", noise=0.02)
+    sent = server.state
+    other, own = (upload(seed, 1, sent, "delta") for seed in (1, 2))
+    server.receive({0: other, 1: own}, 1)
+    found = site.rest(sent, server.state, {1: own}, {0: 1, 1: 1})
+    assert found is not None
+    wrong = torch.cat([found.tensors[n] - other.tensors[n] for n in NAMES]).std()
+    assert float(wrong) == pytest.approx(2 * 0.02, rel=0.15)
+
+
+@pytest.mark.parametrize(("name", "value"), [("name", "adagrad"), ("momentum", 1.0), ("beta2", -0.1), ("tau", 0.0)])
+def test_a_wrong_rule_ends_in_a_line(name: str, value: object) -> None:
+    with pytest.raises(UserError, match="is expected"):
+        ServerOptimizer(**{name: value})  # type: ignore[arg-type]
