@@ -9,7 +9,7 @@ from datetime import datetime
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
@@ -17,8 +17,6 @@ from fl_privacy.files.foreign import expect_file_name, open_regular
 from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
-from fl_privacy.report.audit_file import APP_DIGEST, PAGE, RECORD, WHOLE, read_audit
-from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
 from fl_privacy.report.headline import Headline, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
@@ -35,6 +33,9 @@ from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import Ground
 from fl_privacy.types.modality import ROWS, TEXTS
+
+if TYPE_CHECKING:
+    from fl_privacy.report.audit_page import AuditRecord
 
 NOT_TESTED = ("Not tested:", "Captured but not attacked:")
 """Prefixes of threat model sentences on untested attacks."""
@@ -118,6 +119,8 @@ def brief_of(folder: Path) -> tuple[Path, str]:
 
 def audit_folder_of(path: Path) -> Path | None:
     """Return the folder of an app's audit, of itself or of its page; ``None`` if it is none."""
+    from fl_privacy.report.audit_file import WHOLE  # noqa: PLC0415  (PyTorch)
+
     folder = path.parent if path.suffix == ".html" else path
     return folder if (folder / WHOLE).is_file() and not (folder / IDENTITY).is_file() else None
 
@@ -139,6 +142,8 @@ def hashes_of(folder: Path, names: Sequence[str]) -> list[tuple[str, str]]:
 
 def render_audit_brief(folder: Path) -> str:
     """Render the page on an app's audit from its record, with all figures recomputed from counts."""
+    from fl_privacy.report.audit_file import APP_DIGEST, PAGE, RECORD, WHOLE, read_audit  # noqa: PLC0415  (PyTorch)
+
     record = read_audit(folder)
     known = dict(record.environment)
     kinds = {step.kind for step in record.steps if step.counts is not None}
@@ -180,7 +185,7 @@ def render_audit_brief(folder: Path) -> str:
     )
 
 
-def _audit_meaning(record: AuditRecord, attacked: Sequence[Answer], kind: str) -> str:
+def _audit_meaning(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> str:
     if record.tone == "leak":
         return f"Whoever runs the server can learn this from clients' uploads. They deserve the care of the {kind}s."
     if record.broken or record.going_on:
@@ -193,7 +198,7 @@ def _audit_meaning(record: AuditRecord, attacked: Sequence[Answer], kind: str) -
     )
 
 
-def _who(record: AuditRecord, kind: str) -> list[str]:
+def _who(record: "AuditRecord", kind: str) -> list[str]:
     lines = [
         f"Whoever runs the server, or can look into its memory, disks or logs: it receives each client's upload and"
         f" could reconstruct {kind}s of that client's people.",
@@ -203,7 +208,7 @@ def _who(record: AuditRecord, kind: str) -> list[str]:
     return lines + [f"In the clear, unattacked: {one.what}, in {one.times} of {one.of} replies." for one in clear[:3]]
 
 
-def _audit_risks(record: AuditRecord, attacked: Sequence[Answer], kind: str) -> list[str]:
+def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> list[str]:
     lines = [line.removesuffix("; what leaves is listed below") for line in record.further[:3]]
     if attacked and (worst := max(attacked, key=attrgetter("share")).counts) is not None and worst.judged:
         lines.append(
