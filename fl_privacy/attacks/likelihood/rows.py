@@ -26,14 +26,14 @@ from fl_privacy.types.schema import Schema, schema_of
 MEMBER = "maximum a posteriori"
 _WORTH = 3  # guesses compared in the time of an evaluation of loss and gradient
 _STARTS, _LAST = 6, 2  # searches side by side, at first and in the second half
-_BEGINNINGS = 384  # public batches that are compared for the starts
+_BEGINNINGS = 1000  # public batches that are compared for the starts
 _WHOLE = 48  # public rows that are tried instead of a whole one
 _TOGETHER = 10  # largest number of columns that are changed at once
 _MOST_CLASSES = 16  # classes that are tried for a row
 _HOT, _COLD = 2.0, 0.6  # first temperature of the search, in nats, and share of it after which it is zero
-_SCALE = 0.05, 0.005  # first and last ``doubt`` of :meth:`Channel.loss`
+_SCALE = 0.3, 0.03  # first and last ``doubt`` of :meth:`Channel.loss`
 _IMPOSSIBLE = 1e30  # loss of guesses whose upload is not finite
-_ELEMENTS = 1 << 23  # elements of uploads that are guessed at a time
+_ELEMENTS = 1 << 19  # elements of uploads that are guessed at a time, few enough for a cache
 _CODES = 32  # most codes of a column: its commonest categories and one for the rest, or intervals of a number
 _COUNT, _TRUST = 0.5, 4.0  # added to each count, and rows of one parent by which a column's own shares count
 _LARGEST_TREE = 4096  # most codes of all columns together for dependencies between columns
