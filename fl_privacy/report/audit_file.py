@@ -233,13 +233,10 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
 
 def _plain_answer(answer: Answer) -> dict[str, Any]:
+    plain = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
+
     def show(value: Any) -> Any:
-        if value is None:
-            return None
-        if answer.kind == "image":
-            levels = levels_of(value)
-            return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
-        return [v.item() if isinstance(v, np.generic) else v for v in value]
+        return None if value is None else plain(value)
 
     told = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
     told["shown"] = [
@@ -249,9 +246,14 @@ def _plain_answer(answer: Answer) -> dict[str, Any]:
     return told
 
 
+def _plain_picture(image: Any) -> dict[str, Any]:
+    levels = levels_of(image)
+    return {"shape": list(levels.shape), "levels": base64.b64encode(levels.tobytes()).decode()}
+
+
 def _answer(told: object, where: str) -> Answer:
     kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
-    show = _unless_none(_picture if kind == "image" else _NUMBERS)
+    show = _unless_none(_CHECKED.get(str(kind), _NUMBERS))
     return made(
         Answer,
         told,
@@ -302,6 +304,10 @@ def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], b
 def _refused(told: object, where: str) -> NoReturn:
     raise ValueError(f"{where} is not part of what a sandbox sends")
 
+
+_PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
+_CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
+"""Kind of examples -> conversion to JSON, and checked conversion from it; others are lists of numbers."""
 
 _COUNTS, _ESTIMATE = _unless_none(_counts), _unless_none(partial(made, Estimate))
 _NUMBERS = partial(_list, what="a list of numbers", right=lambda told: all(isinstance(v, int | float) for v in told))
