@@ -29,7 +29,7 @@ from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.models.unwrap_model import plain_model
 from fl_privacy.report.audit_file import folder_name, terminal_line
-from fl_privacy.report.audit_page import AuditRecord, Line, Volume, several
+from fl_privacy.report.audit_page import AuditRecord, Line, Volume
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.distractors_of_app import others_among
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, VictimId
@@ -134,14 +134,14 @@ class UpdateAudit(AuditSession):
 
     def attack_all(self) -> None:
         for examples, steps in (cases := self.assumptions()):
-            title = f"Assumed: {several(examples, 'example')} in {several(steps, 'step')}"
+            title = f"Assumed: {_of(examples, 'example')} in {_of(steps, 'step')}"
             what = "the update" if len(self.updates) == 1 else f"{len(self.updates)} updates"
             scenario = Scenario(
                 name=f"update {examples} {steps}",
                 title=title,
-                uploads=f"{what} of {several(examples, 'example')} in {several(steps, 'step')}, as assumed",
+                uploads=f"{what} of {_of(examples, 'example')} in {_of(steps, 'step')}, as assumed",
                 examples=examples,
-                source=f"{what}, taken for {several(examples, 'example')} in {several(steps, 'step')}",
+                source=f"{what}, taken for {_of(examples, 'example')} in {_of(steps, 'step')}",
             )
             self.tell(f"Attacking {what}, taken for {examples} examples in {steps} steps")
             begun = time.perf_counter()
@@ -278,7 +278,7 @@ class UpdateAudit(AuditSession):
         ]
         of = "the change" if self.updates[0].is_change else "the weights"
         many = f"the update {self.updates[0].name}" if len(self.updates) == 1 else f"{len(self.updates)} updates"
-        files = several(len(self.updates), "file")
+        files = _of(len(self.updates), "file")
         lede = f"{many[0].upper()}{many[1:]}: {of} in {files}, next to the model as it was sent."
         return AuditRecord(
             app=expanded(asked.after).stem,
@@ -311,6 +311,10 @@ class UpdateAudit(AuditSession):
             ("Learning rate times steps", _said(self.asked.lr, first.rate, "the output layer's bias")),
             ("Classes", _classes(first.classes)),
         ]
+
+
+def _of(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _said(given: Any, found: float | None, how: str) -> str:

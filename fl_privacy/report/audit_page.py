@@ -224,7 +224,7 @@ class AuditRecord:
     def _of_chance(self) -> str:
         most = max(self._uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
-        of = f"{most.counts.read} of {several(most.counts.judged, KINDS[most.kind])}"
+        of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
         said = f"The server's attacks reconstructed {of} from uploads, no more than chance allows"
         words = max(map(_single_words, self._uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
@@ -237,7 +237,7 @@ class AuditRecord:
             return f"{self._of_chance()}{_NO_GUARANTEE}"
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
-            of = f"{counts.read} of {several(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
+            of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
             return f"No upload was attacked: {self._why}. From gradients, which never leave in this form, {of}"
         if self.going_on:
             return "No upload was attacked yet"
@@ -266,7 +266,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
     said = "the same" if first == without else without[0].lower() + without[1:]
     if first != without and new and old and old.leaks and new.scenario.name == old.scenario.name:
         assert old.counts is not None
-        said = f"{old.counts.read} of {several(old.counts.judged, KINDS[old.kind])}"
+        said = f"{old.counts.read} of {_number(old.counts.judged, KINDS[old.kind])}"
     words = f"With {after.defense}, {first[0].lower()}{first[1:]}; without it, {said}"
     named = (key for key in before.figures if "acc" in key.lower() and key in after.figures)
     if (key := next(named, None)) is None:
@@ -330,20 +330,19 @@ def _single_words(step: Answer) -> int:
 def _read(step: Answer) -> str:
     counts, what = step.counts, KINDS[step.kind]
     assert counts is not None
-    of = f"{counts.read} of {several(counts.judged, what)}"
+    of = f"{counts.read} of {_number(counts.judged, what)}"
     how = "The server reconstructed"
     if step.scenario.source:
         return f"{how} {of} from {step.scenario.source}"
     if step.kind in _READ_IN_WORDS:
         how = "The server reconstructed the words of"
-        of = of if step.scenario.examples == 1 else f"{counts.read} of {several(counts.judged, 'upload')}"
+        of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
     return f"{how} {of} from uploads of {made} in one step{later}"
 
 
-def several(number: int, what: str) -> str:
-    """Return a number of things in words."""
+def _number(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
