@@ -95,8 +95,7 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
 def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any]) -> list[str]:
     """Return a sentence on each claim of an app that trained, by few draws.
 
-    Args:
-        taken: arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
+    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")
@@ -114,9 +113,8 @@ def begun_app(path: Path) -> ClaimedApp:
     begun = project.load(stops_of)
     identify_process()
     app = ClaimedApp(folder=project.folder, client=begun.client, run_config=project.config, project=project)
-    server = begun.server
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
-    make = getattr(server, "_server_fn", None)
+    make = getattr(begun.server, "_server_fn", None)
     if make is not None:
         return _begun_legacy(app, make, context)
     taken: dict[str, Any] = {}
@@ -126,23 +124,22 @@ def begun_app(path: Path) -> ClaimedApp:
         raise _Started
 
     ended = None  # an audit's own start would open its folder
-    with (
-        replaced(Strategy, "start", start),
-        replaced(AuditedStrategy, "start", start),
-        suppress(_Started),
-    ):
-        ended = attempt(lambda: server(LocalGrid(range(NODES)), context))
-    if isinstance(ended, Failure):
-        raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
+    with replaced(Strategy, "start", start), replaced(AuditedStrategy, "start", start), suppress(_Started):
+        ended = attempt(lambda: begun.server(LocalGrid(range(NODES)), context))
+    _not_failed(ended)
     if not taken:
         return replace(app, problems=("The server app started no strategy of Flower's Message API.",))
     return replace(app, **taken)
 
 
+def _not_failed(ended: Any) -> Any:
+    if isinstance(ended, Failure):
+        raise UserError(f"The app's server app ended before its training ({ended.reason}); run it by `flwr run` first.")
+    return ended
+
+
 def _begun_legacy(app: ClaimedApp, make: Callable[[Context], Any], context: Context) -> ClaimedApp:
-    parts = attempt(lambda: make(context))
-    if isinstance(parts, Failure):
-        raise UserError(f"The app's server app ended before its training ({parts.reason}); run it by `flwr run` first.")
+    parts = _not_failed(attempt(lambda: make(context)))
     parameters = getattr(parts.strategy, "initial_parameters", None)
     rounds = getattr(parts.config, "num_rounds", 1) or 1
     said = "The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."

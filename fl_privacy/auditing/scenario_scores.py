@@ -121,11 +121,14 @@ def _labels(problems: Sequence[StepProblem], found: Sequence[Reconstruction]) ->
         if problem.whole or (labels := _classes(problem)) is None:
             continue
         known += len(labels)
-        if guess.batch is not None:
-            given = guess.batch.labels
-            given = given.argmax(-1) if given.is_floating_point() else given
-            right += (Counter(labels.tolist()) & Counter(given.flatten().tolist())).total()
+        right += 0 if guess.batch is None else labels_right(guess.batch.labels, labels)
     return (right, known) if known else None
+
+
+def labels_right(given: Tensor, truth: Tensor) -> int:
+    """Count guessed labels, (N,) or (N, K), that are among the true ones (N,), each once."""
+    given = given.argmax(-1) if given.is_floating_point() else given
+    return (Counter(truth.tolist()) & Counter(given.flatten().tolist())).total()
 
 
 def count_images(

@@ -77,7 +77,9 @@ def sampled(
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()
     hits = list[int]()
-    foreign = _of_others(problem, others)
+    shape = tuple(problem.model.shapes[0])
+    alike = [problem.model.looked_for(each).flatten(1) for each in others if tuple(each.shape[1:]) == shape]
+    foreign = torch.cat([torch.empty(0, problem.truth[0].numel()), *alike])[:MOST_POOL].double()
     varied = sum(len(column.unique()) >= min(VARIED, len(flat) / 2) for column in flat.T[: 64 * LEAST_VARIED])
     if guess.batch is not None and len(foreign) >= len(flat) and varied >= LEAST_VARIED:
         given = guess.batch.inputs.detach().flatten(1).double().clamp(0, 1)
@@ -87,10 +89,3 @@ def sampled(
             hits = list(dict.fromkeys(equal[~usual].double().argmax(1).tolist()))
     chosen = list(dict.fromkeys([*hits, *order]))[:number]
     return replace(problem, truth=pool[chosen], labels=None)
-
-
-def _of_others(problem: StepProblem, others: Sequence[Tensor]) -> Tensor:
-    """Return (N, F) inputs of other clients in [0, 1]."""
-    shape = tuple(problem.model.shapes[0])
-    alike = [problem.model.looked_for(each).flatten(1) for each in others if tuple(each.shape[1:]) == shape]
-    return torch.cat([torch.empty(0, problem.truth[0].numel()), *alike])[:MOST_POOL].double()

@@ -31,10 +31,24 @@ from fl_privacy.types.plan import Normalization
 
 def expect_strategy(strategy: object) -> None:
     """Raise ``UserError`` unless ``strategy`` is a Flower strategy that trains a network."""
-    if not isinstance(strategy, Strategy):
-        raise UserError(_no_strategy(strategy))
+    kind = strategy if isinstance(strategy, type) else type(strategy)
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
-        raise UserError(f"A strategy that trains a network is expected, but {type(strategy).__name__} trains trees.")
+        raise UserError(f"A strategy that trains a network is expected, but {kind.__name__} trains trees.")
+    if isinstance(strategy, Strategy):
+        return
+    if isinstance(strategy, type) and issubclass(strategy, Strategy):
+        raise UserError(
+            f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
+        )
+    if any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__):
+        raise UserError(
+            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
+            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
+            " fl_privacy.flower.numpy_client_app(client_fn)."
+        )
+    raise UserError(
+        f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
+    )
 
 
 def expect_rounds(rounds: object) -> None:
@@ -45,20 +59,6 @@ def expect_rounds(rounds: object) -> None:
         return
     for one in rounds if several else [rounds]:  # type: ignore[attr-defined]
         whole("rounds", one, at_least=1, example=1)
-
-
-def _no_strategy(strategy: object) -> str:
-    kind = strategy if isinstance(strategy, type) else type(strategy)
-    if isinstance(strategy, type) and issubclass(strategy, Strategy):
-        return f"strategy is expected to be made, but got the class {kind.__name__}; write {kind.__name__}(...)."
-    legacy = any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__)
-    if legacy:
-        return (
-            f"A strategy of flwr.serverapp.strategy is expected, but {kind.__name__} is one of the legacy"
-            f" flwr.server.strategy; use flwr.serverapp.strategy.{kind.__name__}, and for NumPyClients"
-            " fl_privacy.flower.numpy_client_app(client_fn)."
-        )
-    return f"A strategy of flwr.serverapp.strategy is expected, but got {kind.__name__}; audit(FedAvg(...), model=Net)."
 
 
 MOST_PARTITION, AGREED = 999_999_999, 0.5

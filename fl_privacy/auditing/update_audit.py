@@ -1,7 +1,6 @@
 """``fl-privacy audit-update BEFORE AFTER``: reconstruct examples from the change between two files."""
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,14 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.named import attack_named
-from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows
+from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows, labels_right
 from fl_privacy.auditing.scenario_words import scored_words
-from fl_privacy.auditing.session import AuditSession
+from fl_privacy.auditing.session import AuditSession, make_audit_folder
 from fl_privacy.auditing.update_given import SiteExamples, entrance_of, network_of, place_of, read_examples, shape_of
 from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
-from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_private_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.measure.answer import Answer, Kind, Scenario, Shown
 from fl_privacy.measure.counts import Counts
@@ -88,12 +85,7 @@ def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)
-    try:
-        make_private_folder(session.folder, session.folder)
-    except OSError as error:
-        raise UserError(
-            f"--out is expected to be a folder that can be written, but {asked.out} can't: {error.strerror}."
-        ) from error
+    make_audit_folder(session.folder, session.folder, asked.out)
     session.write("The updates are attacked now.")
     if (cut := session.end()) is not None:
         session.problems.append(f"Attacks ended before all were made: {cut.reason}")
@@ -216,7 +208,9 @@ class UpdateAudit(AuditSession):
         chosen = [_nearest(one, truth, examples, self.asked.seed) for one, truth in known]
         answer = compared(KIND_OF[self.kind], made, chosen, self._counted(chosen), other)
         right = [
-            _labels_right(one, truth) for (one, own), truth in zip(known, chosen, strict=True) if own.labels is not None
+            0 if one.batch is None else labels_right(one.batch.labels, truth.labels)
+            for (one, own), truth in zip(known, chosen, strict=True)
+            if own.labels is not None
         ]
         labels = (sum(right), sum(len(truth) for truth in chosen)) if right else None
         most = max(len(truth.inputs) for truth in self.truths)
@@ -284,9 +278,8 @@ class UpdateAudit(AuditSession):
         ]
         of = "the change" if self.updates[0].is_change else "the weights"
         many = f"the update {self.updates[0].name}" if len(self.updates) == 1 else f"{len(self.updates)} updates"
-        lede = (
-            f"{many[0].upper()}{many[1:]}: {of} in {_of(len(self.updates), 'file')}, next to the model as it was sent."
-        )
+        files = _of(len(self.updates), "file")
+        lede = f"{many[0].upper()}{many[1:]}: {of} in {files}, next to the model as it was sent."
         return AuditRecord(
             app=expanded(asked.after).stem,
             subject="update",
@@ -349,11 +342,3 @@ def _nearest(guess: Reconstruction, truth: SiteExamples, number: int, seed: int)
         order = torch.cdist(given, own).argsort(1).T.flatten().tolist() + order
     chosen = list(dict.fromkeys(order))[:number]
     return Batch(truth.inputs[chosen], labels[chosen])
-
-
-def _labels_right(guess: Reconstruction, truth: Batch) -> int:
-    if guess.batch is None:
-        return 0
-    given = guess.batch.labels
-    given = given.argmax(-1) if given.is_floating_point() else given
-    return (Counter(truth.labels.tolist()) & Counter(given.flatten().tolist())).total()

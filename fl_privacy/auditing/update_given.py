@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 import torch
@@ -55,11 +56,11 @@ def network_of(place: str) -> nn.Module:
         if spec is None or spec.loader is None:
             raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
         module = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(path.parent.absolute()))
+        sys.path.insert(0, here := str(path.parent.absolute()))
         try:
             spec.loader.exec_module(module)
         finally:
-            sys.path.pop(0)
+            sys.path.remove(here)
         if not hasattr(module, name):
             raise UserError(f"--model is expected to name a class or function of {path}, but {name} is none.")
         network = made_of(getattr(module, name))
@@ -195,7 +196,7 @@ class SiteExamples:
 
 def place_of(data: Path, update: str) -> Path:
     """Return the folder or file of ``data`` named like the update, or ``data`` itself."""
-    return next((path for path in (data / update, *data.glob(f"{update}.*")) if path.exists()), data)
+    return next((path for path in (data / update, *data.glob(f"{escape(update)}.*")) if path.exists()), data)
 
 
 def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None) -> SiteExamples:
@@ -240,7 +241,7 @@ def _arrays(place: Path, kind: Modality) -> SiteExamples:
         raise UserError(
             f"{place} is expected to hold an array {_INPUTS[0]} (N, ...), but has {', '.join(arrays)[:80]}."
         )
-    inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 else inputs
+    inputs = inputs.float() / 255 if inputs.dtype == torch.uint8 and kind is IMAGES else inputs
     labels = next((arrays[name].long().flatten() for name in _LABELS if name in arrays), None)
     return SiteExamples(inputs.float() if kind.continuous else inputs.long(), labels)
 

@@ -49,6 +49,9 @@ Isolated = Annotated[
 ]
 Reads = Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the app may read there.")]
 Environment = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An environment variable for the sandbox.")]
+OnlyCheck = Annotated[
+    bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
+]
 Limits = Annotated[str, typer.Option(help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")]
 
 
@@ -77,9 +80,7 @@ def audit(  # noqa: PLR0917
     reads: Reads = None,
     environment: Environment = None,
     limits: Limits = "",
-    check: Annotated[
-        bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
-    ] = False,
+    check: OnlyCheck = False,
     open_page: OpenPage = False,
 ) -> None:
     """Run an unmodified Flower app and show what its clients' uploads leak.
@@ -102,25 +103,15 @@ def audit(  # noqa: PLR0917
     found = check_app(read_app(app, asked["chosen"]))
     if check:
         say(found.in_words())
+        raise typer.Exit(1 if found.stops else 0)
     if found.stops:
-        raise typer.Exit(1) if check else UserError(found.stops)
-    if check:
-        return
-    allowed = None
+        raise UserError(found.stops)
+    run: Audited = partial(_audited, app, asked, out)
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
+        run = Sandbox(app, asked, out, allowed).audit
     elif reads or environment or limits:
         raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
-    _run(app, asked, out, allowed, as_json=as_json, open_page=open_page)
-
-
-def _run(
-    app: Path, asked: Mapping[str, Any], out: Path, allowed: Allowed | None, *, as_json: bool, open_page: bool
-) -> None:
-    """Audit the app, in a sandbox if its rights there are given by ``allowed``, and print the result."""
-    run: Audited = partial(_audited, app, asked, out)
-    if allowed is not None:
-        run = Sandbox(app, asked, out, allowed).audit
     else:
         say(ALL_RIGHTS, aside=True)
     print_audit(run, as_json=as_json, open_page=open_page)

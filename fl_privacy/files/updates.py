@@ -121,14 +121,8 @@ def _of_zip(file: Any) -> SavedArrays:
     except UnpicklingError as error:
         what = str(error).partition("GLOBAL ")[2].partition(" ")[0] or "objects"
         raise _UnfitError(f"holds {what} next to tensors, whose loading would run code") from error
-    return _of_tree(held)
-
-
-def _of_tree(held: object) -> SavedArrays:
-    """Take the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint."""
+    # the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint
     found = max(_mappings(held, 0), key=lambda one: sum(t.numel() for t in one.values()), default={})
-    if not found:
-        raise _UnfitError("holds no arrays with names")
     return SavedArrays(arrays=_dense(found))
 
 
@@ -144,7 +138,9 @@ def _mappings(held: object, depth: int) -> Iterator[dict[str, Tensor]]:
 
 
 def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Refuse tensors that claim more values than the file holds, or are not plain."""
+    """Refuse tensors that claim more values than the file holds, or are not plain, and none at all."""
+    if not arrays:
+        raise _UnfitError("holds no arrays with names")
     for name, value in arrays.items():
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
             raise _UnfitError(f"holds {name}, which is no dense tensor")
@@ -196,8 +192,6 @@ def _of_flare(file: Any) -> SavedArrays:
     said += [f"{steps} local steps are stated"] if steps else []
     said += [f"filters that it passed: {', '.join(map(str, history))}"] if isinstance(history, list) and history else []
     found = {str(name): value for name, value in arrays.items() if isinstance(value, Tensor)}
-    if not found:
-        raise _UnfitError("holds no arrays with names")
     known = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
     return SavedArrays(
         arrays=_dense(found),

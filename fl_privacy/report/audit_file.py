@@ -234,14 +234,14 @@ def record_of_json(content: bytes | str) -> AuditRecord:
 
 
 def _plain_answer(answer: Answer) -> dict[str, Any]:
-    show = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
+    plain = _PLAIN.get(answer.kind, lambda values: [v.item() if isinstance(v, np.generic) else v for v in values])
+
+    def show(value: Any) -> Any:
+        return None if value is None else plain(value)
+
     told = {field.name: getattr(answer, field.name) for field in fields(answer) if field.name != "among"}
     told["shown"] = [
-        {
-            "original": show(one.original),
-            "guess": None if one.guess is None else show(one.guess),
-            "reconstructed": bool(one.reconstructed),
-        }
+        {"original": show(one.original), "guess": show(one.guess), "reconstructed": bool(one.reconstructed)}
         for one in answer.shown
     ]
     return told
@@ -254,20 +254,18 @@ def _plain_picture(image: Any) -> dict[str, Any]:
 
 def _answer(told: object, where: str) -> Answer:
     kind, question = (told.get("kind"), told.get("question")) if isinstance(told, dict) else (None, None)
-    show = _CHECKED.get(str(kind), _NUMBERS)
+    show = _unless_none(_CHECKED.get(str(kind), _NUMBERS))
     return made(
         Answer,
         told,
         where,
         scenario=partial(made, Scenario),
-        counts=_counts,
-        estimate=_estimate,
-        control=_counts if question == "examples" else _estimate,
-        labels=lambda value, part: None if value is None else _LABELS(value, part),
+        counts=_COUNTS,
+        estimate=_ESTIMATE,
+        control=_COUNTS if question == "examples" else _ESTIMATE,
+        labels=_unless_none(_LABELS),
         among=_refused,
-        shown=partial(
-            each, partial(made, Shown, original=show, guess=lambda v, w: None if v is None else show(v, w)), at_least=0
-        ),
+        shown=partial(each, partial(made, Shown, original=show, guess=show), at_least=0),
     )
 
 
@@ -283,9 +281,7 @@ def _picture(told: object, where: str) -> np.ndarray:
         raise ValueError(f"{where} is no picture") from error
 
 
-def _counts(told: object, where: str) -> Counts | None:
-    if told is None:
-        return None
+def _counts(told: object, where: str) -> Counts:
     found = made(Counts, told, where, words=partial(made, Words))
     words = (found.words.read, found.words.there, found.words.wrong, found.words.texts)
     probabilities = [p for p in (found.luck, found.chance, found.identified_by_chance) if p is not None]
@@ -296,8 +292,8 @@ def _counts(told: object, where: str) -> Counts | None:
     return found
 
 
-def _estimate(told: object, where: str) -> Estimate | None:
-    return None if told is None else made(Estimate, told, where)
+def _unless_none(read: Callable[[object, str], Any]) -> Callable[[object, str], Any]:
+    return lambda told, where: None if told is None else read(told, where)
 
 
 def _list(told: object, where: str, *, what: str, right: Callable[[list[Any]], bool]) -> tuple[Any, ...]:
@@ -314,6 +310,7 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {"image": _plain_picture}
 _CHECKED: Mapping[str, Callable[[object, str], Any]] = {"image": _picture}
 """Kind of examples -> conversion to JSON, and checked conversion from it; others are lists of numbers."""
 
+_COUNTS, _ESTIMATE = _unless_none(_counts), _unless_none(partial(made, Estimate))
 _NUMBERS = partial(_list, what="a list of numbers", right=lambda told: all(isinstance(v, int | float) for v in told))
 _LABELS = partial(_list, what="two whole numbers", right=lambda told: len(told) == 2 and fits(told, Sequence[int]))
 _PAIRS = partial(
@@ -330,10 +327,8 @@ _PARTS: Mapping[str, Callable[[object, str], object]] = {
     "facts": _PAIRS,
     "environment": _PAIRS,
     "captured": _refused,
-    "before": lambda told, where: None if told is None else made(AuditRecord, told, where, **_BEFORE),
-}
-_BEFORE: Mapping[str, Callable[[object, str], object]] = {
-    **_PARTS,
-    "before": lambda told, where: None if told is None else _refused(told, where),
+    "before": _unless_none(
+        lambda told, where: made(AuditRecord, told, where, **{**_PARTS, "before": _unless_none(_refused)})
+    ),
 }
 """Field of a record -> checked conversion from JSON."""

@@ -320,7 +320,7 @@ def _and(parts: Sequence[str]) -> str:
 def _single_words(step: Answer) -> int:
     if step.kind not in _READ_IN_WORDS:
         return 0
-    pairs = [(set(one.original), set(one.guess)) for one in step.shown if one.original is not None]
+    pairs = [(set(one.original), set(one.guess or ())) for one in step.shown if one.original is not None]
     right = sum(len(truth & guess) for truth, guess in pairs)
     wrong = sum(len(guess - truth) for truth, guess in pairs)
     turned = sum(len(truth & guess) for (truth, _), (_, guess) in zip(pairs, pairs[1:] + pairs[:1], strict=True))
@@ -429,22 +429,22 @@ def levels_of(image: Any) -> np.ndarray:
 
 def _picture(one: Any) -> dict[str, Any]:
     guess, original = ("" if image is None else data_uri(levels_of(image)) for image in (one.guess, one.original))
-    small = min((one.guess if one.original is None else one.original).shape[1:]) < 128
+    like = one.guess if one.original is None else one.original
+    small = like is not None and min(like.shape[1:]) < 128
     return {"original": original, "guess": guess, "read": one.reconstructed, "small": small}
 
 
 def _row(one: Any) -> dict[str, Any]:
-    def numbers(values: Sequence[float] | None) -> str:
-        if values is None:
-            return "no guess"
+    def numbers(values: Sequence[float]) -> str:
         return " ".join(f"{value:.2f}" for value in values[:20]) + (" …" if len(values) > 20 else "")
 
     original = "not known" if one.original is None else numbers(one.original)
-    return {"original": original, "guess": numbers(one.guess), "read": one.reconstructed}
+    guess = "no guess" if one.guess is None else numbers(one.guess)
+    return {"original": original, "guess": guess, "read": one.reconstructed}
 
 
 def _words(one: Any) -> dict[str, Any]:
-    truth, guess = set(one.original or ()), set(one.guess)
+    truth, guess = set(one.original or ()), set(one.guess or ())
     return {"right": len(truth & guess), "there": len(truth), "wrong": len(guess - truth), "read": one.reconstructed}
 
 

@@ -128,7 +128,8 @@ def best_of(step: Answer, *, in_words: bool = False) -> list[Shown]:
 
     def distance(one: Shown) -> float:
         if in_words:
-            return len(set(one.original) ^ set(one.guess or ())) / max(1, len(set(one.original)))
+            truth = set(one.original or ())
+            return len(truth ^ set(one.guess or ())) / max(1, len(truth))
         original, guess = np.asarray(one.original, float), np.asarray(one.guess, float)
         return float(np.square(original - guess).mean()) if original.shape == guess.shape else np.inf
 

@@ -98,7 +98,7 @@ def benchmark_in_words(measured: MeasuredBenchmark) -> str:
 def _chosen(measured: MeasuredBenchmark) -> Board:
     losses = measured.track.accuracy_loss
     middle = losses[len(losses) // 2]
-    return next(b for b in measured.boards if b.threat == measured.worst_threat and b.accuracy_loss == middle)
+    return next(b for b in measured.boards if b.threat == measured.threats[-1] and b.accuracy_loss == middle)
 
 
 def _within(value: float, name: str) -> float:
@@ -387,10 +387,6 @@ class MeasuredBenchmark:
     @property
     def threats(self) -> tuple[Threat, ...]:
         return threats_of(self.track.cells)
-
-    @property
-    def worst_threat(self) -> Threat:
-        return self.threats[-1]
 
     @property
     def metric(self) -> str:

@@ -11,7 +11,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import expect_file_name, open_regular
 from fl_privacy.measure.answer import QUESTIONS, Answer
@@ -21,7 +20,7 @@ from fl_privacy.report.bars import bars_of, bars_of_questions, paired
 from fl_privacy.report.headline import Headline, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.mechanisms import claim_views
-from fl_privacy.report.page import render
+from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
 from fl_privacy.report.words import glossary_of, interval, metric, percent, points, ratio, title_within
@@ -101,11 +100,8 @@ def write_brief(run_dir: Path, out: Path | None = None) -> Path:
         expect_file_name(out)
     folder, page = brief_of(run_dir)
     page_file = out or folder / "brief.html"
-    try:
-        page_file.parent.mkdir(parents=True, exist_ok=True)
+    with writable(page_file):
         write_whole(page_file, page)
-    except OSError as error:
-        raise UserError(f"{page_file} can't be written ({error.strerror}); choose another place with --out.") from error
     return page_file
 
 

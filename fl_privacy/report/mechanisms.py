@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import expect_file_name
-from fl_privacy.report.page import render
+from fl_privacy.report.page import render, writable
 from fl_privacy.report.ppc import Sample, sample_of, with_worst
 from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
 from fl_privacy.report.words import MISSING, percent, ratio
@@ -113,9 +112,6 @@ def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
     """Write the page on ``records``; ``UserError`` if it is not writable."""
     expect_file_name(page)
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
+    with writable(page):
         write_whole(page, render_claims(records, title=title))
-    except OSError as error:
-        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
     return page

@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from urllib.parse import quote
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fl_privacy.errors import neutral
+from fl_privacy.errors import UserError, neutral
 from fl_privacy.report import headline, words
 from fl_privacy.report.words import with_words
 from fl_privacy.runs.folder import leakage as readings
@@ -75,6 +76,16 @@ def unbroken(sentence: str) -> str:
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
     return lambda *values: show(*values).replace(" ", "\N{NO-BREAK SPACE}")
+
+
+@contextmanager
+def writable(page: Path, instead: str = "another place with --out") -> Iterator[None]:
+    """Make the folder of ``page``, which is written within the block; ``UserError`` if it can't be."""
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(f"{page} can't be written ({error.strerror}); choose {instead}.") from error
 
 
 def link_to(folder: Path, out: Path) -> str | None:

@@ -35,10 +35,10 @@ def run_in_words(run_dir: Path) -> str:
     """Describe the result of the run in ``run_dir`` and the next step."""
     run = read_run(run_dir)
     verdict = verdict_of(run)
-    return visible(f"{headline_of(verdict).text}. {to_do(verdict, run.path)}".replace("?.", "?"))
+    return visible(f"{headline_of(verdict).text}. {to_do(verdict)}".replace("?.", "?"))
 
 
-def to_do(verdict: Verdict, run_dir: Path | None = None) -> str:
+def to_do(verdict: Verdict) -> str:
     """Recommend the next step to the owner of the clients."""
     if verdict.ground is Ground.READ:
         grid = _GRIDS.get(verdict.modality, "quick")

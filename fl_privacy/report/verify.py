@@ -25,12 +25,8 @@ BRIEF = "brief.html"
 def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
     """Recompute the figures of a run's or an audit's folder, and its brief if there is one.
 
-    Args:
-        place: folder, or the brief in it.
-        app: folder of the audited app, whose files are compared with the recorded digest.
-
-    Returns:
-        The compared files in words, and a line for each difference.
+    ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the digest of the audited
+    app. The result is the compared files in words, and a line for each difference.
 
     Raises:
         UserError: a file is missing or damaged.

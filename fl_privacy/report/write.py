@@ -6,6 +6,7 @@ import math
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.mechanisms import samples_of_runs
-from fl_privacy.report.page import link_to, render
+from fl_privacy.report.page import link_to, render, writable
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
@@ -70,8 +71,7 @@ def write_report(
             " name runs with defense=... and attack=... that `fl-privacy run` wrote."
         )
     page = out or (single.path / "report.html" if single else runs[0].path.parent / "comparison.html")
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
+    with writable(page):
         if single:
             write = write_whole if single.shared == "figures" else write_private
             _write_picture(single)
@@ -79,21 +79,16 @@ def write_report(
         else:
             write_whole(page, render_comparison(runs, page, psnr_below=psnr_below, ppc=ppc_view_of(samples)))
         _write_caps(page, samples)
-    except OSError as error:
-        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with --out.") from error
     return page
 
 
 def write_trade_off(entries: Sequence[StudyEntry], page: Path, *, psnr_below: float | None = None) -> Path:
     """Write a sweep's page, ``trade_off.json`` and ``trade_off_cap.json``; ``UserError`` if it can't be written."""
     rows = read_study(entries)
-    try:
-        page.parent.mkdir(parents=True, exist_ok=True)
+    with writable(page, "another place with out=FOLDER"):
         write_whole(page, render_trade_off(rows, page, psnr_below=psnr_below))
         write_whole(page.with_suffix(".json"), dump_json([row_as_plain(row) for row in rows], indent=1))
         _write_caps(page, samples_of_rows(rows))
-    except OSError as error:
-        raise UserError(f"{page} can't be written ({error.strerror}); choose another place with out=FOLDER.") from error
     return page
 
 
@@ -158,24 +153,19 @@ def share_report(
     if destination.exists() and not (destination.is_dir() and not any(destination.iterdir())):
         raise UserError(f"--share is expected to be a new folder, but {destination} exists; choose another one.")
     part = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}.part")
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
+    with writable(destination, "another folder"), ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, part, ignore_errors=True)
         if with_originals:
             make_private_folder(part, part)
         copies: list[Path] = []
         for source in sources:
-            number = sum(copy.name.startswith(source.name) for copy in copies)
-            copies.append(part / (f"{source.name}-{number + 1}" if number else source.name))
+            names = (source.name, *(f"{source.name}-{number + 2}" for number in range(len(copies))))
+            copies.append(next(part / name for name in names if part / name not in copies))
             copy_run(source, copies[-1], with_originals=with_originals)
-        pages = [write_report([copy]) for copy in copies]
-        page = pages[0]
+        page, *_ = [write_report([copy]) for copy in copies]
         if len(copies) > 1 or cap:
             page = write_report(copies, part / "comparison.html", psnr_below=psnr_below, cap=cap)
         part.rename(destination)
-    except OSError as error:
-        raise UserError(f"{destination} can't be written ({error.strerror}); choose another folder.") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return destination / page.relative_to(part)
 
 

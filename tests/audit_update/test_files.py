@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, shape_of
+from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, read_examples, shape_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import updates
 from fl_privacy.files.updates import read_arrays
@@ -158,3 +158,11 @@ def test_the_first_layer_tells_what_enters(tmp_path: Path) -> None:
     for place in ("nets.py", f"{tmp_path}/nets.py:Other", f"{tmp_path}/none.py:Net", f"{tmp_path}/nets.py"):
         with pytest.raises(UserError, match="--model is expected"):
             network_of(place)
+
+
+def test_only_bytes_of_pixels_are_scaled(tmp_path: Path) -> None:
+    held = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    np.savez(tmp_path / "x.npz", inputs=held)
+    for kind in (ROWS, TEXTS):
+        found = read_examples(tmp_path / "x.npz", kind=kind, width=4, shape=None).inputs
+        assert found.tolist() == held.tolist()

@@ -8,6 +8,7 @@ import pytest
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import check_app
 from fl_privacy.cli.main import run_command_line
+from fl_privacy.errors import UserError
 
 PROJECT = """
 [project]
@@ -114,3 +115,17 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     (clinic / "src" / "server_app.py").rename(clinic / "src" / "clinic" / "server_app.py")
     (clinic / "src" / "client_app.py").rename(clinic / "src" / "clinic" / "client_app.py")
     assert not check_app(read_app(clinic)).modules
+
+
+@pytest.mark.parametrize("named", [":app", "..:app"])
+def test_an_app_without_a_module_is_one_line(tmp_path: Path, named: str) -> None:
+    components = f'[tool.flwr.app.components]\nserverapp = "{named}"\nclientapp = "c:app"\n'
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n{components}')
+    with pytest.raises(UserError, match="expected to name serverapp and clientapp"):
+        read_app(tmp_path)
+
+
+def test_texts_that_no_file_can_be_named_are_not_there(clinic: Path) -> None:
+    (clinic / "clinic" / "task.py").write_text(f"import pandas as pd\npd.read_json({'x' * 400!r})\n")
+    asked = check_app(read_app(clinic)).data
+    assert [(each.where, each.there) for each in asked] == [("clinic/task.py:2", False)]

@@ -256,3 +256,15 @@ def test_trainings_of_keras_are_recorded_with_their_labels(monkeypatch: pytest.M
         assert network.fit(np.zeros((2, 2)), np.array([[0.5], [1.0]])) == 1  # no classes
     (fit,) = fitted.fits
     assert fit.kind == "network" and fit.rows.shape == (4, 4) and fit.labels.tolist() == [0, 2, 2, 1]
+
+
+def test_defaults_before_a_slash_are_read(tmp_path: Path) -> None:
+    assert drawing_of("def net(num_classes=7, /, width=3): ...", tmp_path).classes == 7
+
+
+def test_a_set_of_pictures_takes_its_arguments_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("torchvision.datasets")
+    monkeypatch.chdir(tmp_path)
+    with stood_in(drawing_of("", tmp_path)):
+        made = datasets.MNIST("data", False, None, None, True)
+    assert not made.train and made.data.shape == (200, 28, 28)

@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import MOST_NODES, read_app
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.review import MOST_BYTES, review_app
 from fl_privacy.errors import UserError
 from fl_privacy.flower.grids import LocalGrid
@@ -109,7 +110,7 @@ def test_the_training_is_unchanged(tmp_path: Path) -> None:
     """Final arrays are those of the app without an audit, bit for bit."""
     audited(tmp_path, "app_unchanged", PLAIN, rounds=2, victims=1)
     app = read_app(tmp_path / "app")
-    begun = app.load()
+    begun = app.load(stops_of)
     server, client = begun.server, begun.client
     config = app.with_config((), 2)
     grid = LocalGrid([0, 1], client)

@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
 from fl_privacy.auditing.clear_text.inventory import Sent
 from fl_privacy.auditing.scenario_problem import reason_of
@@ -124,7 +125,7 @@ def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypat
     record = audited(tmp_path, "app_probed", PROBED, ALREADY)
     monkeypatch.chdir(tmp_path)
     app = read_app(tmp_path / "app")
-    begun = app.load()
+    begun = app.load(stops_of)
     server, client = begun.server, begun.client
     grid = LocalGrid(range(2), client)
     for node in grid.contexts.values():

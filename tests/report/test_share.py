@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -175,3 +176,10 @@ def test_a_link_out_of_a_foreign_folder_is_not_followed(tmp_path, name):
         share_report([run], tmp_path / "copy")
 
     assert not (tmp_path / "copy").exists()
+
+
+def test_copies_never_share_a_name(runs, tmp_path):
+    for place in ("a/run-2", "b/run"):
+        shutil.copytree(runs[0], tmp_path / place)
+    share_report([tmp_path / "a/run-2", tmp_path / "b/run"], tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run", "run-2", "comparison.html"}

@@ -175,7 +175,7 @@ def _read(folder: Path, path: str | Path) -> App:
         raise UserError(f"{project} is expected to be TOML, but is not: {said}.") from error
     flower = _table(_table(told, "tool"), "flwr")
     components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
-    if not {"serverapp", "clientapp"} <= set(components):
+    if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
             f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
             " no app that Flower 1.8 or later runs."

@@ -2,10 +2,12 @@
 
 import ast
 import importlib.util
+import os
 import platform
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from itertools import chain
@@ -168,7 +170,7 @@ def check_app(app: App) -> Check:
     near = reached(begun, files)
     own = {part.removesuffix(".py") for path in files for part in path.relative_to(app.folder).parts}
     own |= sys.stdlib_module_names
-    asked = {_normal(name): text for name, text in _requirements(app.dependencies)}
+    asked = {_normal(wanted.name): text for wanted, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
@@ -177,10 +179,9 @@ def check_app(app: App) -> Check:
         wanted = {name: asked.get(_normal(text), asked.get(_normal(name), text)) for name, text in found.items()}
         return {name: text for name, text in wanted.items() if not _is_installed(name)}
 
-    try:
+    unmet = ""
+    with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
-    except InvalidSpecifier:
-        unmet = ""
     missing = absent(needed - set(TRACKERS))
     calls = ((node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call))
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
@@ -231,8 +232,7 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Try):
                 visit([each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)], optional)
             elif isinstance(node, ast.If):
-                main = guards_main(node)
-                visit([*node.body, *node.orelse], into if main else optional)
+                visit([*node.body, *node.orelse], into if guards_main(node) else optional)
             elif isinstance(node, ast.ClassDef | ast.With):
                 visit(node.body, into)
 
@@ -248,12 +248,10 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _requirements(texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+def _requirements(texts: Iterable[str]) -> Iterator[tuple[Requirement, str]]:
     for text in texts:
-        try:
-            yield Requirement(text).name, text
-        except InvalidRequirement:
-            continue
+        with suppress(InvalidRequirement):
+            yield Requirement(text), text
 
 
 def _normal(name: str) -> str:
@@ -261,12 +259,11 @@ def _normal(name: str) -> str:
 
 
 def _unmet(texts: Iterable[str]) -> Iterator[str]:
-    for name, text in _requirements(texts):
+    for wanted, text in _requirements(texts):
         try:
-            here = metadata.version(name)
+            here = metadata.version(wanted.name)
         except metadata.PackageNotFoundError:
             continue
-        wanted = Requirement(text)
         if (wanted.marker is None or wanted.marker.evaluate()) and not wanted.specifier.contains(
             here, prereleases=True
         ):
@@ -304,7 +301,7 @@ def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
     elif isinstance(text, str) and (last in TABLES or (last in _FILES and _DATA.search(text))):
         mode = str(constant(node.args[1])) if last == "open" and node.args[1:] else ""
         if not set(mode) & set("wax"):
-            there = any((place / text).exists() for place in (app.folder, file.path.parent))
+            there = any(os.path.exists(place / text) for place in (app.folder, file.path.parent))  # noqa: PTH110  (any text)
             yield DataAsked(what=f"{last}({text!r})", where=where, there=there)
     elif last in TABLES:
         yield DataAsked(what=f"{last}({dotted(first) if first is not None else ''})", where=where)

@@ -28,11 +28,8 @@ _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 class Defaults:
     """The values of a project's flags if nobody sets them.
 
-    A name has a value if all that any file assigns or gives to it, its defaults included, agree.
-
-    Args:
-        trees: parsed files.
-        config: run config of ``pyproject.toml``.
+    A name has a value if all that any file assigns or gives to it, its defaults included, agree. ``config`` is the run
+    config of ``pyproject.toml``.
     """
 
     def __init__(self, trees: Iterable[ast.Module], config: Mapping[str, Any]) -> None:

@@ -3,7 +3,8 @@
 import ast
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -100,14 +101,16 @@ class Review:
         return asdict(self)
 
     def in_words(self) -> str:
-        lines = [f"{self.app}: {', '.join(filter(None, (self.server, self.client)))}; parsed, not run."]
-        lines += _section("Clients answer", self.answers)
-        lines += _section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]
         none = "Protections: none of Flower's mods and strategies, and no Opacus; the app's own code may protect."
-        lines += _section("Protections", self.protections) or [none]
-        lines += _section("Off by default, so no protection", self.off)
-        lines += _section("What the settings of differential privacy come to", self.claims)
-        lines += _section("Mods", self.mods)
+        lines = [
+            f"{self.app}: {', '.join(filter(None, (self.server, self.client)))}; parsed, not run.",
+            *_section("Clients answer", self.answers),
+            *(_section("Strategies", self.strategies) or ["Strategies: none of Flower's is named."]),
+            *(_section("Protections", self.protections) or [none]),
+            *_section("Off by default, so no protection", self.off),
+            *_section("What the settings of differential privacy come to", self.claims),
+            *_section("Mods", self.mods),
+        ]
         if settings := ", ".join(f"{k}={v}" for k, v in self.settings.items()):
             lines.append(f"Settings that have to do with privacy: {settings}")
         if loose := [name for name, pinned in self.pins.items() if not pinned]:
@@ -214,7 +217,7 @@ class _File:
             for base in filter(_STRATEGY.fullmatch, (dotted(each).rpartition(".")[2] for each in node.bases)):
                 found.strategies.append(CodeNote(what=f"{node.name}, which is derived from {base}", where=where))
         elif isinstance(node, ast.FunctionDef):
-            _look_at_answers(node, where, found, self.apps)
+            self._look_at_answers(node.decorator_list, where)
         elif isinstance(node, ast.Call):
             if (last := dotted(node.func).rpartition(".")[2]) in DEFENSES and self._protects(node, last):
                 claim = _local_claim(node) if last == "LocalDpMod" else ""
@@ -229,6 +232,14 @@ class _File:
                 name = dotted(each.func if isinstance(each, ast.Call) else each)
                 if name.rpartition(".")[2] not in DEFENSES and not isinstance(each, ast.Starred):
                     found.mods.append(CodeNote(what=name or "a mod that is made on the spot", where=where))
+
+    def _look_at_answers(self, decorators: list[ast.expr], where: str) -> None:
+        for each in (each for each in decorators if isinstance(each, ast.Call)):
+            by = each.func
+            if isinstance(by, ast.Attribute) and by.attr in ANSWERS and dotted(by.value) in self.apps:
+                given = constant(each.args[0]) if each.args else None
+                what = f"{by.attr}.{given}" if isinstance(given, str) else by.attr
+                self.found.answers.append(CodeNote(what=what, where=where))
 
     def _protects(self, node: ast.AST, name: str) -> bool:
         """Note a protection, or that it is off by default; return ``False`` for the latter."""
@@ -272,15 +283,6 @@ def _look_at_call(node: ast.Call, where: str, found: Review) -> None:
             found.pickles.append(CodeNote(what=f"{name} of any object", where=where))
 
 
-def _look_at_answers(node: ast.FunctionDef, where: str, found: Review, apps: Collection[str]) -> None:
-    for each in node.decorator_list:
-        by = each.func if isinstance(each, ast.Call) else None
-        if isinstance(by, ast.Attribute) and by.attr in ANSWERS and dotted(by.value) in apps:
-            given = constant(each.args[0]) if isinstance(each, ast.Call) and each.args else None
-            what = f"{by.attr}.{given}" if isinstance(given, str) else by.attr
-            found.answers.append(CodeNote(what=what, where=where))
-
-
 def _local_claim(node: ast.Call) -> str:
     told = dict(zip(("clipping_norm", "sensitivity", "epsilon", "delta"), map(constant, node.args), strict=False))
     told |= {k.arg: constant(k.value) for k in node.keywords if k.arg}
@@ -316,12 +318,9 @@ def _central_claims(app: App, found: Review) -> Iterator[CodeNote]:
 
 
 def _finite(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    with suppress(OverflowError):
+        return float(value) if type(value) in (int, float) and math.isfinite(value) else None  # type: ignore[arg-type]
+    return None
 
 
 def _top(name: str) -> str:

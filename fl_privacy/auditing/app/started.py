@@ -9,9 +9,10 @@ import os
 import re
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from multiprocessing.process import BaseProcess
@@ -66,19 +67,8 @@ class _AtStart(BaseException):
     """Ends a script where it would start Flower; no ``except Exception`` of its own stops that."""
 
 
-@dataclass
-class _Calls:
-    """What the scripts gave to Flower's starting functions."""
-
-    simulations: list[dict[str, Any]] = field(default_factory=list)
-    servers: list[dict[str, Any]] = field(default_factory=list)
-    clients: list[dict[str, Any]] = field(default_factory=list)
-
-    def noting(self, kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
-        """Return what replaces a starting function of ``_STARTS``."""
-        ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
-        getattr(self, kind).append({**dict(zip(names, ordered, strict=False)), **told})
-        raise _AtStart
+_Calls = defaultdict[str, list[dict[str, Any]]]
+"""What the scripts gave to Flower's starting functions, by what these start."""
 
 
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
@@ -91,13 +81,13 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """
     runner = _Runner(folder)
     calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
-    if not calls.simulations:
-        if not calls.servers:
+    if not calls["simulations"]:
+        if not calls["servers"]:
             raise UserError(
                 f"{named(scripts.server, folder)} is expected to start a simulation or a server, but ended without:"
                 " name another by --script or --server, or its arguments by --server-args."
             )
-        given, of_clients = calls.servers[0], calls.clients
+        given, of_clients = calls["servers"][0], calls["clients"]
         if not scripts.clients and not of_clients:
             raise UserError(
                 f"{named(scripts.server, folder)} starts a server, but no script with a client was found: say --client."
@@ -105,8 +95,10 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         least = getattr(given.get("strategy"), "min_available_clients", USUAL_CLIENTS)
         nodes = max(least if isinstance(least, int) else 0, len(scripts.clients), len(of_clients), USUAL_CLIENTS)
         clients = _Clients(scripts, runner, of_clients, nodes)
-        return Started(server=_server_of(given), client=_ScriptApp(clients), nodes=nodes)
-    given = calls.simulations[0]
+        client: Any = ClientApp(client_fn=clients.client)
+        client.unchanged = clients.unchanged  # its clients live as long as a process of each would
+        return Started(server=_server_of(given), client=client, nodes=nodes)
+    given = calls["simulations"][0]
     server, client = given.get("server_app"), given.get("client_app")
     if isinstance(server, ServerApp) and isinstance(client, ClientApp):
         return Started(server=server, client=client, nodes=_count(given.get("num_supernodes")))
@@ -180,12 +172,12 @@ class _Clients:
             return self._given[partition % len(self._given)]
         path = self._scripts.clients[partition % len(self._scripts.clients)]
         calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=self._nodes)
-        if not calls.clients:
+        if not calls["clients"]:
             raise UserError(
                 f"{named(path, self._runner.folder)} is expected to start a client, but ended without: name its"
                 " arguments by --client-args '--option {partition}'."
             )
-        return calls.clients[0]
+        return calls["clients"][0]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -203,14 +195,6 @@ def _parts(client: Any) -> list[Any]:
     holders = [client, *getattr(client, "__dict__", {}).values()]
     held = (getattr(holder, "__dict__", {}).values() for holder in holders if not isinstance(holder, type))
     return [each for each in chain.from_iterable(held) if isinstance(each, torch.nn.Module | torch.optim.Optimizer)]
-
-
-class _ScriptApp(ClientApp):
-    """A client app whose clients live as long as a process of each would."""
-
-    def __init__(self, clients: _Clients) -> None:
-        super().__init__(client_fn=clients.client)
-        self.unchanged = clients.unchanged
 
 
 class _Runner:
@@ -252,7 +236,7 @@ class _Runner:
 
     def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra ends scripts without their errors otherwise
-        calls, name, module = _Calls(), named(path, self.folder), ModuleType("__main__")
+        calls, name, module = _Calls(list), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
@@ -291,12 +275,12 @@ class _Runner:
             except UserError as error:
                 if not isinstance(error.__cause__, SystemExit):
                     raise
-                if not any(vars(calls).values()):
+                if not any(calls.values()):
                     raise UserError(
                         f"{name} ended with {in_one_line(error.__cause__)} before it started anything; its arguments"
                         f" were {' '.join(words) or 'none'}: name them by --client-args or --server-args."
                     ) from error.__cause__
-            if not any(vars(calls).values()):
+            if not any(calls.values()):
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
@@ -324,6 +308,11 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 def _taken_over(calls: _Calls) -> Iterator[None]:
     """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
 
+    def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
+        ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
+        calls[kind].append({**dict(zip(names, ordered, strict=False)), **told})
+        raise _AtStart
+
     def at_once(original: Any, process: Any) -> None:
         place = getattr(getattr(process, "_target", None), "__module__", None) or ""
         if place.partition(".")[0] in {"torch", "concurrent", "multiprocessing"}:
@@ -340,7 +329,7 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
                 continue
             for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
-                    stack.enter_context(replaced(module, name, partial(calls.noting, kind, names)))
+                    stack.enter_context(replaced(module, name, partial(note, kind, names)))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield

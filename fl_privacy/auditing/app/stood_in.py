@@ -209,14 +209,14 @@ class Hooks:
         return part(TRAIN), part(TEST)
 
     def vision(self, original: Any, made: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
-        with suppress(RuntimeError, OSError):
-            original(made, root, *args, **{**kwargs, "download": False})
-            return
         name = next((each.__name__ for each in type(made).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
         shape = OF_TORCHVISION[name]
-        words = {"EMNIST": ("split", "train"), "SVHN": ("split",), "STL10": ("split",)}.get(name, ("train",))
-        told = {**dict(zip((*words, "transform", "target_transform"), args, strict=False)), **kwargs}
-        train = told.get("train", True) if "train" in words else told.get("split", "train") != "test"
+        words = {"EMNIST": ("split",), "SVHN": ("split",), "STL10": ("split", "folds")}.get(name, ("train",))
+        told = {**dict(zip((*words, "transform", "target_transform", "download"), args, strict=False)), **kwargs}
+        with suppress(RuntimeError, OSError):
+            original(made, root, **{**told, "download": False})
+            return
+        train = told.get("split", "train") != "test" if name in {"SVHN", "STL10"} else told.get("train", True)
         kept = {key: told.get(key) for key in ("transform", "target_transform")}
         importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, root, **kept)
         number = TRAIN if train else TEST

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -132,24 +131,14 @@ def _run(server: ServerApp, app: ClientAppCallable, config: Config, settings: Tr
         configure(node, partition, config, node_config)
     seeded(settings.seed)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
-    with _results(course):
+    with contextlib.ExitStack() as stack:
+        for noisy in (logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")):
+            stack.callback(noisy.setLevel, noisy.level)
+            noisy.setLevel(logging.ERROR)
+        stack.enter_context(figures_noted(course.figures))
         ended = attempt(lambda: server(grid, context))
     course.ended = ended.reason if isinstance(ended, Failure) else ""
     return course
-
-
-@contextlib.contextmanager
-def _results(course: Course) -> Iterator[None]:
-    noisy = [logging.getLogger(name) for name in ("flwr", "fl_privacy.flower.gate")]
-    levels = [one.level for one in noisy]
-    for one in noisy:
-        one.setLevel(logging.ERROR)
-    try:
-        with figures_noted(course.figures):
-            yield
-    finally:
-        for one, level in zip(noisy, levels, strict=True):
-            one.setLevel(level)
 
 
 def _replies(what: str, course: Course) -> str:

@@ -78,9 +78,7 @@ def _copies(rows: int, of: int, how: str) -> str:
 def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int]) -> tuple[int, int] | None:
     """Find a table with ``array`` (N,) or (N, f) as whole columns, in any order; return the numbers f and of all.
 
-    Args:
-        tables: loaded data, (N, F) each; rows may be repeated.
-        counts: possible numbers of the client's examples.
+    Rows of ``tables`` (N, F) may be repeated; ``counts`` are possible numbers of the client's examples.
     """
     if array.dtype.kind not in "fiu" or array.ndim not in (1, 2) or len(array) < LEAST_ROWS or not array.size:
         return None
@@ -98,12 +96,9 @@ def features_in(array: np.ndarray, tables: Sequence[np.ndarray], counts: set[int
 
 @_QUIET
 def bytes_hold(content: bytes, tables: Sequence[np.ndarray], labels: np.ndarray | None) -> str | None:
-    """Return a phrase on client data that bytes contain in binary, or ``None``.
+    """Return a phrase on client data that bytes of any uncompressed format contain in binary, or ``None``.
 
-    Args:
-        content: bytes of any uncompressed format.
-        tables: data (N, F), whose first rows and columns are searched.
-        labels: labels (N,) of the client's examples.
+    Of ``tables`` (N, F), the first rows and columns are searched; ``labels`` are (N,).
     """
     sought = min(MOST_SOUGHT, MOST_BYTES // max(1, len(content)))
     for table in tables:

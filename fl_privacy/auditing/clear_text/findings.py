@@ -47,6 +47,9 @@ _OF_FEW = (
     "For few examples such figures reveal the examples, and two of nearly the same people reveal the one who differs."
 )
 
+_TREES = "decision trees as text, with split values and sums over the examples of each leaf"
+_OF_TREES = "Split values are values of examples, and sums over leaves count people."
+
 _KINDS: Mapping[str, tuple[Severity, str, str]] = {
     "rows": ("data", "{}", "The receiver has these examples; no attack is needed."),
     "labels": (
@@ -87,17 +90,8 @@ _KINDS: Mapping[str, tuple[Severity, str, str]] = {
         "a path of a file on the client ({}… of {} letters)",
         "It may name a person, and reveals how the client stores its data.",
     ),
-    "trees": (
-        "facts",
-        "decision trees as text, with split values and sums over the examples of each leaf",
-        "Split values are values of examples, and sums over leaves count people.",
-    ),
-    "other trees": (
-        "facts",
-        "decision trees as text, with split values and sums over the examples of each leaf",
-        "Split values are values of examples, and sums over leaves count people. Only XGBoost's trees are attacked"
-        " here.",
-    ),
+    "trees": ("facts", _TREES, _OF_TREES),
+    "other trees": ("facts", _TREES, f"{_OF_TREES} Only XGBoost's trees are attacked here."),
     "thresholds": (
         "facts",
         "values of features of the client's rows, as thresholds of its trees ({} in one reply)",

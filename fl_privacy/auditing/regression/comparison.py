@@ -1,7 +1,7 @@
 """A paired test of a measurement against a baseline of the same images, kept as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_privacy.auditing.regression.measurement import Measurement
-from fl_privacy.checks import fits, number
+from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.measure import METRICS, Statistic, aggregate
@@ -31,22 +31,18 @@ class Comparison:
     sentence: str
 
 
-def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> Comparison:
+def compare(before: Measurement, now: Measurement) -> Comparison:
     """Test whether the same images are reconstructed better ``now`` than ``before``.
 
     It is a one-sided sign-flip (permutation) test of the mean difference, paired by image. Images that shared an upload
     in either measurement are flipped together (a cluster-level test). It is exact for up to ``EXACT`` groups. A rise
     below the mean's shown digits is ignored, since library versions round differently.
 
-    Args:
-        level: probability of a false alarm, in (0, 0.5).
-
     Raises:
         UserError: images or metrics differ, or there are too few uploads.
     """
-    number("level", level, above=0, below=0.5, example=LEVEL)
-    expect_enough(before)
-    expect_enough(now)
+    expect_enough(before.uploads)
+    expect_enough(now.uploads)
     if before.metric != now.metric:
         raise UserError(f"The baseline is expected to be of {now.metric}, but is of {before.metric}; update it.")
     if before.victims != now.victims or len(before.values) != len(now.values):
@@ -55,7 +51,7 @@ def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> C
             f" ({len(before.values)} then, {len(now.values)} now); measure the same ones, or update it."
         )
     groups = _joined(before.uploads, now.uploads)
-    _expect_groups(len(set(groups.tolist())))
+    expect_enough(groups.tolist())
     difference = np.asarray(now.values) - np.asarray(before.values)
     sign = 1.0 if now.judged_by.leaks == "high" else -1.0
     p = sign_flip_p(np.bincount(groups, weights=sign * difference))
@@ -63,13 +59,8 @@ def compare(before: Measurement, now: Measurement, *, level: float = LEVEL) -> C
     assert change is not None
     shown = now.judged_by.digits
     rises = shown(before.statistic.mean) != shown(now.statistic.mean)  # otherwise it may be rounding
-    worse = p < level and rises
+    worse = p < LEVEL and rises
     return Comparison(worse=worse, p=p, change=change, sentence=_sentence(before, now, change, p, worse=worse))
-
-
-def expect_enough(measurement: Measurement) -> None:
-    """Raise ``UserError`` for a measurement of fewer than ``FEWEST`` uploads."""
-    _expect_groups(len(set(measurement.uploads)))
 
 
 def sign_flip_p(sums: np.ndarray) -> float:
@@ -120,8 +111,9 @@ def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float
     )
 
 
-def _expect_groups(found: int) -> None:
-    if found < FEWEST:
+def expect_enough(uploads: Sequence[int]) -> None:
+    """Raise ``UserError`` for images of fewer than ``FEWEST`` different ``uploads``."""
+    if (found := len(set(uploads))) < FEWEST:
         raise UserError(
             f"At least {FEWEST} independent uploads are expected in both measurements, but got {found}: with fewer no"
             " rise could be distinguished from chance; attack more images, or smaller batches."

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fl_privacy.errors import UserError
+
 if TYPE_CHECKING:
     from fl_privacy.auditing.regression.measurement import Measurement
     from fl_privacy.dp_check.verdict import ClaimVerdict
@@ -76,8 +78,6 @@ class LeakageCheck:
 
         With ``contradicts``, the claim is expected to be false: fail if nothing contradicts it. See ``verdict_on``.
         """
-        from fl_privacy.errors import UserError  # noqa: PLC0415
-
         try:
             found = verdict_on(mechanism, claimed=claimed, delta=delta, **asked)
         except UserError as error:
@@ -89,14 +89,13 @@ class LeakageCheck:
     def _check(self, measure: Callable[[], Measurement]) -> None:
         from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
         from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
-        from fl_privacy.errors import UserError  # noqa: PLC0415
 
         self._measured += 1
         name = self.test if self._measured == 1 else f"{self.test} #{self._measured}"
         try:
             now, kept = measure(), read_baseline(self.path)
             if self.update:
-                expect_enough(now)
+                expect_enough(now.uploads)
                 write_baseline(self.path, {**kept, name: now})
             found = compare(kept[name], now) if name in kept and not self.update else None
         except UserError as error:
@@ -128,7 +127,6 @@ def verdict_on(mechanism: Any, *, claimed: float, delta: float, **asked: Any) ->
     from fl_privacy.defenses import Defense  # noqa: PLC0415
     from fl_privacy.dp_check.check import DpCheckRequest, tested  # noqa: PLC0415
     from fl_privacy.dp_check.of_defense import on_defense  # noqa: PLC0415
-    from fl_privacy.errors import UserError  # noqa: PLC0415
     from fl_privacy.flower.dp_mechanisms import verdicts_on  # noqa: PLC0415
 
     fields = sorted(set(DpCheckRequest.__dataclass_fields__) - {"epsilon", "delta"})
