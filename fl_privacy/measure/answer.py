@@ -19,7 +19,7 @@ class Question:
 
     Attributes:
         measure: name of its figure; empty if examples are counted.
-        scenarios: most scenarios in which it is asked, any of which makes a page red.
+        scenarios: most scenarios of one observer in which it is asked, any of which makes a page red.
     """
 
     title: str
@@ -28,7 +28,7 @@ class Question:
 
 
 QUESTIONS: Mapping[QuestionName, Question] = {
-    "examples": Question(title="Which examples a client trained on", scenarios=7),
+    "examples": Question(title="Which examples a client trained on", scenarios=6),
     "classes": Question(
         title="Which client has more of which class than others",
         measure="correlation with the truth; 0 is guessing",

@@ -30,7 +30,7 @@ from fl_privacy.runs.folder.leakage import worst_by
 from fl_privacy.runs.folder.ongoing import IDENTITY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.summary import Spent
-from fl_privacy.runs.folder.verdict import Ground
+from fl_privacy.runs.folder.verdict import LEAK, Ground
 from fl_privacy.types.modality import ROWS, TEXTS
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def render_audit_brief(folder: Path) -> str:
     record = read_audit(folder)
     known = dict(record.environment)
     kinds = {step.kind for step in record.steps if step.counts is not None}
-    leaks, kind = record.tone == "leak", next(iter(sorted(kinds)), "example").replace("other", "example")
+    leaks, kind = record.tone == LEAK, next(iter(sorted(kinds)), "example").replace("other", "example")
     attacked = [step for step in record.steps if step.counts is not None and step.scenario.leaves]
     rounds = record.rounds or 0
     why: dict[str, list[str]] = {}
@@ -182,7 +182,7 @@ def render_audit_brief(folder: Path) -> str:
 
 
 def _audit_meaning(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> str:
-    if record.tone == "leak":
+    if record.tone == LEAK:
         return f"Whoever runs the server can learn this from clients' uploads. They deserve the care of the {kind}s."
     if record.broken or record.going_on:
         return "The audit did not end, so this is no clearance."
@@ -241,7 +241,7 @@ def render_brief(run: Run) -> str:
         name=run.name,
         figures=[],
         interrupted=not run.finished,
-        places=places_of(leaks=verdict.tone == "leak", attacked=bool(found), record="run.json and metrics.jsonl"),
+        places=places_of(leaks=verdict.tone == LEAK, attacked=bool(found), record="run.json and metrics.jsonl"),
         versions=_versions(run.environment.get("packages") or {}),
         hashes=hashes_of(run.path, ("run.json", "metrics.jsonl", "report.html")),
         verdict=said,
