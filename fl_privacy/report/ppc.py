@@ -222,7 +222,7 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
             plain, adaptive = ([p for by, p in own if by == one and p] for one in (Attacker.PLAIN, Attacker.ADAPTIVE))
             if plain:
                 words = "; ".join(f"accuracy {p.accuracy:.2f}, distance {p.distance:.2f}" for p in plain)
-                alt = f"{mechanism} under {attack}: {words}"
+                alt = f"{mechanism}{f' under {attack}' if attack else ''}: {words}"
                 chart = ppc_chart(plain, adaptive, distance=title, alt=alt)
                 charts[f"{mechanism} · {title.partition(':')[0]}"] = chart
     return charts
