@@ -5,25 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.files import make_private_folder
 from fl_privacy.report.audit_file import PAGE, write_audit
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.rng import streams_put_back
 
 Show = Callable[[AuditRecord], None]
 """Receiver of the records of an audit."""
-
-
-def make_audit_folder(folder: Path, within: Path, out: Path) -> None:
-    """Make ``folder`` for its owner alone; ``UserError`` that names ``out`` if it can't be."""
-    try:
-        make_private_folder(folder, within)
-    except OSError as error:
-        raise UserError(
-            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
-        ) from error
 
 
 class AuditSession:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.scenario_scores import Counted, compared, count_images, count_rows, labels_right
 from fl_privacy.auditing.scenario_words import scored_words
-from fl_privacy.auditing.session import AuditSession, make_audit_folder
+from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.update_given import SiteExamples, entrance_of, network_of, place_of, read_examples, shape_of
 from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.measure.answer import Answer, Kind, Scenario, Shown
 from fl_privacy.measure.counts import Counts
@@ -85,7 +86,7 @@ def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda
     """
     network = network_of(asked.model)
     session = UpdateAudit(asked, network, tell)
-    make_audit_folder(session.folder, session.folder, asked.out)
+    make_out_folder(session.folder, session.folder, asked.out)
     session.write("The updates are attacked now.")
     if (cut := session.end()) is not None:
         session.problems.append(f"Attacks ended before all were made: {cut.reason}")
@@ -214,16 +215,28 @@ class UpdateAudit(AuditSession):
         ]
         labels = (sum(right), sum(len(truth) for truth in chosen)) if right else None
         most = max(len(truth.inputs) for truth in self.truths)
-        if most > examples and answer.counts is not None and not answer.counts.exact:
+        if most > examples and answer.counts is not None:
             # the examples nearest to a guess were taken for its truth: chance takes the nearest of all
-            counts, of = answer.counts, max(1, answer.counts.candidates)
-            luck = max(counts.by_chance, binomial_tail(counts.read, counts.judged, most / (most + of)))
+            counts = answer.counts
+            hits, share = counts.read, most / (most + max(1, counts.candidates))
+            if counts.exact:  # a guess that equals a row is luck if others have that row, too
+                hits, share = self._common(made, chosen) or (counts.exact, 0.0)
+            luck = max(counts.by_chance, binomial_tail(hits, counts.judged, share))
             answer = replace(answer, counts=replace(counts, chance=min(1.0, luck)))
         return replace(answer, labels=labels)
 
+    def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
+        """Return how many equal examples come again, and the share of such; ``None`` if one comes once."""
+        every = torch.cat([*(truth.inputs for truth in self.truths), self.others]).flatten(1).float()
+        pairs = [(one.batch.inputs, own.inputs) for one, own in zip(made, chosen, strict=True) if one.batch is not None]
+        equal = torch.cat([own[_same(own, guess).any(1)] for guess, own in pairs])
+        _, place, times = torch.unique(every, dim=0, return_inverse=True, return_counts=True)
+        once = (_same(equal, every).sum(1) < 2).any()
+        return None if once else (len(equal), float((times[place] > 1).float().mean()))
+
     def _counted(self, truths: Sequence[Batch]) -> Counted:
-        own = torch.cat([truth.inputs for truth in truths]).flatten(1)
-        pool = self.rest[(torch.cdist(self.rest.flatten(1), own, p=torch.inf) > _SAME).all(1)][:_DISTRACTORS]
+        own = torch.cat([truth.inputs for truth in truths])
+        pool = self.rest[~_same(self.rest, own).any(1)][:_DISTRACTORS]
         if self.kind is IMAGES:
             others = others_among(
                 [(image, 0) for image in pool], truths, self.shape, _DISTRACTORS, seed=self.asked.seed
@@ -311,6 +324,10 @@ class UpdateAudit(AuditSession):
             ("Learning rate times steps", _said(self.asked.lr, first.rate, "the output layer's bias")),
             ("Classes", _classes(first.classes)),
         ]
+
+
+def _same(some: Tensor, others: Tensor) -> Tensor:
+    return torch.cdist(some.flatten(1).float(), others.flatten(1).float(), p=torch.inf) <= _SAME
 
 
 def _of(number: int, what: str) -> str:

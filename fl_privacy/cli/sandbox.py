@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError, visible
-from fl_privacy.files import make_missing_private, make_private_folder
+from fl_privacy.files import make_missing_private, make_out_folder
 from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate.apart import Apart
 from fl_privacy.site.gate.framing import Said
@@ -163,12 +163,7 @@ class Sandbox:
         from fl_privacy.report.audit_file import folder_name  # noqa: PLC0415  (takes seconds)
 
         folder = self.out / folder_name(self.name)
-        try:
-            make_private_folder(folder, folder)
-        except OSError as error:
-            raise UserError(
-                f"--out is expected to be a folder that can be written, but {self.out} can't: {error.strerror}."
-            ) from error
+        make_out_folder(folder, folder, self.out)
         return folder
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:

@@ -4,6 +4,8 @@ import os
 import secrets
 from pathlib import Path
 
+from fl_privacy.errors import UserError
+
 PRIVATE_FOLDER = 0o700
 PRIVATE_FILE = 0o600
 ORDINARY_FILE = 0o666
@@ -62,3 +64,13 @@ def _replace(path: Path, content: bytes | str, mode: int) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_out_folder(folder: Path, within: Path, out: Path) -> None:
+    """Make ``folder`` for its owner alone; ``UserError`` that names ``--out`` if it can't be."""
+    try:
+        make_private_folder(folder, within)
+    except OSError as error:
+        raise UserError(
+            f"--out is expected to be a folder that can be written, but {out} can't: {error.strerror}."
+        ) from error

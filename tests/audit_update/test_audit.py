@@ -1,6 +1,7 @@
 """``fl-privacy audit-update``: from two files to a page."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,16 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
-from fl_privacy.auditing.update_given import network_of
+from fl_privacy.auditing.update_audit import UpdateAudit, UpdateAuditRequest, audit_update
+from fl_privacy.auditing.update_given import SiteExamples, network_of
 from fl_privacy.auditing.update_observed import inferred, sent_of, update_of
 from fl_privacy.cli.main import app, run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.files.updates import SavedArrays
 from fl_privacy.measure.counts import Counts
+from fl_privacy.types import Batch, Reconstruction
+from fl_privacy.types.modality import ROWS
+from fl_privacy.types.victim_ids import VictimId
 from tests.audit_update.files import NET, of_flare, trained
 
 SHAPE = (3, 4, 4)
@@ -152,3 +156,19 @@ def test_wrong_options_are_one_line(
     assert run_command_line([*words, "--model", f"{place}/nets.py:Net", "--out", str(place / "out"), *options]) == 2
     said = capsys.readouterr().err.strip()
     assert why in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize("others", [200, 0], ids=["other rows", "none"])
+def test_a_row_that_many_have_is_no_reconstruction(others: int) -> None:
+    common, rng = torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.Generator().manual_seed(0)
+    rows = torch.where(torch.rand(600, 1, generator=rng) < 0.6, common, torch.rand(600, 4, generator=rng))
+    rare = rows[(rows != common).any(1)][0]
+    session = UpdateAudit.__new__(UpdateAudit)
+    session.kind, session.asked = ROWS, UpdateAuditRequest(before=Path(), after=Path(), model="")
+    session.truths, session.others = [SiteExamples(rows[:400])], rows[400 : 400 + others]
+    session.rest = torch.cat([session.others, rows[:400]])
+    for guess, above in ((common, False), (rare, True)):
+        made = Reconstruction(id=VictimId(0, 0), batch=Batch(guess[None], torch.zeros(1)))
+        answer = session._judged([made], None, 1)
+        assert answer.counts is not None and answer.counts.exact == 1
+        assert replace(answer, among=1).above_chance == above

@@ -388,15 +388,15 @@ def _begun(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: B
         labels = labels.argmax(1)
     drawn = torch.randint(len(moves.labels), (_BEGINNINGS, size), generator=rng).to(moves.labels.device)
     rows, own = moves.rows[drawn], moves.labels[drawn]
-    told = labels is not None and (victim.label_source == "known" or classes > _MOST_CLASSES)
-    if labels is not None and told:
+    known = labels is not None and (victim.label_source == "known" or classes > _MOST_CLASSES)
+    if labels is not None and known:
         own = labels.repeat(len(drawn), 1)
     additive = _is_additive(likelihood, rows[:2], own[:2])
-    search = RowSearch(likelihood, moves, rows, own, () if told else range(min(classes, _MOST_CLASSES)), rng, additive)
+    search = RowSearch(likelihood, moves, rows, own, () if known else range(min(classes, _MOST_CLASSES)), rng, additive)
     search.keep(_STARTS)
     if start is not None and start.labels.dim() == 1 and start.inputs.shape == rows.shape[1:]:
         search.rows[-1] = moves.prior.schema.nearest(start.inputs).to(rows)
-        search.labels[-1] = own[0] if told else start.labels.to(own)
+        search.labels[-1] = own[0] if known else start.labels.to(own)
     return search
 
 

@@ -35,12 +35,13 @@ from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.scenarios import Scenarios
-from fl_privacy.auditing.session import AuditSession, Show, make_audit_folder
+from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
 from fl_privacy.defenses import Defense
 from fl_privacy.effects import settings_in_words
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded, files_digest
 from fl_privacy.measure.answer import Answer
 from fl_privacy.models.gradients.memory import resolve_device
@@ -102,7 +103,7 @@ def audit_app(
     if why := check_app(app).stops:
         raise UserError(why)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
-    make_audit_folder(folder / "files", folder, asked.out)
+    make_out_folder(folder / "files", folder, asked.out)
     tell = tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
     session.run(app, config, node_config, folder / "files")
@@ -113,7 +114,7 @@ def audit_app(
             del sys.modules[name]
     tell(f"Running the app again, with {defense.name}")
     after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
-    make_audit_folder(folder / "files-defended", folder, asked.out)
+    make_out_folder(folder / "files-defended", folder, asked.out)
     after.run(app, config, node_config, folder / "files-defended")
     return after
 

@@ -287,8 +287,8 @@ def _has(module: str) -> bool:
 
 
 def _asked(node: ast.Call, file: SourceFile, app: App) -> Iterator[DataAsked]:
-    name, last, told = dotted(node.func)[-80:], called(node), {each.arg: each.value for each in node.keywords}
-    first = node.args[0] if node.args else told.get("dataset", told.get("path", told.get("filepath_or_buffer")))
+    name, last, given = dotted(node.func)[-80:], called(node), {each.arg: each.value for each in node.keywords}
+    first = node.args[0] if node.args else given.get("dataset", given.get("path", given.get("filepath_or_buffer")))
     where = f"{file.path.relative_to(app.folder).as_posix()}:{node.lineno}"
     text = constant(first)
     known = repr(text) if isinstance(text, str) else ""

@@ -211,8 +211,8 @@ def figures_noted(figures: dict[str, float]) -> Iterator[None]:
                 of_rounds = {"loss": held} if isinstance(held, list) else held
                 last = {k: v[-1][1] for k, v in of_rounds.items() if isinstance(v, list) and v}
                 last = last or dict(held[max(held)])
-                told = {f"{key} ({where})": v for key, v in last.items() if isinstance(v, int | float)}
-                figures.update((key, float(value)) for key, value in told.items() if math.isfinite(value))
+                reported = {f"{key} ({where})": v for key, v in last.items() if isinstance(v, int | float)}
+                figures.update((key, float(value)) for key, value in reported.items() if math.isfinite(value))
         return result
 
     with replaced(Strategy, "start", noted), replaced(LegacyServer, "fit", noted):
