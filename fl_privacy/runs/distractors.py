@@ -2,7 +2,9 @@
 
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -87,6 +89,11 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
     """
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
+    made = _made_once if number * math.prod(shape) <= _MOST_KEPT else _made
+    return Distractors(candidates=made(tuple(shape), number, seed))
+
+
+def _made(shape: tuple[int, ...], number: int, seed: int) -> PublicImages | None:
     rng = derive_generator(seed, "candidates")
     digits = torch.empty(0, *shape)
     if shape[0] == 1 and (found := next(_shipped(_DIGITS), None)) is not None:
@@ -94,14 +101,17 @@ def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> 
         digits = functional.interpolate(chosen, size=shape[1:], mode="bilinear", antialias=True).clamp(0, 1)
     cuts = _cuts(shape, number - len(digits), rng)
     if not len(images := torch.cat([digits, cuts])):
-        return Distractors()
+        return None
     kinds = ["cuts of photographs"] * bool(len(cuts)) + ["handwritten digits"] * bool(len(digits))
-    return Distractors(candidates=_shared(images, None, f"{' and '.join(kinds)} that packages ship"))
+    return _shared(images, None, f"{' and '.join(kinds)} that packages ship")
+
+
+_made_once = lru_cache(maxsize=_MOST_LATEST)(_made)
 
 
 def at_most(number: int, shape: tuple[int, ...]) -> int:
     """Return ``number``, limited by the memory of images of ``shape``."""
-    return min(number, _MOST_VALUES // max(1, int(torch.tensor(shape).prod())))
+    return min(number, _MOST_VALUES // max(1, math.prod(shape)))
 
 
 def _cuts(shape: tuple[int, ...], number: int, rng: torch.Generator) -> Tensor:

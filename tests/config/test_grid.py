@@ -5,6 +5,7 @@ import pytest
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.config.study import GRIDS, UNDEFENDED, load_grid, names_in
+from tests.selection import few
 
 SECTIONS = """
 settings: [data=mnist_mini, federation.rounds=3]
@@ -28,7 +29,7 @@ def overridden(*overrides, tmp_path):
     return compose_run(grid.training(last)), compose_run(grid.attacking(last, grid.cells[0]))
 
 
-@pytest.mark.parametrize("name", names_in(GRIDS))
+@pytest.mark.parametrize("name", few(names_in(GRIDS), 4))
 def test_shipped_grids_compose(name):
     grid = load_grid(name)
     families = {point.family: point for point in grid.points}

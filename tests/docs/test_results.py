@@ -71,6 +71,7 @@ def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) ->
     assert "*Not run:* `fl-privacy train-evaluator" in findings
 
 
+@pytest.mark.long
 def test_another_number_in_a_row_is_another_number_on_the_page(results: ModuleType, rows: Path) -> None:
     path = rows / "refiner_rows" / "rows.jsonl"
     told = [json.loads(line) for line in path.read_text().splitlines()]

@@ -16,6 +16,7 @@ from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
 from fl_privacy.dp_check.mechanism import MechanismCheck
 from fl_privacy.dp_check.verdict import Status
 from fl_privacy.types import Tensors
+from tests.selection import few
 
 DELTA = 1e-5
 LIKE = {"a": torch.zeros(6, 8), "b": torch.zeros(6, 8), "c": torch.zeros(2, 3, 2), "d": torch.zeros(9)}
@@ -161,7 +162,7 @@ def checked(mechanism: Mechanism, *, epsilon: float = 3.0, draws: int = 4000) ->
     return check_mechanism(mechanism, claimed=epsilon, delta=DELTA, like=LIKE, clip_norm=1.0, draws=draws)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", few(FAULTS, 8))
 def test_noise_that_does_not_cover_all_is_found(name: str) -> None:
     mechanism, reason = FAULTS[name]
     many = isinstance(mechanism, ManyAtOnce)
@@ -259,7 +260,7 @@ HONEST: dict[str, Callable[[float, torch.Generator], Mechanism]] = {
 }
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", few(HONEST, 4))
 def test_honest_mechanisms_of_unusual_kinds_are_not_accused(name: str) -> None:
     for seed in range(3):
         rng = torch.Generator().manual_seed(seed)

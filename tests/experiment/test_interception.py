@@ -60,6 +60,7 @@ def assert_same_scores(one: Run, other: Run) -> None:
     assert [score[2] for score in one.scores()] == pytest.approx([score[2] for score in other.scores()], abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_run_without_captures_says_how_to_get_them(defended: Run, tmp_path, capfd) -> None:
     assert run("attack", f"captured={defended.path}", *ATTACK, out=tmp_path).status == 2
     error = capfd.readouterr().err.strip().splitlines()

@@ -32,6 +32,7 @@ def reconstructions(found: Run) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((found.path / "reconstructions").iterdir())}
 
 
+@pytest.mark.long
 def test_reconstructions_are_equal_bytes_whatever_the_threads_around_them(tmp_path: Path) -> None:
     first, second = (attacked(tmp_path / str(cores), cores=cores) for cores in (1, 3))
     assert first.path.name == second.path.name

@@ -278,6 +278,7 @@ def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
     assert found.recomputed is not None and "changes while" in found.recomputed.missing[0]
 
 
+@pytest.mark.long
 def test_sums_that_are_divided_by_the_sampled_batch_show_its_size() -> None:
     def by_batch(training: Training) -> None:
         for number in range(1, 5):

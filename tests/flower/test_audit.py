@@ -80,6 +80,7 @@ def test_a_page_shows_what_single_images_give_away(probed: Path, capsys: pytest.
     assert len(load_observations(run.path / "captures", Net())) == 2 * (app.CLIENTS + 4)
 
 
+@pytest.mark.long
 def test_a_defense_shows_on_the_page(probed: Path, tmp_path: Path) -> None:
     mods = [defense_mod(dp_noise(scale=0.05, clip_norm=1.0), model=Net, buffers="withheld", seed=1), probe]
     app.start(

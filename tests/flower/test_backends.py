@@ -15,6 +15,7 @@ from fl_privacy.federation import Audit, ServerPlan, plain_rounds
 from fl_privacy.flower import rounds_in_process
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
+from tests.selection import few
 
 ROUNDS = 3
 
@@ -82,7 +83,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(CASES, 8))
 def test_in_process_flower_gives_the_bits_of_the_plain_loop(case: str) -> None:
     recording = assert_same_run(rounds_in_process, **CASES[case])
 

@@ -169,6 +169,7 @@ def test_files_are_found_from_the_folder_above_and_a_script_may_call_what_it_imp
     assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
 
 
+@pytest.mark.long
 def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
     named = "class Named(fl.server.strategy.FedAvg):\n    def configure_fit(self, rnd, parameters, client_manager):\n"
     named += "        return super().configure_fit(rnd, parameters, client_manager)\n"

@@ -25,6 +25,7 @@ UNLOADED = PLAIN.replace(LOADER, "").replace(
 FEW = PLAIN.replace("TensorDataset(x, y)", "TensorDataset(x[:8], y[:8])").replace("nn.Sigmoid()", "nn.Tanh()")
 
 
+@pytest.mark.long
 def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_sample", PLAIN, seconds=10.0, victims=1)
     real = rung(record, "all")
@@ -37,6 +38,7 @@ def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_few_steps_are_undone(tmp_path: Path) -> None:
     real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=10.0, victims=1), "all")
     assert real["counts"]["judged"] == 8, real["reason"]
@@ -57,6 +59,7 @@ def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
     assert rung(record, "batch")["size"] == 4 and rung(record, "batch")["counts"]["judged"] == 4
 
 
+@pytest.mark.long
 def test_the_fewest_examples_that_work_take_the_place_of_one(tmp_path: Path) -> None:
     zero = "        optimizer.zero_grad()"
     wants = f"        if len(a) < 3: raise ValueError('Expected more than 1 value per channel')\n{zero}"

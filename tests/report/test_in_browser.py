@@ -18,6 +18,7 @@ from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
 from tests.report.test_film import filmed_run, filmed_texts
 from tests.results.runs import defended, pictures, record, study_entry
+from tests.selection import few
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no Chromium")
 
@@ -144,7 +145,7 @@ def test_nothing_sticks_out_or_stands_raw(browser, pages, name):
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != day
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, 2))
 def test_a_brief_is_one_sheet(browser, pages, kind):
     browser.open(pages[f"brief of {kind}"])
     assert len(re.findall(rb"/Type\s*/Page\b", browser.pdf())) == 1

@@ -236,6 +236,7 @@ def test_both_attackers_are_shown_side_by_side(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_many_attacked_rounds_are_a_curve_and_a_closed_table(tmp_path, monkeypatch):
     run = record(tmp_path, adaptive=0.02)
     few = page_of(run).text

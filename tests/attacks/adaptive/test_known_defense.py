@@ -117,7 +117,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize("attack", [BY_VALUE, BY_ANGLE], ids=["by value", "by angle"])
-@pytest.mark.parametrize("name", few(COMPOSED, 2))
+@pytest.mark.parametrize("name", few(COMPOSED, 1))
 def test_one_part_of_a_defense_keeps_no_attacker_from_what_it_knows_of_another(name, attack):
     defense, share = COMPOSED[name]
     seen = victims(defense, count=COUNT)

@@ -8,10 +8,11 @@ from fl_privacy.attacks.gradient_inversion import preparation
 from fl_privacy.attacks.gradient_inversion.execution import RecordedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from tests.attacks.victims import observations, smooth_net
+from tests.selection import few
 
 
 @pytest.mark.parametrize("attack", [inverting_gradients(iterations=40), idlg(iterations=2, enough=0)])
-@pytest.mark.parametrize("victims", [1, 2])
+@pytest.mark.parametrize("victims", few([1, 2], 1))
 def test_every_bit_is_that_of_the_evaluation(attack, victims: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = observations(smooth_net(), victims)
     plain = attack(seen, seed=0)

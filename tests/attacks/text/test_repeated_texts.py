@@ -32,6 +32,7 @@ from tests.attacks.text.test_dager import (
     two_layers,
     without_rows,
 )
+from tests.selection import few
 
 
 def sorted_rows(tokens: Tensor) -> list[list[int]]:
@@ -97,7 +98,7 @@ def with_a_copy(tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("make", [encoder, decoder, language_model, two_layers, wide.encoder])
+@pytest.mark.parametrize("make", few([encoder, decoder, language_model, two_layers, wide.encoder], 2))
 def test_a_text_that_is_there_twice_is_read_twice(make: Callable[[], TextModel], told: bool) -> None:
     tokens = with_a_copy(wide.texts([8, 6]) if make is wide.encoder else texts([6, 5]))
     seen = observed(make, tokens, told=told)

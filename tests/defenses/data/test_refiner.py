@@ -26,6 +26,7 @@ from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, train_evaluato
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
+from tests.selection import few
 
 from ..harness import clean_gradient, flat, local_step, run, small_evaluator, small_model
 
@@ -155,7 +156,7 @@ def test_utility_gap_falls_and_noise_rises(make):
     assert all((x >= 0).all() and (x <= 1).all() for x in steps)
 
 
-@pytest.mark.parametrize("epsilon", [0, 1e-6, 1e-3, 0.1, 10])
+@pytest.mark.parametrize("epsilon", few([0, 1e-6, 1e-3, 0.1, 10], 2))
 @pytest.mark.parametrize("options", [{}, {"match": "example"}, {"alpha": 1.0}])
 def test_upload_is_within_epsilon_of_the_true_gradient(epsilon, options):
     step = trained_step()
