@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.measure.registry import IMAGE_METRIC
@@ -21,9 +21,8 @@ from fl_privacy.runs.folder.pictures import Pixels
 from fl_privacy.types.victim_ids import Certainty
 
 PAIRS_IN_A_ROW = 4
-_LETTERS_IN_AN_INCH = 17.5
-_IMAGE, _LINE, _MARGIN = 1.3, 0.14, 0.05
-"""Inches of an image, of a line above it, and of the margin."""
+_IMAGE, _LINE, _MARGIN, _LETTER, _FONT = 195, 21, 8, 9, 17
+"""Pixels of an image, of a line above it, of the margin, of a letter, and of the font's size."""
 
 
 def data_uri(image: Pixels) -> str:
@@ -47,16 +46,14 @@ def grid_picture(
     ``None`` leaves a place empty. Images that the model saw instead of the originals come after these, guesses of the
     adaptive attacker last.
     """
-    from matplotlib.figure import Figure  # noqa: PLC0415  (slow to import)
-
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)
     beside = [images for images in (transformed, reconstructions, adaptive) if images is not None]
     width = _IMAGE * (1 + len(beside))
-    titles = [textwrap.fill(caption, round(_LETTERS_IN_AN_INCH * width)) for caption in captions]
+    titles = [textwrap.fill(caption, width // _LETTER) for caption in captions]
     over = _LINE * (1 + max((title.count("\n") + 1 for title in titles), default=1))
-    size = width * columns, (_IMAGE + over) * rows
-    figure = Figure(figsize=size, dpi=150)
+    picture = Image.new("RGB", (width * columns, (_IMAGE + over) * rows), "white")
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_FONT)
     for number, (original, others, words) in enumerate(zip(originals, zip(*beside, strict=True), titles, strict=False)):
         like = next((image for image in (original, *others) if image is not None), None)
         if like is None:
@@ -64,16 +61,16 @@ def grid_picture(
         empty = np.full_like(like, 255)
         gap = np.full_like(like[:, :, : max(1, like.shape[2] // 16)], 255)
         shown = [part for other in others for part in (gap, empty if other is None else other)]
-        first = empty if original is None else original
+        cell = Image.fromarray(_rows(np.concatenate([empty if original is None else original, *shown], axis=2)))
         row, column = divmod(number, columns)
-        left, bottom = width * column + _MARGIN, (_IMAGE + over) * (rows - 1 - row) + _MARGIN
-        place = (left / size[0], bottom / size[1], (width - 2 * _MARGIN) / size[0], (_IMAGE - _MARGIN) / size[1])
-        cell = figure.add_axes(place, xticks=(), yticks=())  # automatic layout would take most of the time
-        cell.axis("off")
-        cell.imshow(_rows(np.concatenate([first, *shown], axis=2)), cmap="gray", vmin=0, vmax=255, aspect="equal")
-        cell.set_title(words, fontsize=8, parse_math=False)
+        scale = min((width - 2 * _MARGIN) / cell.width, (_IMAGE - _MARGIN) / cell.height)
+        size = max(1, round(scale * cell.width)), max(1, round(scale * cell.height))
+        middle, top = width * column + width // 2, (_IMAGE + over) * row + over
+        cell = cell.resize(size, Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS)
+        picture.paste(cell, (middle - size[0] // 2, top))
+        draw.multiline_text((middle, top - _MARGIN), words, "black", font, anchor="md", align="center")
     file = io.BytesIO()
-    figure.savefig(file, format="png")
+    picture.save(file, format="PNG")
     make_private_folder(path.parent, path.parent)
     write_private(path, file.getvalue())
 
