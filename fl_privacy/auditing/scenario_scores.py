@@ -21,7 +21,7 @@ from fl_privacy.measure.identification import laid_otherwise
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.measure.rule import LEVEL
-from fl_privacy.runs.distractors_of_app import others_among
+from fl_privacy.runs.distractors import others_among
 from fl_privacy.types import Batch, Certainty, Reconstruction
 
 EXACT_ROW, SAME = 0.01, 1e-5

@@ -73,13 +73,12 @@ def benchmark(  # noqa: PLR0917
 
 def _rank(track: Track, processes: int, console: Console, *, only_report: bool, open_page: bool) -> None:
     from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
-    from fl_privacy.runs.study import plan_study, read_problems, write_problems  # noqa: PLC0415
-    from fl_privacy.runs.study_results import measured_by, write_benchmark  # noqa: PLC0415
+    from fl_privacy.runs.study import measured_by, plan_study, read_problems, write_benchmark, write_problems  # noqa: PLC0415  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
         planned = plan_study(track)
     if planned.evaluators and not only_report:
-        from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+        from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
         for file, own in planned.evaluators.items():
             console.print(f"Evaluation network {file}", highlight=False)
@@ -120,8 +119,7 @@ def trade_off(  # noqa: PLR0917
     say_what_takes_time()
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
     from fl_privacy.runs.folder.ongoing import write_planned  # noqa: PLC0415
-    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
-    from fl_privacy.runs.study_results import write_sweep_table  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study, write_sweep_table  # noqa: PLC0415
 
     sweep = plan_study(loaded)
     if not only_report:
@@ -169,7 +167,7 @@ def _processes(asked: int | None) -> int:
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
     """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
-    from fl_privacy.cli.underway import Underway  # noqa: PLC0415
+    from fl_privacy.cli.console import Underway  # noqa: PLC0415
 
     failed: dict[str, str] = {}
     underway = Underway(title, [job.folder for job in jobs], console)
@@ -311,8 +309,7 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
     from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)
-    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
-    from fl_privacy.runs.study_results import sweep_table  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study, sweep_table  # noqa: PLC0415
 
     return sweep_table(plan_study(grid), name, settings)
 
@@ -352,7 +349,7 @@ def _stop_at_sigterm() -> None:
 
 
 def _do(job: Job) -> str | None:
-    from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
+    from fl_privacy.cli.console import WrittenMonitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"

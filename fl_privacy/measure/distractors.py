@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
-from fl_privacy.measure.identification import aligned, control, identify, near_lead
+from fl_privacy.measure.identification import PublicImages, aligned, control, identify, near_lead
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
 from fl_privacy.measure.texts import (
     Language,

@@ -7,8 +7,7 @@ from typing import Any, Literal, TypeVar
 from markupsafe import Markup
 
 from fl_privacy.report.charts import Curve, line_chart
-from fl_privacy.report.gallery import data_uri, place_of
-from fl_privacy.report.texts import Piece, colored, uncolored
+from fl_privacy.report.gallery import Piece, colored, data_uri, place_of, uncolored
 from fl_privacy.runs.folder import Attacker, Film, Pair, Run, Sentence, TextFilm
 from fl_privacy.types.film import FRAMES
 

@@ -1,24 +1,26 @@
-"""Show the attacked images of a run on a page, and in one picture."""
+"""Show the attacked images, texts and table rows of a run on a page, and images in one picture."""
 
 from __future__ import annotations
 
 import base64
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.measure.registry import IMAGE_METRIC
+from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC
 from fl_privacy.report.words import metric, title
-from fl_privacy.runs.folder import Attacker, Pair, Run
-from fl_privacy.runs.folder.pictures import Pixels
-from fl_privacy.types.victim_ids import Certainty
+from fl_privacy.runs.folder import Pair, Run, Sentence
+from fl_privacy.runs.folder.pictures import Pixels, RowGuess, RowPair
+from fl_privacy.types.modality import as_shown
+from fl_privacy.types.victim_ids import Attacker, Certainty
 
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5
@@ -231,3 +233,158 @@ def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
     """Return client, victim and number of an example in words."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])
+
+
+TEXT_CAPTION = ("token_f1", "rouge_l", "exact_match")
+
+Kind = Literal["plain", "right", "misplaced", "wrong"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token for display, ``True`` if it continues the word before it, and its kind."""
+
+    text: str
+    glued: bool
+    kind: Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceView(ExampleView):
+    """One attacked text as tokens; ``original`` is empty if not known, ``adaptive`` is ``None`` without one."""
+
+    original: Sequence[Piece]
+    guess: Sequence[Piece]
+    adaptive: Sequence[Piece] | None
+
+
+def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
+    """View the first ``SHOWN`` attacked texts."""
+    return [_text_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
+    """View the best, median and worst text by the metric ``by``; any three if all are equal."""
+    ranked = rank_by(run, by)
+    if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
+        different = {place_of(record, "text"): record for record in reversed(ranked)}
+        return [_text_view(record, found) for record in list(different.values())[::-1][:3]]
+    return [_text_view(record, found, rank) for rank, record in extremes(ranked)]
+
+
+def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
+    """Mark each token of ``guess`` as right in place, misplaced, or wrong; each original token counts once."""
+    if original is None:
+        return uncolored(guess)
+    right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
+    left = Counter(original) - Counter(token for token, is_right in zip(guess, right, strict=True) if is_right)
+    pieces = []
+    for token, is_right in zip(guess, right, strict=True):
+        kind: Kind = "right" if is_right else "misplaced" if left[token] > 0 else "wrong"
+        if kind == "misplaced":
+            left[token] -= 1
+        pieces.append(Piece(*as_shown(token), kind))
+    return pieces
+
+
+def uncolored(tokens: Sequence[str]) -> list[Piece]:
+    """Return ``tokens`` for display, without marks."""
+    return [Piece(*as_shown(token), "plain") for token in tokens]
+
+
+def _text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
+    sentence = found.get((record["id"], record["image"]), Sentence(None))
+    original = sentence.original
+    return SentenceView(
+        **described(record, "text", TEXT_CAPTION),
+        rank=rank,
+        original=uncolored(original or ()),
+        guess=colored(sentence.guess or (), original),
+        adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),
+    )
+
+
+ROW_CAPTION = ("cells_right", "categories_right", "numbers_right")
+
+SURE = 0.9
+"""Least certainty of a cell shown as certain."""
+
+_RANKS = ("Best", "Second", "Third")
+
+
+@dataclass(frozen=True)
+class RowCell:
+    """A guessed cell: right, wrong, or plain if not known, and ``True`` if the attacker is certain."""
+
+    text: str
+    kind: str
+    certain: bool
+
+
+@dataclass(frozen=True)
+class RowLine:
+    """One column of a row: name, original cell, and each attacker's cell."""
+
+    column: str
+    original: str
+    guess: RowCell | None
+    adaptive: RowCell | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowView(ExampleView):
+    """One attacked row, column by column."""
+
+    lines: Sequence[RowLine]
+    known: bool
+    adaptive: bool
+
+
+def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the first ``SHOWN`` attacked rows."""
+    return [_row_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the three rows with most right cells, from different clients and uploads if possible."""
+    ranked = rank_by(run, TABLE_METRIC)
+    ranks = ("", "", "") if _equal(ranked) else _RANKS
+    return [_row_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
+
+
+def best_rows_in_words(run: Run) -> str:
+    """Describe the control, and the choice of :func:`best_rows`."""
+    ranked, said = rank_by(run, TABLE_METRIC), []
+    if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
+        share = metric(sum(found) / len(found), TABLE_METRIC)
+        of_rows = "of the cells of a row right (95 % of guesses, mean of the rows)."
+        said.append(f"Without any update a guess has up to {share} {of_rows}")
+    if len(from_many(ranked, 3, "row")) >= 2:
+        source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
+        most = f"The rows with the most cells reconstructed, from different {source}."
+        said.append(f"Rows from different {source}: all reconstructed equally well." if _equal(ranked) else most)
+    return " ".join(said)
+
+
+def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
+    return len({record.get(TABLE_METRIC) for record in ranked}) == 1
+
+
+def _row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
+    pair = found.get((record["id"], record["image"]), RowPair(None))
+    original, control = pair.original, record.get("control_cells")
+    without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
+    lines = []
+    for k, column in enumerate(pair.columns):
+        cells = _cell(pair.guess, k, record), _cell(pair.adaptive, k, record)
+        lines.append(RowLine(column, original[k] if original is not None else "?", *cells))
+    told = described(record, "row", ROW_CAPTION, without)
+    return RowView(**told, rank=rank, lines=lines, known=original is not None, adaptive=pair.adaptive is not None)
+
+
+def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> RowCell | None:
+    if guess is None:
+        return None
+    kind = "plain" if not guess.right else "right" if guess.right[at] else "wrong"
+    proven = record.get("certainty") in ("proven", "consistent")
+    return RowCell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)

@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.gallery import ImageView, data_uri, view_extremes
+from fl_privacy.report.gallery import ImageView, Piece, data_uri, uncolored, view_extremes
 from fl_privacy.report.headline import Headline, headline_of
 from fl_privacy.report.page import render
-from fl_privacy.report.texts import Piece, uncolored
 from fl_privacy.report.words import percent, seconds
 from fl_privacy.report.write import page_of_run
 from fl_privacy.runs.config.parse import select

@@ -13,15 +13,22 @@ from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
-from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
+from fl_privacy.report.gallery import (
+    SHOWN,
+    all_rows,
+    all_sentences,
+    best_rows,
+    best_rows_in_words,
+    extreme_sentences,
+    gallery_title,
+    view_all,
+    view_extremes,
+)
 from fl_privacy.report.headline import bound_in_words, headline_of
-from fl_privacy.report.inferred import views_of
-from fl_privacy.report.mechanisms import claim_views
+from fl_privacy.report.inferred import claim_views, views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.paper import paper_view_of
-from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
+from fl_privacy.report.ppc import paper_view_of
 from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.report.texts import all_sentences, extreme_sentences
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by

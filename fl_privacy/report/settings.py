@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fl_privacy.runs.config._options import called
-from fl_privacy.runs.config.keys import groups, is_within
+from fl_privacy.runs.config.settings import groups, is_within
 from fl_privacy.runs.folder import Run, Summary
 from fl_privacy.runs.folder.identity import RUNTIME
 

@@ -24,9 +24,8 @@ from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.inferred import AXES
-from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.page import link_to, render, writable
-from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
+from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows, samples_of_runs
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words

@@ -30,8 +30,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config._options import CUSTOM, called, options
 from fl_privacy.runs.config.building import check_arguments, instantiate, instantiate_as, locate_target, plain_settings
-from fl_privacy.runs.config.plugins import register_plugin_metrics
-from fl_privacy.runs.config.settings import BpkiSettings
+from fl_privacy.runs.config.settings import BpkiSettings, register_plugin_metrics
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
 from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality

@@ -12,8 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR, PACKAGE
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
-from fl_privacy.runs.config.keys import is_within, keys_of
-from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.config.settings import Role, is_within, keys_of
 from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
 
 GRIDS = PACKAGE / "grids"

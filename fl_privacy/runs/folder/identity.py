@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.files import PACKAGE
-from fl_privacy.runs.config.keys import keys_of
 from fl_privacy.runs.config.parse import LATER, select
-from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.config.settings import Role, keys_of
 
 RUNTIME = keys_of(Role.RUNTIME)
 

@@ -9,7 +9,7 @@ from typing import Any
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expect_regular_files
-from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.settings import register_plugin_metrics
 from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING

@@ -13,7 +13,7 @@ from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.files.foreign import read_text
 from fl_privacy.runs.folder.claims import CLAIM
 from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
-from fl_privacy.runs.folder.paper import PAPER
+from fl_privacy.runs.folder.records import PAPER
 
 Shared = Literal["figures", "originals"]
 """Content of a copy: figures alone, or also originals and reconstructions."""
