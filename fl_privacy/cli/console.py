@@ -197,8 +197,7 @@ def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
     return time_left(left((*within, stages[0].what), share_done(stages)))
 
 
-LOOK_EVERY = 1.0
-"""Seconds."""
+LOOK_EVERY = 1.0  # seconds
 
 _WHOLE = 10_000
 

@@ -20,8 +20,7 @@ EXIT_NOTHING = 3
 FAULTS = (UserError, OSError, MemoryError)
 """Faults of input, disk and machine: a job that ends by one keeps its files, and other jobs go on."""
 
-STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)
-"""Exceptions that may be faults, as ``recognized`` decides."""
+STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)  # exceptions that may be faults, as ``recognized`` decides
 
 
 class NothingReconstructedError(UserError):

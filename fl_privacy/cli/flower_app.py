@@ -44,14 +44,11 @@ from fl_privacy.runs.threat_model import Whereabouts
 from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
 TIMEOUT, RECONNECT = "round-timeout", "reconnect-timeout"
-AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"
-"""Keys of the run config."""
+AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"  # keys of the run config
 
-CLIENTS = "federation.clients"
-"""Setting that by default equals the number of nodes."""
+CLIENTS = "federation.clients"  # setting that by default equals the number of nodes
 
-MOST_OF_OVERRIDES = 1 << 14
-"""Largest number of letters of overrides, which the starter of a run sends to all nodes."""
+MOST_OF_OVERRIDES = 1 << 14  # largest number of letters of overrides, which the starter of a run sends to all nodes
 
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of models and defenses that it runs in addition to

@@ -153,8 +153,7 @@ def _stages(
         yield stage, {} if only_report else do_all(numbered, left, processes, console)
 
 
-BYTES_OF_A_JOB = 3 * 2**29
-"""Largest memory of a job, which bounds the number of parallel jobs."""
+BYTES_OF_A_JOB = 3 * 2**29  # largest memory of a job, which bounds the number of parallel jobs
 
 
 def _processes(asked: int | None) -> int:

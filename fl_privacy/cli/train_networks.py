@@ -33,11 +33,9 @@ from fl_privacy.runs.config import compose_file
 from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import expect_type
 
-SHOWN = 1000
-"""Number of images or texts of the other split behind the table of predictions."""
+SHOWN = 1000  # number of images or texts of the other split behind the table of predictions
 
-RATIOS = torch.linspace(0, 1, 11)
-"""True noise ratios in that table."""
+RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
@@ -118,8 +116,7 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     return teacher
 
 
-Splits = tuple[LabelledExamples, LabelledExamples]
-"""Split to train on, and the other one."""
+Splits = tuple[LabelledExamples, LabelledExamples]  # split to train on, and the other one
 
 
 @dataclass(frozen=True)
@@ -127,8 +124,7 @@ class _Work:
     key: str
     about: Mapping[str, str]
     train: Callable[..., Evaluator]
-    curve: Callable[[Any], Tensor]
-    """(R, N) predictions for the other split at each of :data:`RATIOS`."""
+    curve: Callable[[Any], Tensor]  # (R, N) predictions for the other split at each of :data:`RATIOS`
 
 
 def _images(
@@ -187,8 +183,7 @@ def _table(trained: Mapping[str, Evaluator | None], curve: Callable[[Any], Tenso
     return table
 
 
-SECONDS_BETWEEN_STATES = 60.0
-"""Interval at which the state of the training is saved."""
+SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is saved
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:

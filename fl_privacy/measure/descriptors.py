@@ -28,21 +28,13 @@ LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image 
 
 @dataclass(frozen=True)
 class Sight:
-    """Resolution and blurs at which images are compared.
+    """Resolution and blurs at which images are compared."""
 
-    Attributes:
-        side: pixels to which the longer side is averaged down.
-        pairs: blurs of the moved and the other image, compared in every window.
-        whole: blurs compared in the whole image only.
-        gap: pixels between each half and the middle, so that they share no pixels.
-        between: ``True`` to also shift averaged images by half an averaged pixel.
-    """
-
-    side: int
-    pairs: tuple[tuple[int, int], ...]
-    whole: tuple[tuple[int, int], ...]
-    gap: int
-    between: bool
+    side: int  # pixels to which the longer side is averaged down
+    pairs: tuple[tuple[int, int], ...]  # blurs of the moved and the other image, compared in every window
+    whole: tuple[tuple[int, int], ...]  # blurs compared in the whole image only
+    gap: int  # pixels between each half and the middle, so that they share no pixels
+    between: bool  # ``True`` to also shift averaged images by half an averaged pixel
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:

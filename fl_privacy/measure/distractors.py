@@ -43,19 +43,15 @@ class Distractors:
     """Distractors and controls with which guesses are compared.
 
     Attributes:
-        candidates: distractor images; ``None`` without any, or for texts.
-        texts: (N, L) public tokens, -1 for none, whose frequencies are the control of texts.
-        rows: (M, C) public cells of a table, the control of rows.
-        labels: (M,) classes of the rows; ``None`` without classes.
         controls: (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on
             another client.
         beside: distractors for a client, if they differ between clients.
     """
 
-    candidates: PublicImages | None = None
-    texts: Tensor | None = None
-    rows: Tensor | None = None
-    labels: Tensor | None = None
+    candidates: PublicImages | None = None  # distractor images; ``None`` without any, or for texts
+    texts: Tensor | None = None  # (N, L) public tokens, -1 for none, whose frequencies are the control of texts
+    rows: Tensor | None = None  # (M, C) public cells of a table, the control of rows
+    labels: Tensor | None = None  # (M,) classes of the rows; ``None`` without classes
     controls: Controls = field(default_factory=dict)
     beside: Callable[[int], PublicImages | None] | None = None
 

@@ -23,17 +23,14 @@ class PublicImages:
     """Distractor images, none of them attacked.
 
     Attributes:
-        images: (N, C, H, W) in [0, 1].
-        labels: (N,) classes, if known.
-        more: (M, C, H, W) of bytes, also searched for the nearest image.
         controls: original and label -> cached largest PSNR and SSIM without an update.
         near: original -> cached lead and likeness of the nearest public image.
     """
 
-    images: Tensor
-    labels: Tensor | None = None
+    images: Tensor  # (N, C, H, W) in [0, 1]
+    labels: Tensor | None = None  # (N,) classes, if known
     name: str = "public images"
-    more: Tensor | None = None
+    more: Tensor | None = None  # (M, C, H, W) of bytes, also searched for the nearest image
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
     _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
@@ -130,7 +127,6 @@ class Identified:
     """Likeness of each original of a batch of B to the guesses at the batch.
 
     Attributes:
-        guess: (B,) index of the most similar guess.
         likeness: (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original
             leads enough; without any, in the way of the best lead.
         rank: (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
@@ -140,7 +136,7 @@ class Identified:
             smaller one for the best lead and the largest likeness. NaN if the original is not nearest.
     """
 
-    guess: Tensor
+    guess: Tensor  # (B,) index of the most similar guess
     likeness: Tensor
     rank: Tensor | None = None
     lead: Tensor | None = None
@@ -155,20 +151,13 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """G guesses at a batch of B originals, compared with R rivals at one resolution.
+    """G guesses at a batch of B originals, compared with R rivals at one resolution."""
 
-    Attributes:
-        guesses: (G, C, H, W) in [0, 1].
-        originals: (B, C, H, W) in [0, 1].
-        rivals: (R,) indices of the rivals, sorted.
-        usual: (U,) indices that define the usual correlation.
-    """
-
-    guesses: Tensor
-    originals: Tensor
+    guesses: Tensor  # (G, C, H, W) in [0, 1]
+    originals: Tensor  # (B, C, H, W) in [0, 1]
     others: PublicImages
-    rivals: Tensor
-    usual: Tensor
+    rivals: Tensor  # (R,) indices of the rivals, sorted
+    usual: Tensor  # (U,) indices that define the usual correlation
     sight: Sight
 
     def ranked(self, candidates: int) -> Identified:

@@ -12,8 +12,7 @@ from fl_privacy.errors import UserError
 
 ANY_VALUE = (-math.inf, math.inf)
 
-FEW = 5
-"""With fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two."""
+FEW = 5  # with fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two
 
 
 @dataclass(frozen=True, kw_only=True)

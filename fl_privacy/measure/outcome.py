@@ -60,15 +60,13 @@ class Outcome(StrEnum):
     """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by
     digit."""
 
-    IDENTIFIED = "identified"
-    """The original is nearer to the guess than any of the candidates, up to harmless changes."""
+    IDENTIFIED = "identified"  # the original is nearer to the guess than any of the candidates, up to harmless changes
 
     RECOGNIZABLE = "recognizable"
     """Past a published threshold, and better than a control that never saw the update; for a row, more
     cells right than 95 percent of such controls reach, and than the table's usual row."""
 
-    NOTHING = "nothing"
-    """None of these, or no guess."""
+    NOTHING = "nothing"  # none of these, or no guess
 
 
 READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # outcomes that count as a leak
@@ -82,16 +80,12 @@ class GuessComparison:
     of the candidates; a control is the same figure of the best guess that never saw the update.
 
     Attributes:
-        exact: ``True`` if image or row are equal up to rounding.
         best_rank: original's place among itself and the candidates, by the best of several ways of comparing: that of
             an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
-        chance: probability that guesses without the update score as well on the upload.
         words_read: number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts.
-        words_false: number of guessed words that are in no text.
-        word_chance: ``chance`` by words.
     """
 
-    exact: bool | None = None
+    exact: bool | None = None  # ``True`` if image or row are equal up to rounding
     control_psnr: float | None = None
     control_ssim: float | None = None
     likeness: float | None = None
@@ -104,13 +98,13 @@ class GuessComparison:
     aligned_ssim: float | None = None
     control_f1: float | None = None
     control_cells: float | None = None
-    chance: float | None = None
+    chance: float | None = None  # probability that guesses without the update score as well on the upload
     words_there: float | None = None
     words_read: float | None = None
-    words_false: float | None = None
+    words_false: float | None = None  # number of guessed words that are in no text
     words_of: float | None = None
     word_control_f1: float | None = None
-    word_chance: float | None = None
+    word_chance: float | None = None  # ``chance`` by words
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "GuessComparison":

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 Of = Literal["images", "labels", "transformed", "texts", "words", "cells"]
 
-LARGEST_PSNR = 100.0
-"""PSNR in dB above which images differ by less than float precision."""
+LARGEST_PSNR = 100.0  # PSNR in dB above which images differ by less than float precision
 
 
 def decimals(value: float) -> str:

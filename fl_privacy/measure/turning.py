@@ -29,17 +29,11 @@ LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 @dataclass(frozen=True, eq=False)
 class Poses:
-    """P ways to draw a guess.
+    """P ways to draw a guess."""
 
-    Attributes:
-        flip: (P, 2, 2) a mirror or quarter turn.
-        place: (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down.
-        slack: (P,) share of the side by which the middle is smaller than the image, on each side.
-    """
-
-    flip: Tensor
-    place: Tensor
-    slack: Tensor
+    flip: Tensor  # (P, 2, 2) a mirror or quarter turn
+    place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
+    slack: Tensor  # (P,) share of the side by which the middle is smaller than the image, on each side
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -195,19 +189,13 @@ class Way(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turning:
-    """A guess in all poses.
+    """A guess in all poses."""
 
-    Attributes:
-        guess: (1, C, H, W) in [0, 1].
-        rivals: (R,) indices of the candidates that count, sorted.
-        usual: (U,) indices of the candidates that define the usual correlation.
-    """
-
-    guess: Tensor
+    guess: Tensor  # (1, C, H, W) in [0, 1]
     originals: Gallery
     others: Gallery
-    rivals: Tensor
-    usual: Tensor
+    rivals: Tensor  # (R,) indices of the candidates that count, sorted
+    usual: Tensor  # (U,) indices of the candidates that define the usual correlation
 
     @cached_property
     def _gray(self) -> Tensor:
@@ -295,19 +283,13 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """The pose and place of greatest likeness to each image.
-
-    Attributes:
-        taken: poses for the originals, then for the rivals.
-        gray: (B + K, 1, H, W) gray guess drawn for each.
-        first: positions of the rivals whose poses are refined; empty if that is in vain.
-    """
+    """The pose and place of greatest likeness to each image."""
 
     turning: Turning
     side: int
-    taken: Poses
-    gray: Tensor
-    first: Tensor
+    taken: Poses  # poses for the originals, then for the rivals
+    gray: Tensor  # (B + K, 1, H, W) gray guess drawn for each
+    first: Tensor  # positions of the rivals whose poses are refined; empty if that is in vain
 
     def refined(self) -> "_Posed":
         number = len(self.own)

@@ -42,8 +42,7 @@ from fl_privacy.types.modality import ROWS, TEXTS
 if TYPE_CHECKING:
     from fl_privacy.report.audit_page import AuditRecord
 
-NOT_TESTED = ("Not tested:", "Captured but not attacked:")
-"""Prefixes of threat model sentences on untested attacks."""
+NOT_TESTED = ("Not tested:", "Captured but not attacked:")  # prefixes of threat model sentences on untested attacks
 
 _UNTRIED = (
     "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
@@ -69,8 +68,7 @@ class Fact:
 
 
 EDPB, SATRE = "EDPB Opinion 28/2024", "SATRE 2.0"
-LONGEST_REASON = 160
-"""Most letters of a reason why a scenario was not attacked."""
+LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 
 
 def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, str]]:

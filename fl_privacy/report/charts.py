@@ -44,12 +44,9 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
 }
-_FEW_DECADES = 1.5
-"""Decades below which a logarithmic axis also labels 2 and 5."""
-EXACT = "(exact)"
-"""Label of a point with infinite PSNR."""
-_LABEL_SIZE = (0.03, 0.055)
-"""Width and height of a label, in shares of the axes."""
+_FEW_DECADES = 1.5  # decades below which a logarithmic axis also labels 2 and 5
+EXACT = "(exact)"  # label of a point with infinite PSNR
+_LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
 

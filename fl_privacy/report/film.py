@@ -13,8 +13,7 @@ from fl_privacy.types.film import FRAMES
 
 T = TypeVar("T")
 
-VICTIMS_SHOWN = 3
-"""Victims shown per attacker; ``films`` may record more."""
+VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +21,12 @@ class Reel:
     """A victim's part of a film.
 
     Attributes:
-        member: sub-attack of the frames, or empty.
-        original: PNG as a data URI, or a text's tokens; empty if not known.
         frames: ``FRAMES`` PNGs as data URIs, or tokens of each frame, right, misplaced or wrong.
     """
 
     where: str
-    member: str
-    original: str | Sequence[Piece]
+    member: str  # sub-attack of the frames, or empty
+    original: str | Sequence[Piece]  # PNG as a data URI, or a text's tokens; empty if not known
     frames: Sequence[str | Sequence[Piece]]
     small: bool = False
     template: Literal["picture", "text"] = "picture"

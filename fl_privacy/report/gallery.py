@@ -24,8 +24,7 @@ from fl_privacy.types.victim_ids import Attacker, Certainty
 
 PAIRS_IN_A_ROW = 4
 _LETTERS_IN_AN_INCH = 17.5
-_IMAGE, _LINE, _MARGIN = 1.3, 0.14, 0.05
-"""Inches of an image, of a line above it, and of the margin."""
+_IMAGE, _LINE, _MARGIN = 1.3, 0.14, 0.05  # inches of an image, of a line above it, and of the margin
 
 
 def data_uri(image: Pixels) -> str:
@@ -87,8 +86,7 @@ def _rows(image: Pixels) -> Pixels:
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
 
 
-SHOWN = 300
-"""Most images of a page, so that browsers can open it."""
+SHOWN = 300  # most images of a page, so that browsers can open it
 CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
@@ -306,8 +304,7 @@ def _text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Senten
 
 ROW_CAPTION = ("cells_right", "categories_right", "numbers_right")
 
-SURE = 0.9
-"""Least certainty of a cell shown as certain."""
+SURE = 0.9  # least certainty of a cell shown as certain
 
 _RANKS = ("Best", "Second", "Third")
 

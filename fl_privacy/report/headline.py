@@ -20,20 +20,13 @@ from fl_privacy.types.modality import ROWS, TEXTS
 
 @dataclass(frozen=True)
 class Headline:
-    """A verdict in words.
+    """A verdict in words."""
 
-    Attributes:
-        text: reconstructed examples, attacker and uploads; the bound; or why nothing is known.
-        basis: evidence and open questions, in sentences.
-        lead: first part of ``text``, short enough for five seconds; all of it if empty.
-        scope: rest as a sentence, such as the attacked uploads; may be empty.
-    """
-
-    text: str
-    basis: str
+    text: str  # reconstructed examples, attacker and uploads; the bound; or why nothing is known
+    basis: str  # evidence and open questions, in sentences
     tone: Tone
-    lead: str = ""
-    scope: str = ""
+    lead: str = ""  # first part of ``text``, short enough for five seconds; all of it if empty
+    scope: str = ""  # rest as a sentence, such as the attacked uploads; may be empty
 
     @property
     def first(self) -> str:
@@ -250,8 +243,7 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
     return [*sentences, *_open_ends(verdict, kind)]
 
 
-CLEAR = 30.0
-"""PSNR in dB above which a guess is hardly distinguished from its original."""
+CLEAR = 30.0  # PSNR in dB above which a guess is hardly distinguished from its original
 
 
 def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
@@ -328,8 +320,7 @@ def bound_in_words(bound: Recognized) -> str:
     return f"{title(bound.metric)} {sign} {metric(bound.value, bound.metric)}"
 
 
-PAGE = "report.html"
-"""Page in a run's folder."""
+PAGE = "report.html"  # page in a run's folder
 
 _NO_PROOF = "This describes the attack and is no proof of protection: try attack=auto attack.budget=thorough."
 
@@ -346,8 +337,7 @@ _TO_DO = {
     Ground.FAILED: "The page says why; this says nothing about privacy.",
 }
 
-_GRIDS = {TEXTS: "text", ROWS: "tables"}
-"""Modality other than images -> grid that measures its defenses."""
+_GRIDS = {TEXTS: "text", ROWS: "tables"}  # modality other than images -> grid that measures its defenses
 
 
 def run_in_words(run_dir: Path) -> str:

@@ -25,8 +25,7 @@ from fl_privacy.runs.folder.verdict import CHANCE_TONES, Tone
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN_FROM = 1e-3
-"""Smallest FPR on a ROC curve's axis, unless there are more negatives."""
+SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more negatives
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,11 @@ from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Run, ongoing, read_run, verdict_of
 from fl_privacy.runs.folder.verdict import OPEN
 
-LAST_ROUNDS = 5
-"""Last rounds from which the time left is estimated."""
+LAST_ROUNDS = 5  # last rounds from which the time left is estimated
 
-SILENT = 300.0
-"""Seconds without news after which a run may have been killed."""
+SILENT = 300.0  # seconds without news after which a run may have been killed
 
-_WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)
-"""Files that change when a run records something."""
+_WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)  # files that change when a run records something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,8 +136,7 @@ def _changed(path: Path) -> tuple[float, int]:
     return status.st_mtime, status.st_size
 
 
-AT_ONCE = 10
-"""Least interval between renderings of a page, in multiples of its rendering time."""
+AT_ONCE = 10  # least interval between renderings of a page, in multiples of its rendering time
 
 
 @dataclass(eq=False)

@@ -14,14 +14,11 @@ from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Run, read_run, verdict_of
 
-PREFIX = "fl_privacy"
-"""Prefix of all names, to distinguish them from the training's own."""
+PREFIX = "fl_privacy"  # prefix of all names, to distinguish them from the training's own
 
-NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")
-"""Names accepted instead of a writer."""
+NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")  # names accepted instead of a writer
 
-Scalar = tuple[str, float, int]
-"""Name, value, round."""
+Scalar = tuple[str, float, int]  # name, value, round
 
 
 def log_run(run: Run | Path | str, to: Any) -> int:

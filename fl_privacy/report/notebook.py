@@ -11,11 +11,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
-SHOWN_HEIGHT = 128
-"""Least height in pixels of small images after enlargement."""
+SHOWN_HEIGHT = 128  # least height in pixels of small images after enlargement
 
-_BEYOND = 0.01
-"""Rounding error of pixels outside [0, 1]."""
+_BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:

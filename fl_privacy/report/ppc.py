@@ -34,20 +34,14 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A mechanism at one strength under one attack.
-
-    Attributes:
-        accuracy: accuracy of the training, in [0, 1].
-        ratio: ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing.
-        distances: measured distances by name in ``DISTANCES``.
-    """
+    """A mechanism at one strength under one attack."""
 
     mechanism: str
     strength: str
     versus: Versus
-    accuracy: float
-    ratio: float
-    distances: Mapping[str, float]
+    accuracy: float  # accuracy of the training, in [0, 1]
+    ratio: float  # ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing
+    distances: Mapping[str, float]  # measured distances by name in ``DISTANCES``
     training: str
 
     def point(self, distance: str) -> PpcPoint | None:
@@ -327,8 +321,7 @@ def _circumstances(run: Run) -> dict[str, str]:
     return {k: v for k, v in telling_settings(run).items() if not is_within(k, NO_CIRCUMSTANCES)}
 
 
-PICTURED_OF_PAPER = 6
-"""Most images in a row of a paper's picture."""
+PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:

@@ -185,8 +185,7 @@ def _client_sizes(run: Run) -> list[int]:
 
 
 CURVES_SHOWN = 100
-ROUNDS_SHOWN = 12
-"""Most attacked rounds in an open table; more are drawn as a curve."""
+ROUNDS_SHOWN = 12  # most attacked rounds in an open table; more are drawn as a curve
 
 
 @dataclass(frozen=True, kw_only=True)

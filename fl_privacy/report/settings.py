@@ -10,11 +10,9 @@ from fl_privacy.runs.folder.identity import RUNTIME
 
 GROUPS = groups(shown=True)
 
-UNSAID = ("_target_", "name")
-"""Settings that only repeat the chosen option."""
+UNSAID = ("_target_", "name")  # settings that only repeat the chosen option
 
-AS_USUAL = {"server": "honest", "guard": "off", "inference": "none"}
-"""Options not worth mentioning, by group."""
+AS_USUAL = {"server": "honest", "guard": "off", "inference": "none"}  # options not worth mentioning, by group
 
 DIFFERENCES_SHOWN = 6
 _BATCH_NORM = {

@@ -10,8 +10,7 @@ from fl_privacy.measure import METRICS, Statistic, decimals
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
-MARK = "<!-- words -->"
-"""Place of a page's folded glossary."""
+MARK = "<!-- words -->"  # place of a page's folded glossary
 
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 

@@ -37,8 +37,7 @@ from fl_privacy.runs.folder.records import dump_json
 from fl_privacy.runs.folder.share import copy_run
 from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Versus, read_study
 
-PICTURED = 16
-"""Pairs in ``pictures/reconstructions.png``, evenly spread from best to worst."""
+PICTURED = 16  # pairs in ``pictures/reconstructions.png``, evenly spread from best to worst
 
 
 def write_report(

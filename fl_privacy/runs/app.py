@@ -34,23 +34,15 @@ from fl_privacy.types.plan import Normalization
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedApp:
-    """Captured updates of a Flower app, with what its audit recorded.
-
-    Attributes:
-        source: images that the user names as the clients'.
-        found: sentences on single updates.
-        victims: number of the server's own images, for clients that do not answer probes.
-        every: ``True`` to attack all updates, of any number of images.
-        adaptive: ``True`` to attack also with knowledge of a stated defense.
-    """
+    """Captured updates of a Flower app, with what its audit recorded."""
 
     observations: Sequence[Observation]
-    source: NamedImages
+    source: NamedImages  # images that the user names as the clients'
     record: AuditRecord
-    found: Counter[str] = field(default_factory=Counter)
-    victims: int = 8
-    every: bool = False
-    adaptive: bool = True
+    found: Counter[str] = field(default_factory=Counter)  # sentences on single updates
+    victims: int = 8  # number of the server's own images, for clients that do not answer probes
+    every: bool = False  # ``True`` to attack all updates, of any number of images
+    adaptive: bool = True  # ``True`` to attack also with knowledge of a stated defense
 
     @property
     def captured(self) -> Captured:
@@ -178,8 +170,7 @@ def _what(observations: Sequence[Observation]) -> str:
     )
 
 
-MOST_FOUND = 12
-"""Most sentences on single updates, the most frequent first."""
+MOST_FOUND = 12  # most sentences on single updates, the most frequent first
 
 MOST_IMAGES, MOST_STEPS = 16, 8
 """Updates of more images or local steps are attacked only on request: that takes hours, and

@@ -28,11 +28,9 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId
 from fl_privacy.types.plan import Normalization
 
-OfClient = Callable[[int], object]
-"""Partition -> its client's training data."""
+OfClient = Callable[[int], object]  # partition -> its client's training data
 
-MOST_DRAWN = 20_000
-"""Most examples redrawn to find a probe's image whose index is not known."""
+MOST_DRAWN = 20_000  # most examples redrawn to find a probe's image whose index is not known
 
 Images = Iterator[tuple[Tensor, int]]
 
@@ -45,17 +43,15 @@ class KnownImages:
 
     Attributes:
         fingerprints: fingerprints of each victim's images, in order.
-        numbers: stated number of examples of each victim.
-        partitions: client -> its partition, if numbered differently.
     """
 
     data: object = None
     of_client: OfClient | None = None
     normalization: Normalization | None = None
     fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
-    numbers: Mapping[VictimId, int] = field(default_factory=dict)
+    numbers: Mapping[VictimId, int] = field(default_factory=dict)  # stated number of examples of each victim
     given: Mapping[VictimId, Batch] = field(default_factory=dict)
-    partitions: Mapping[int, int] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)  # client -> its partition, if numbered differently
     _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
     _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)

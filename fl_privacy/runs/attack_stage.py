@@ -41,8 +41,7 @@ from fl_privacy.types.film import viewed_by
 from fl_privacy.types.modality import modality_of
 from fl_privacy.types.schema import Schema
 
-PARTICIPANTS = 10
-"""Participants among whom the images of a single client are divided, as in SPN's Algorithm 6."""
+PARTICIPANTS = 10  # participants among whom the images of a single client are divided, as in SPN's Algorithm 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,8 +123,6 @@ class Judge:
         truth: originals behind an observation; queried only after the attack. Without them, a guess is shown, not
             scored.
         transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
-        distorts: ``True`` if a defense changes updates; they are compared with undefended ones.
-        functions: see ``build_metrics``.
         others: distractors and controls with which guesses are compared, for the outcome of each.
         augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
             them; reconstructions are then scored against the augmented images.
@@ -135,8 +132,8 @@ class Judge:
 
     truth: Truth
     transforms: bool = False
-    distorts: bool = False
-    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    distorts: bool = False  # ``True`` if a defense changes updates; they are compared with undefended ones
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)  # see ``build_metrics``
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
     schema: Schema | None = None
@@ -228,11 +225,9 @@ def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[st
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-FILMED = 3
-"""Default number of filmed victims of a round."""
+FILMED = 3  # default number of filmed victims of a round
 
-VICTIMS_PER_CALL = 256
-"""Victims after which results are saved; the attack's results do not depend on it."""
+VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's results do not depend on it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -242,9 +237,6 @@ class AttackStage:
     Attributes:
         threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
             each part of an attack and PyTorch's default otherwise.
-        films: number of victims of a round, from the first, whose attack is filmed.
-        rehearsed: ``True`` if the server itself computed the uploads, not a client.
-        jobs: maximum number of processes that attack at once; ``None`` takes all cores.
     """
 
     attack: ReconstructionAttack
@@ -254,9 +246,9 @@ class AttackStage:
     judge: Judge
     folder: RunFolder
     monitor: Monitor
-    films: int = FILMED
-    rehearsed: bool = False
-    jobs: int | None = None
+    films: int = FILMED  # number of victims of a round, from the first, whose attack is filmed
+    rehearsed: bool = False  # ``True`` if the server itself computed the uploads, not a client
+    jobs: int | None = None  # maximum number of processes that attack at once; ``None`` takes all cores
 
     def run(self, observations: Sequence[Observation]) -> None:
         with cpu_threads(self.threads or torch.get_num_threads()):

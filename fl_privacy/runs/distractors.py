@@ -28,19 +28,15 @@ from fl_privacy.types.modality import ROWS, TEXTS, Modality
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-MOST = 1000
-"""Default number of distractor images."""
+MOST = 1000  # default number of distractor images
 
-MOST_NEAR = 10_000
-"""Most public images searched for the one nearest to an original."""
+MOST_NEAR = 10_000  # most public images searched for the one nearest to an original
 
-_MOST_VALUES = 1 << 26
-"""Most pixels of all candidates together."""
+_MOST_VALUES = 1 << 26  # most pixels of all candidates together
 
 _MOST_TEXTS = 10_000
 
-_PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"
-"""Data sets shipped by packages."""
+_PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packages
 
 
 def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, name: str) -> Distractors:
@@ -57,11 +53,9 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     return Distractors(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
-_LATEST: dict[bytes, PublicImages] = {}
-"""Last public images of this process, by a hash of their content."""
+_LATEST: dict[bytes, PublicImages] = {}  # last public images of this process, by a hash of their content
 
-_MOST_LATEST, _MOST_KEPT = 2, 1 << 22
-"""Most cached public images, and most pixels of each."""
+_MOST_LATEST, _MOST_KEPT = 2, 1 << 22  # most cached public images, and most pixels of each
 
 
 def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
@@ -147,14 +141,11 @@ def _shipped(name: str) -> Iterator[Examples]:
         yield images
 
 
-NO_CLASS = -1
-"""Class of images shipped by packages."""
+NO_CLASS = -1  # class of images shipped by packages
 
-SPARE = 100
-"""Extra images drawn, to replace a client's own."""
+SPARE = 100  # extra images drawn, to replace a client's own
 
-MOST_PLACES = 32
-"""Most partitions whose images are candidates."""
+MOST_PLACES = 32  # most partitions whose images are candidates
 
 Samples = list[tuple[Tensor, int]]
 

@@ -21,11 +21,9 @@ from fl_privacy.site.gate.plain_yaml import loaded
 if TYPE_CHECKING:
     from fl_privacy.runs.destination import Command
 
-FORM = "paper"
-"""Override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are."""
+FORM = "paper"  # override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are
 
-_ALONE = ("captured", "weights", "evaluator")
-"""Settings with which a preset is one run."""
+_ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is one run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +32,13 @@ class PaperTable:
 
     Attributes:
         attack: settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains.
-        own: overrides of the user, with the preset.
-        short: overrides of the short form; empty if the user wants the full one.
     """
 
     command: Command
     title: str
     about: str
     data: Sequence[Sequence[str]]
-    short: Sequence[str]
+    short: Sequence[str]  # overrides of the short form; empty if the user wants the full one
     lines: Mapping[str, Sequence[Sequence[str]]]
     figures: Mapping[str, str]
     published: Sequence[Mapping[str, Any]]
@@ -50,7 +46,7 @@ class PaperTable:
     full: Sequence[str] = ()
     evaluator: Mapping[str, Sequence[str]] | None = None
     attack: Mapping[str, Sequence[str]] | None = None
-    own: Sequence[str] = ()
+    own: Sequence[str] = ()  # overrides of the user, with the preset
 
     @property
     def form(self) -> str:

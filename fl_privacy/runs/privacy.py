@@ -17,20 +17,13 @@ from fl_privacy.runs.setup import Setup, build_setup
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Privacy guarantee of the client with the largest epsilon.
-
-    Attributes:
-        missing: reason why there is no guarantee, if so.
-        epsilons: epsilon after each round; ``None`` without guarantee.
-        unit: protected unit, ``example`` or ``client``.
-        covered: ``True`` if the accountant's assumptions hold for the sampling of batches.
-    """
+    """Privacy guarantee of the client with the largest epsilon."""
 
     statement: str
-    missing: str | None
-    epsilons: tuple[float, ...] | None
-    unit: str | None = None
-    covered: bool = False
+    missing: str | None  # reason why there is no guarantee, if so
+    epsilons: tuple[float, ...] | None  # epsilon after each round; ``None`` without guarantee
+    unit: str | None = None  # protected unit, ``example`` or ``client``
+    covered: bool = False  # ``True`` if the accountant's assumptions hold for the sampling of batches
 
     def epsilon(self, round: int) -> float | None:
         return self.epsilons[round - 1] if self.epsilons else None

@@ -50,8 +50,7 @@ from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from fl_privacy.types.schema import schema_of
 
-VICTIM = 0
-"""Attacked client if nobody trains."""
+VICTIM = 0  # attacked client if nobody trains
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,9 +58,6 @@ class Setup:
     """Parts of a run, an attack or a measurement.
 
     Attributes:
-        clients: clients by id; without a training, those attacked and those that collude.
-        server: server at the initial values, or at ``config.weights``.
-        unattacked: examples without victims.
         states: clients' private states when they are attacked.
         masking: sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload.
     """
@@ -69,10 +65,10 @@ class Setup:
     config: RunSettings
     dataset: Dataset
     model: nn.Module
-    clients: Mapping[int, Client]
-    server: Server
+    clients: Mapping[int, Client]  # clients by id; without a training, those attacked and those that collude
+    server: Server  # server at the initial values, or at ``config.weights``
     audit: Audit
-    unattacked: LabelledExamples
+    unattacked: LabelledExamples  # examples without victims
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
     masking: SummedProbes | None = None

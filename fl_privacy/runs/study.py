@@ -39,11 +39,9 @@ from fl_privacy.runs.privacy import calibrated, noise_for_budget
 
 S = TypeVar("S", bound=Study)
 
-REFINER = "refiner"
-"""Defense that needs an evaluation network."""
+REFINER = "refiner"  # defense that needs an evaluation network
 
-PROBLEMS = "problems.json"
-"""File in the folder of a study with reasons of failed jobs."""
+PROBLEMS = "problems.json"  # file in the folder of a study with reasons of failed jobs
 
 
 @dataclass(frozen=True)
@@ -284,8 +282,7 @@ def _returns_defense(function: object) -> bool:
     return annotation is Defense or annotation in ("Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
 
 
-PAGE, FIGURES = "benchmark.html", "benchmark.json"
-"""Files in the benchmark's folder, next to the tables."""
+PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's folder, next to the tables
 
 
 def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:

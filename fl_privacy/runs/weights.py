@@ -16,8 +16,7 @@ from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.types import ModelState
 
-MODEL = "model.safetensors"
-"""Name of the final global model in a run's folder."""
+MODEL = "model.safetensors"  # name of the final global model in a run's folder
 
 
 def write_weights(path: Path, state: ModelState) -> None:

@@ -21,8 +21,7 @@ HEADLINE: Mapping[str, str] = {
 }
 """Question -> the measure by which methods are compared."""
 
-LOW_LEAKS = frozenset({"error"})
-"""Measures whose low values mean that more was inferred."""
+LOW_LEAKS = frozenset({"error"})  # measures whose low values mean that more was inferred
 
 TOLD: Mapping[str, str] = {
     "membership": "who took part",
@@ -66,14 +65,11 @@ def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
-MEMBERSHIP_AT_MOST = 0.05
-"""TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished."""
+MEMBERSHIP_AT_MOST = 0.05  # TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished
 
-ATTRIBUTE_AT_MOST = 0.1
-"""Success above that of the most frequent answer: above it, an attribute counts as inferred."""
+ATTRIBUTE_AT_MOST = 0.1  # success above that of the most frequent answer: above it, an attribute counts as inferred
 
-ROUNDING = 1e-9
-"""Tolerance of accuracies: a loss of exactly the bound is within it."""
+ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is within it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,19 +77,6 @@ class Candidate:
     """A way to train under all attacks tried; each figure is of its worst attack.
 
     Attributes:
-        accuracy: final accuracy in [0, 1].
-        pmm: percent of the undefended accuracy; ``None`` if that is not known.
-        psnr: mean PSNR in dB; for other modalities, the mean of their main metric.
-        upper: upper end of its 95 % interval; infinite without one, as for a single image.
-        largest: PSNR of the best reconstructed image.
-        read: examples reconstructed by the attack that leaks most.
-        identified: examples of ``read`` identified among distractors.
-        images: examples scored for that attack.
-        unjudged: unscored examples of the attack with most of them, failures included.
-        groups: smallest number of independent uploads behind a count.
-        exposed: images recognizable as a defense's substitute.
-        failures: images on which an attack failed, for the attack that failed most.
-        by: attacker that leaks most, in words; empty if only one attacked.
         inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
             attacked.
         over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
@@ -101,20 +84,20 @@ class Candidate:
     """
 
     name: str
-    accuracy: float
-    pmm: float | None
-    psnr: float
-    upper: float
-    largest: float
-    read: int
+    accuracy: float  # final accuracy in [0, 1]
+    pmm: float | None  # percent of the undefended accuracy; ``None`` if that is not known
+    psnr: float  # mean PSNR in dB; for other modalities, the mean of their main metric
+    upper: float  # upper end of its 95 % interval; infinite without one, as for a single image
+    largest: float  # PSNR of the best reconstructed image
+    read: int  # examples reconstructed by the attack that leaks most
     exact: int
-    identified: int
-    images: int
-    unjudged: int
-    groups: int
-    exposed: int = 0
-    failures: int = 0
-    by: str = ""
+    identified: int  # examples of ``read`` identified among distractors
+    images: int  # examples scored for that attack
+    unjudged: int  # unscored examples of the attack with most of them, failures included
+    groups: int  # smallest number of independent uploads behind a count
+    exposed: int = 0  # images recognizable as a defense's substitute
+    failures: int = 0  # images on which an attack failed, for the attack that failed most
+    by: str = ""  # attacker that leaks most, in words; empty if only one attacked
     judged_by: str = IMAGE_METRIC
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
     undefended: bool = False

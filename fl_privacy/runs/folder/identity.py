@@ -21,8 +21,7 @@ from fl_privacy.runs.config.settings import Role, keys_of
 
 RUNTIME = keys_of(Role.RUNTIME)
 
-FORMAT = 1
-"""Format of a run's folder; raised if older readers would misread it."""
+FORMAT = 1  # format of a run's folder; raised if older readers would misread it
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:

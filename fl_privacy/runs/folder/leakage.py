@@ -34,20 +34,13 @@ TRANSFORMED_METRIC = "transformed_psnr"
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """Amount of leakage; larger is more. Fields are compared in order.
+    """Amount of leakage; larger is more. Fields are compared in order."""
 
-    Attributes:
-        read: share of the attacked examples that were reconstructed; unscored ones count on request.
-        told: number of other questions, such as who took part, that were answered better than by chance.
-        exposed: share recognizable as a defense's substitute for the original.
-        upper: upper end of the 95 % interval of the main metric's mean; infinite if there is none.
-    """
-
-    read: float = 0.0
+    read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
-    told: int = 0
-    exposed: float = 0.0
-    upper: float = -math.inf
+    told: int = 0  # number of other questions, such as who took part, that were answered better than by chance
+    exposed: float = 0.0  # share recognizable as a defense's substitute for the original
+    upper: float = -math.inf  # upper end of the 95 % interval of the main metric's mean; infinite if there is none
     mean: float = -math.inf
 
 
@@ -128,8 +121,7 @@ REHEARSED = (
 )
 """Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
 
-NOT_TESTED = "Not tested:"
-"""Prefix of threat model sentences on attackers that were not tested."""
+NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
 
 _BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
 _PRIORS = ("generator", "prior", "image_prior", "denoiser")
@@ -148,30 +140,22 @@ class AttackFacts:
     """The attack: its attacker, budget, knowledge and uploads.
 
     Attributes:
-        attack: name; empty if none or not known.
-        budget: settings that bound the work, such as ``60 iterations``; empty for the attack's defaults.
-        server: name of a malicious server's attack; empty for an honest server.
-        sites: number of sites that look instead of the server; 0 for the server.
-        knowledge: attacker's knowledge by the threat model, a sentence each.
-        prior: name of the image prior; empty without one.
         examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
-        uploads: most intercepted uploads of one example.
-        untried: threat model's list of untested attackers, a sentence each.
     """
 
-    attack: str = ""
-    budget: str = ""
-    server: str = ""
-    sites: int = 0
-    knowledge: tuple[str, ...] = ()
-    prior: str = ""
+    attack: str = ""  # name; empty if none or not known
+    budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
+    server: str = ""  # name of a malicious server's attack; empty for an honest server
+    sites: int = 0  # number of sites that look instead of the server; 0 for the server
+    knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
+    prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
     examples: tuple[int, int] | None = None
-    uploads: int = 1
+    uploads: int = 1  # most intercepted uploads of one example
     trained: bool = False
     undefended: bool = False
     defenses: tuple[str, ...] = ()
-    untried: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()  # threat model's list of untested attackers, a sentence each
 
 
 def facts_of(run: Run) -> AttackFacts:

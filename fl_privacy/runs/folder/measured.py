@@ -23,8 +23,7 @@ from fl_privacy.types.modality import modality_judged_by
 T = TypeVar("T")
 
 FORMAT = 3
-MEASURED = "measured.json"
-"""Name of the tables in the folder of a study."""
+MEASURED = "measured.json"  # name of the tables in the folder of a study
 
 STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
 """Attacks of which one must have been tried before a defense is recommended; for images, the former."""
@@ -32,24 +31,16 @@ STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDefense:
-    """A defense at one strength, with figures of the worst attack under each threat.
-
-    Attributes:
-        accuracy: final accuracy in [0, 1].
-        by_threat: results by attackers, of measured threats only.
-        seconds: defense time of one client in one round; NaN if not known.
-        upload_bytes: size of one client's update; NaN if not known.
-        delta: ``None`` if not known, which promises little.
-    """
+    """A defense at one strength, with figures of the worst attack under each threat."""
 
     name: str
     overrides: tuple[str, ...]
-    accuracy: float
-    by_threat: Mapping[Threat, Candidate]
-    seconds: float
-    upload_bytes: float
+    accuracy: float  # final accuracy in [0, 1]
+    by_threat: Mapping[Threat, Candidate]  # results by attackers, of measured threats only
+    seconds: float  # defense time of one client in one round; NaN if not known
+    upload_bytes: float  # size of one client's update; NaN if not known
     epsilon: float | None
-    delta: float | None = None
+    delta: float | None = None  # ``None`` if not known, which promises little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +48,17 @@ class MeasuredTable:
     """Measurements of a sweep, or of one training of a benchmark.
 
     Attributes:
-        settings: overrides of all jobs, such as ``data=mnist_mini``.
-        weights: attacked model, ``initial``, ``final`` or ``both``.
-        unknown: names of defenses not fully measured.
-        when: last day of the measurement and version of this package, or empty.
         attackers: overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers
             had no likelihoods, priors or blind deconvolution.
     """
 
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # overrides of all jobs, such as ``data=mnist_mini``
     attacks: tuple[str, ...]
-    weights: str
+    weights: str  # attacked model, ``initial``, ``final`` or ``both``
     command: str
     defenses: tuple[MeasuredDefense, ...]
-    unknown: tuple[str, ...] = ()
-    when: str = ""
+    unknown: tuple[str, ...] = ()  # names of defenses not fully measured
+    when: str = ""  # last day of the measurement and version of this package, or empty
     attackers: tuple[str, ...] = ()
 
     @property

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
 """Files of a run: configuration, identity, records, and the summary that marks its end."""
 
-CAPTURES = "captures"
-"""Subfolder of intercepted updates that are kept."""
+CAPTURES = "captures"  # subfolder of intercepted updates that are kept
 
-WAITING = ".waiting"
-"""Subfolder of updates that wait for their attack; deleted after it."""
+WAITING = ".waiting"  # subfolder of updates that wait for their attack; deleted after it
 
 
 def is_finished(path: Path) -> bool:
@@ -86,10 +84,8 @@ def hold(folder: Path) -> FileLock:
 
 
 PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
-PICTURED = 3
-"""Guesses shown during an attack."""
-TELL_EVERY = 2.0
-"""Seconds between updates."""
+PICTURED = 3  # guesses shown during an attack
+TELL_EVERY = 2.0  # seconds between updates
 
 _MOST_BYTES = 1 << 20
 

@@ -38,8 +38,7 @@ from fl_privacy.runs.folder.share import Shared, shared_as
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
 
-MOST_BYTES = 1 << 26
-"""Largest file of a run, except records and tensors."""
+MOST_BYTES = 1 << 26  # largest file of a run, except records and tensors
 
 _FIGURES = list[float | None]
 
@@ -57,11 +56,7 @@ class Run:
     """All records of a run.
 
     Attributes:
-        strengths: settings that set the defense's strength, the first part's first.
         partition: examples of each client and class; ``None`` if not recorded, as by an attack without training.
-        problems: damages, a line each.
-        shared: contents of a copy made for others; ``None`` for the run itself.
-        claims: checked claims of differential privacy, false ones first.
     """
 
     path: Path
@@ -69,15 +64,15 @@ class Run:
     config_text: str
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
-    strengths: tuple[str, ...]
+    strengths: tuple[str, ...]  # settings that set the defense's strength, the first part's first
     partition: PartitionTable | None
     records: tuple[Mapping[str, Any], ...]
     summary: Summary
     finished: bool
-    problems: tuple[str, ...]
-    shared: Shared | None = None
+    problems: tuple[str, ...]  # damages, a line each
+    shared: Shared | None = None  # contents of a copy made for others; ``None`` for the run itself
     defenses: tuple[str, ...] = ()
-    claims: tuple[ClaimRecord, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()  # checked claims of differential privacy, false ones first
 
     @property
     def name(self) -> str:

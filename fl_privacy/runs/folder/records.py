@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from fl_privacy.measure.outcome import ImageScore
 
 Text = Mapping[str, str]
-Number = float | None
-"""A number; NaN becomes null in JSON."""
+Number = float | None  # A number; NaN becomes null in JSON
 
 RECORDS: dict[str, dict[str, Any]] = {
     "round": {
@@ -88,19 +87,16 @@ _OF_ROUND = ("seconds", "defense_seconds", "upload_bytes", "delta", "distance", 
 AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))
 """Fields of any kind whose numbers are finite and at least zero."""
 
-MOST = 1e18
-"""Largest such amount."""
+MOST = 1e18  # largest such amount
 
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
 PARTS = list[Mapping[str, str | None]]
 
-LARGEST = 10**12
-"""Largest whole number that can be a count here."""
+LARGEST = 10**12  # largest whole number that can be a count here
 
-_SIZES = ("batch_size", "federation.plan.batch_size")
-"""Settings that pages compute with."""
+_SIZES = ("batch_size", "federation.plan.batch_size")  # settings that pages compute with
 
 _PLAIN = str | float | bool | None
 _OPTIONAL = frozenset({"date", "packages", "gpus"})
@@ -172,11 +168,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-MOST_BYTES = 1 << 29
-"""Largest file of records."""
+MOST_BYTES = 1 << 29  # largest file of records
 
-SYNC_EVERY = 5.0
-"""Seconds between syncs to disk; lines survive the death of the process in any case."""
+SYNC_EVERY = 5.0  # seconds between syncs to disk; lines survive the death of the process in any case
 
 
 class RecordWriter:
@@ -297,8 +291,7 @@ def _restored(value: Any) -> Any:
 
 T = TypeVar("T")
 
-Part = Callable[[object, str], object]
-"""Builds a field from its value and place; raises ``ValueError``."""
+Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:

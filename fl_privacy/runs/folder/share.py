@@ -15,8 +15,7 @@ from fl_privacy.runs.folder.claims import CLAIM
 from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
 from fl_privacy.runs.folder.records import PAPER
 
-Shared = Literal["figures", "originals"]
-"""Content of a copy: figures alone, or also originals and reconstructions."""
+Shared = Literal["figures", "originals"]  # content of a copy: figures alone, or also originals and reconstructions
 
 NOTE = "share.json"
 _MOST_NOTE = 1 << 12

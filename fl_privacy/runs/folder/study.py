@@ -33,18 +33,12 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyEntry(GridPoint):
-    """Result folders of a defense at one strength; unfinished jobs have none.
+    """Result folders of a defense at one strength; unfinished jobs have none."""
 
-    Attributes:
-        own: ``True`` if the user entered it.
-        trainings: folder of each training by name, the main one first.
-        problems: folder name of a failed job -> reason.
-    """
-
-    own: bool = False
-    trainings: Mapping[str, Path]
+    own: bool = False  # ``True`` if the user entered it
+    trainings: Mapping[str, Path]  # folder of each training by name, the main one first
     attacks: Mapping[AttackCell, Path]
-    problems: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)  # folder name of a failed job -> reason
 
     @property
     def name(self) -> str:
@@ -61,17 +55,12 @@ class StudyEntry(GridPoint):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StudyRow:
-    """Results of a defense at one strength.
-
-    Attributes:
-        undefended: accuracy of the same trainings without a defense, in [0, 1].
-        readings: leakage in each finished cell, round by round.
-    """
+    """Results of a defense at one strength."""
 
     entry: StudyEntry
     trainings: Mapping[str, Summary]
-    undefended: Mapping[str, float]
-    readings: Mapping[AttackCell, tuple[LeakageResult, ...]]
+    undefended: Mapping[str, float]  # accuracy of the same trainings without a defense, in [0, 1]
+    readings: Mapping[AttackCell, tuple[LeakageResult, ...]]  # leakage in each finished cell, round by round
     attacks: Mapping[AttackCell, Run] = field(default_factory=dict)
 
     @property
