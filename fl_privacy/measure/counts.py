@@ -24,16 +24,7 @@ class Words:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of the attacked examples of one attacker and round, each by its best outcome.
-
-    Attributes:
-        identified_by_chance: probability that guesses without the update identify or recognize as many images, with
-            leads as large; ``None`` if leads are not known.
-        luck: probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a
-            margin.
-        chance: probability that guesses without the update score as well; 1 if there was nothing to compare with,
-            ``None`` for images.
-    """
+    """Counts of the attacked examples of one attacker and round, each by its best outcome."""
 
     exact: int = 0  # reconstructed to the last bit, or proven
     identified: int = 0  # nearest to the guess among many candidates; not exact
@@ -45,8 +36,13 @@ class Counts:
     groups: int = 0  # independent uploads behind the scored examples
     candidates: int = 0  # fewest distractors of a guess; 0 without any
     words: Words = field(default_factory=Words)  # counts of words of texts
+    # probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a margin
     luck: float = 0.0
+    # probability that guesses without the update score as well; 1 if there was nothing to compare with, ``None`` for
+    # images
     chance: float | None = None
+    # probability that guesses without the update identify or recognize as many images, with leads as large; ``None``
+    # if leads are not known
     identified_by_chance: float | None = None
 
     @property

@@ -12,12 +12,9 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """Distance of a defended update from the undefended one.
+    """Distance of a defended update from the undefended one."""
 
-    Attributes:
-        signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
-    """
-
+    # ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed
     signal_to_distortion: float
     cosine: float  # cosine of the angle between both, in [-1, 1]; NaN if one is zero
     zeros: float  # share of elements that are zero or withheld in the defended one

@@ -40,19 +40,16 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose gu
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distractors:
-    """Distractors and controls with which guesses are compared.
-
-    Attributes:
-        controls: (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on
-            another client.
-        beside: distractors for a client, if they differ between clients.
-    """
+    """Distractors and controls with which guesses are compared."""
 
     candidates: PublicImages | None = None  # distractor images; ``None`` without any, or for texts
     texts: Tensor | None = None  # (N, L) public tokens, -1 for none, whose frequencies are the control of texts
     rows: Tensor | None = None  # (M, C) public cells of a table, the control of rows
     labels: Tensor | None = None  # (M,) classes of the rows; ``None`` without classes
+    # (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on another
+    # client
     controls: Controls = field(default_factory=dict)
+    # distractors for a client, if they differ between clients
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Distractors":

@@ -20,18 +20,15 @@ ALIKE = 3  # most images of the same scene as an original; more would be usual
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Distractor images, none of them attacked.
-
-    Attributes:
-        controls: original and label -> cached largest PSNR and SSIM without an update.
-        near: original -> cached lead and likeness of the nearest public image.
-    """
+    """Distractor images, none of them attacked."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor | None = None  # (N,) classes, if known
     name: str = "public images"
     more: Tensor | None = None  # (M, C, H, W) of bytes, also searched for the nearest image
+    # original and label -> cached largest PSNR and SSIM without an update
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
+    # original -> cached lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
     _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
 
@@ -124,22 +121,19 @@ _LEAST_REST = 1e-3  # least share of a row beyond the common part of two images 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Likeness of each original of a batch of B to the guesses at the batch.
-
-    Attributes:
-        likeness: (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original
-            leads enough; without any, in the way of the best lead.
-        rank: (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
-        lead: (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by
-            luck; negative if it leads in no way.
-        foreign: (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the
-            smaller one for the best lead and the largest likeness. NaN if the original is not nearest.
-    """
+    """Likeness of each original of a batch of B to the guesses at the batch."""
 
     guess: Tensor  # (B,) index of the most similar guess
+    # (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original leads enough;
+    # without any, in the way of the best lead
     likeness: Tensor
+    # (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
     rank: Tensor | None = None
+    # (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by luck;
+    # negative if it leads in no way
     lead: Tensor | None = None
+    # (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the smaller
+    # one for the best lead and the largest likeness. NaN if the original is not nearest.
     foreign: Tensor | None = None
     candidates: int = 0
 

@@ -78,11 +78,6 @@ class GuessComparison:
 
     Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
     of the candidates; a control is the same figure of the best guess that never saw the update.
-
-    Attributes:
-        best_rank: original's place among itself and the candidates, by the best of several ways of comparing: that of
-            an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
-        words_read: number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts.
     """
 
     exact: bool | None = None  # ``True`` if image or row are equal up to rounding
@@ -90,6 +85,8 @@ class GuessComparison:
     control_ssim: float | None = None
     likeness: float | None = None
     candidates: float | None = None
+    # original's place among itself and the candidates, by the best of several ways of comparing: that of an empty
+    # guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
     best_rank: float | None = None
     lead: float | None = None
     foreign: float | None = None
@@ -100,6 +97,7 @@ class GuessComparison:
     control_cells: float | None = None
     chance: float | None = None  # probability that guesses without the update score as well on the upload
     words_there: float | None = None
+    # number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts
     words_read: float | None = None
     words_false: float | None = None  # number of guessed words that are in no text
     words_of: float | None = None

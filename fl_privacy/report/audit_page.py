@@ -46,17 +46,13 @@ READ_MEANS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run.
-
-    Attributes:
-        answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
-        figures: what the app reports of its last evaluation, by name and origin.
-    """
+    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run."""
 
     app: str  # name of the app, of the strategy's class, or of an update's file
     subject: Literal["app", "update"] = "app"  # ``update`` for files of any framework
     lede: str = ""
     findings: Sequence[CountedLeak] = ()
+    # results of attacks by scenario, then the aggregate leakage of the training's uploads
     answers: Sequence[Answer] = ()
     lines: Sequence[Line] = ()
     volumes: Sequence[Volume] = ()
@@ -73,6 +69,7 @@ class AuditRecord:
     models: Mapping[str, int] = field(default_factory=dict)  # name of a network -> number of replies with it
     seconds: Mapping[str, float] = field(default_factory=dict)
     captured: Captured | None = None  # facts on captured uploads; ``None`` for an app
+    # what the app reports of its last evaluation, by name and origin
     figures: Mapping[str, float] = field(default_factory=dict)
     defense: str = ""  # defense on every reply, if ``before`` has the same app without it
     before: "AuditRecord | None" = None

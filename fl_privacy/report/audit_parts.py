@@ -64,14 +64,11 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts on a strategy's clients that their captured uploads do not hold.
-
-    Attributes:
-        normalizations, defenses: client -> stated normalization or defense.
-    """
+    """Facts on a strategy's clients that their captured uploads do not hold."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None
+    # normalizations, defenses: client -> stated normalization or defense
     normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
     defense: Description = ()
     defenses: Mapping[int, Description] = field(default_factory=dict)

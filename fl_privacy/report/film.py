@@ -18,15 +18,12 @@ VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 @dataclass(frozen=True, kw_only=True)
 class Reel:
-    """A victim's part of a film.
-
-    Attributes:
-        frames: ``FRAMES`` PNGs as data URIs, or tokens of each frame, right, misplaced or wrong.
-    """
+    """A victim's part of a film."""
 
     where: str
     member: str  # sub-attack of the frames, or empty
     original: str | Sequence[Piece]  # PNG as a data URI, or a text's tokens; empty if not known
+    # ``FRAMES`` PNGs as data URIs, or tokens of each frame, right, misplaced or wrong
     frames: Sequence[str | Sequence[Piece]]
     small: bool = False
     template: Literal["picture", "text"] = "picture"

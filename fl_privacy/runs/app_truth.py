@@ -39,15 +39,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Looks up originals by the clients' fingerprints and partitions.
-
-    Attributes:
-        fingerprints: fingerprints of each victim's images, in order.
-    """
+    """Looks up originals by the clients' fingerprints and partitions."""
 
     data: object = None
     of_client: OfClient | None = None
     normalization: Normalization | None = None
+    # fingerprints of each victim's images, in order
     fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
     numbers: Mapping[VictimId, int] = field(default_factory=dict)  # stated number of examples of each victim
     given: Mapping[VictimId, Batch] = field(default_factory=dict)

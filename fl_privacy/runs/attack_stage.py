@@ -117,28 +117,23 @@ class Truth(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """Scores reconstructions and the defense's change to updates.
+    """Scores reconstructions and the defense's change to updates."""
 
-    Attributes:
-        truth: originals behind an observation; queried only after the attack. Without them, a guess is shown, not
-            scored.
-        transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
-        others: distractors and controls with which guesses are compared, for the outcome of each.
-        augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
-            them; reconstructions are then scored against the augmented images.
-        prior: ``True`` if the attack searches a generator's images; its results on other clients' updates are the
-            control.
-    """
-
+    # originals behind an observation; queried only after the attack. Without them, a guess is shown, not scored.
     truth: Truth
+    # ``True`` if the model sees other images than the originals; guesses are compared with both
     transforms: bool = False
     distorts: bool = False  # ``True`` if a defense changes updates; they are compared with undefended ones
     functions: Mapping[str, MetricFunction] = field(default_factory=dict)  # see ``build_metrics``
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
     schema: Schema | None = None
+    # distractors and controls with which guesses are compared, for the outcome of each
     others: Distractors = field(default_factory=Distractors)
+    # ``True`` if the model sees the client's own crops and flips of the originals and no defense changes them;
+    # reconstructions are then scored against the augmented images
     augments: bool = False
+    # ``True`` if the attack searches a generator's images; its results on other clients' updates are the control
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
@@ -232,15 +227,12 @@ VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's re
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Attacks observations and records the scores; the run continues if an attack fails.
-
-    Attributes:
-        threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
-            each part of an attack and PyTorch's default otherwise.
-    """
+    """Attacks observations and records the scores; the run continues if an attack fails."""
 
     attack: ReconstructionAttack
     seed: int
+    # CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for each part of
+    # an attack and PyTorch's default otherwise.
     threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge

@@ -28,11 +28,7 @@ _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table of a paper that ``command`` fills, by the overrides in ``own``; fields are those of ``conf/papers.yaml``.
-
-    Attributes:
-        attack: settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains.
-    """
+    """A table of a paper that ``command`` fills, by the overrides in ``own``; fields as in ``conf/papers.yaml``."""
 
     command: Command
     title: str
@@ -45,6 +41,7 @@ class PaperTable:
     picture: Mapping[str, Any]
     full: Sequence[str] = ()
     evaluator: Mapping[str, Sequence[str]] | None = None
+    # settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains
     attack: Mapping[str, Sequence[str]] | None = None
     own: Sequence[str] = ()  # overrides of the user, with the preset
 

@@ -55,12 +55,7 @@ VICTIM = 0  # attacked client if nobody trains
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """Parts of a run, an attack or a measurement.
-
-    Attributes:
-        states: clients' private states when they are attacked.
-        masking: sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload.
-    """
+    """Parts of a run, an attack or a measurement."""
 
     config: RunSettings
     dataset: Dataset
@@ -69,8 +64,10 @@ class Setup:
     server: Server  # server at the initial values, or at ``config.weights``
     audit: Audit
     unattacked: LabelledExamples  # examples without victims
+    # clients' private states when they are attacked
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
+    # sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload
     masking: SummedProbes | None = None
 
     @property

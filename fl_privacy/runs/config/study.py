@@ -68,12 +68,7 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Trainings and attacks on them, for every defense.
-
-    Attributes:
-        evaluators: training -> overrides of ``train-evaluator`` for Refiner's network.
-        entry: family of the user's own defense among ``points`` -> name of its runs, which includes the source's hash.
-    """
+    """Trainings and attacks on them, for every defense."""
 
     settings: tuple[str, ...]  # overrides of every job
     attack: tuple[str, ...]
@@ -81,7 +76,9 @@ class Study:
     attacks: Mapping[AttackCell, AttackPlan]
     points: tuple[GridPoint, ...]  # defenses at their strengths, the undefended one first
     early: int = 1  # rounds of training before the state ``early``
+    # training -> overrides of ``train-evaluator`` for Refiner's network
     evaluators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # family of the user's own defense among ``points`` -> name of its runs, which includes the source's hash
     entry: Mapping[str, str] = field(default_factory=dict)
 
     @property

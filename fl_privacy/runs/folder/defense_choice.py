@@ -74,14 +74,7 @@ ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is withi
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to train under all attacks tried; each figure is of its worst attack.
-
-    Attributes:
-        inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
-            attacked.
-        over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
-            the update; ``None`` if not measured.
-    """
+    """A way to train under all attacks tried; each figure is of its worst attack."""
 
     name: str
     accuracy: float  # final accuracy in [0, 1]
@@ -99,8 +92,11 @@ class Candidate:
     failures: int = 0  # images on which an attack failed, for the attack that failed most
     by: str = ""  # attacker that leaks most, in words; empty if only one attacked
     judged_by: str = IMAGE_METRIC
+    # question -> measure of the strongest attack; ``None`` if the attack failed or only others were attacked
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
     undefended: bool = False
+    # least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without the update;
+    # ``None`` if not measured
     over_control: float | None = None
 
     @property

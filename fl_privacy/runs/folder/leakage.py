@@ -137,11 +137,7 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """The attack: its attacker, budget, knowledge and uploads.
-
-    Attributes:
-        examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
-    """
+    """The attack: its attacker, budget, knowledge and uploads."""
 
     attack: str = ""  # name; empty if none or not known
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
@@ -150,6 +146,7 @@ class AttackFacts:
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
     prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
+    # fewest and most examples behind an attacked upload; ``None`` if nothing was attacked
     examples: tuple[int, int] | None = None
     uploads: int = 1  # most intercepted uploads of one example
     trained: bool = False

@@ -45,12 +45,7 @@ class MeasuredDefense:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTable:
-    """Measurements of a sweep, or of one training of a benchmark.
-
-    Attributes:
-        attackers: overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers
-            had no likelihoods, priors or blind deconvolution.
-    """
+    """Measurements of a sweep, or of one training of a benchmark."""
 
     settings: tuple[str, ...]  # overrides of all jobs, such as ``data=mnist_mini``
     attacks: tuple[str, ...]
@@ -59,6 +54,8 @@ class MeasuredTable:
     defenses: tuple[MeasuredDefense, ...]
     unknown: tuple[str, ...] = ()  # names of defenses not fully measured
     when: str = ""  # last day of the measurement and version of this package, or empty
+    # overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers had no
+    # likelihoods, priors or blind deconvolution
     attackers: tuple[str, ...] = ()
 
     @property

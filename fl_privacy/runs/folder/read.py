@@ -53,11 +53,7 @@ class PartitionTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All records of a run.
-
-    Attributes:
-        partition: examples of each client and class; ``None`` if not recorded, as by an attack without training.
-    """
+    """All records of a run."""
 
     path: Path
     identity: Identity
@@ -65,6 +61,7 @@ class Run:
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
     strengths: tuple[str, ...]  # settings that set the defense's strength, the first part's first
+    # examples of each client and class; ``None`` if not recorded, as by an attack without training
     partition: PartitionTable | None
     records: tuple[Mapping[str, Any], ...]
     summary: Summary

@@ -41,28 +41,25 @@ class Traced(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageResult:
-    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each.
-
-    Attributes:
-        metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
-        certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
-        members: sub-attack that reconstructed them -> number of images; empty for a single attack.
-        over_control: mean excess of the guesses' main metric over that of the best guess without the update; for images
-            aligned PSNR of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
-    """
+    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each."""
 
     attacker: Attacker = Attacker.PLAIN
     round: int = 0
     attack: str = ""  # name of the attack, if there are several
+    # statistics by name, over the images on which the attack did not fail; intervals are over uploads
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     thresholds: tuple[Recognized, ...] = ()
     tracing: Traced | None = None
     label_sources: Mapping[str, int] = field(default_factory=dict)  # source of labels -> number of images
+    # attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`
     certainties: Mapping[str, int] = field(default_factory=dict)
+    # sub-attack that reconstructed them -> number of images; empty for a single attack
     members: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
+    # mean excess of the guesses' main metric over that of the best guess without the update; for images aligned PSNR
+    # of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     over_control: float | None = None
 
     @property
