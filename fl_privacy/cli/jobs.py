@@ -118,10 +118,7 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Import without garbage collection, and exclude the imported objects from later collections.
-
-    It acts only on the first import, since frozen objects are never freed.
-    """
+    """Import without garbage collection, once, and keep what was imported out of later collections."""
     if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
         return

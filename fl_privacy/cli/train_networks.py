@@ -39,10 +39,7 @@ RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml`` and ``overrides``, and return its file.
-
-    ``UserError`` if a setting is wrong, or the file holds another network.
-    """
+    """Train the network of ``conf/evaluator.yaml``, and return its file; ``UserError`` if it holds another."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -187,10 +184,7 @@ SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is 
 
 
 def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the generator of ``conf/generator.yaml`` and ``overrides``, and return its file.
-
-    ``UserError`` if a setting is wrong, or the file holds another generator.
-    """
+    """Train the generator of ``conf/generator.yaml``, and return its file; ``UserError`` if it holds another."""
     settings = checked_settings("generator", overrides)
     chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
     check_arguments(GeneratorPlan, chosen, "generator")

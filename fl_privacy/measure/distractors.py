@@ -80,10 +80,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare each image of a victim that has a guess, with ``fed`` instead of the originals if known.
-
-    ``fed`` (B, C, H, W) are the originals after the client's own crops and flips.
-    """
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), as the client changed them."""
     found = match.found
     if not len(found):
         return []

@@ -212,10 +212,7 @@ class PpcPoint:
 
 
 def cap(points: Sequence[PpcPoint]) -> float:
-    """Compute the calibrated averaged performance, the mean of Acc * dist (SPN, Eq. 1), of at least one point.
-
-    Higher is better.
-    """
+    """Compute CAP, the mean of Acc * dist over at least one point (SPN, Eq. 1); higher is better."""
     if not points:
         raise UserError("CAP is expected to be of at least one point of a mechanism, but there are none.")
     return sum(point.calibrated for point in points) / len(points)

@@ -168,10 +168,7 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome; ``None`` if the original is not known, or an older version did not measure it.
-
-        A guess claimed as proven is exact unless a known original contradicts it.
-        """
+        """Return the outcome, exact if proven and not contradicted; ``None`` if it was not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING

@@ -303,10 +303,7 @@ NOT_METRICS = frozenset(
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Register ``metric`` as ``name``, to be measured for every image from now on.
-
-    ``UserError`` if ``name`` is no identifier, or is in use.
-    """
+    """Register a ``metric`` to be measured from now on; ``UserError`` if ``name`` is taken or no identifier."""
     if not name.isidentifier() or name in NOT_METRICS:
         raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
     if METRICS.setdefault(name, metric) is not metric:

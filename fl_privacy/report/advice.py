@@ -35,10 +35,7 @@ ONCE = (
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
-    """Return a defense that adds noise to updates, as users type it, and its measured cost in words, if any.
-
-    Behind it, the attacks of that measurement reconstructed no example of this ``kind``.
-    """
+    """Return noise behind which no example of this ``kind`` was reconstructed, and its measured cost, if any."""
     if (name := MEASURED_ON.get(kind)) is None:
         return "dp_noise defense.scale=0.1", ""
     undefended, *others = read_tables(SHIPPED / f"{name}.json")[0].defenses
@@ -58,15 +55,13 @@ def advice_from(
 ) -> list[str]:
     """Recommend the cheapest defense within both bounds, or the nearest one, and name its limits.
 
-    Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage.
+    Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage. ``UserError`` if the threat was
+    not measured, or modalities are mixed.
 
     Args:
         accuracy_loss: most percentage points below the undefended accuracy.
         psnr_below: dB that no image and no upper end of the mean's 95 % interval may reach.
         batch_size: examples behind a client's upload; by default the training batch size in ``table``.
-
-    Raises:
-        UserError: the threat was not measured, or modalities are mixed.
     """
     undefended, *defended = table.defenses
     known = [d for d in defended if threat in d.by_threat]

@@ -97,8 +97,7 @@ def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, st
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     """Write a printable page on a run or an app's audit, without client data, to ``out`` or ``<run_dir>/brief.html``.
 
-    Raises:
-        UserError: the folder is none of these, or the page is not writable.
+    ``UserError`` if the folder is none of these, or the page is not writable.
     """
     if out is not None:
         expect_file_name(out)
@@ -390,10 +389,7 @@ def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
     """Recompute the figures of a run's or an audit's folder, and its brief if there is one.
 
     ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the digest of the audited
-    app. The result is the compared files in words, and a line for each difference.
-
-    Raises:
-        UserError: a file is missing or damaged.
+    app. The result is the compared files in words, and a line for each difference; ``UserError`` for damaged files.
     """
     from fl_privacy.report.audit_file import APP_DIGEST, RECORD, plain_app, read_audit  # noqa: PLC0415  (PyTorch)
 

@@ -131,10 +131,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw runs as labelled points with error bars; ``bound`` draws a dashed line across.
-
-    Infinite values are triangles above all others; near points share a label.
-    """
+    """Draw labelled points with error bars, infinite ones as triangles on top; ``bound`` is a dashed line."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:

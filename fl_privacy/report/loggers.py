@@ -25,14 +25,11 @@ def log_run(run: Run | Path | str, to: Any) -> int:
     """Log a run's figures by round, and its verdict; return the number of figures.
 
     These are test accuracy, losses and epsilon, and by attacker the reconstructed share, its upper 95 % bound, and the
-    mean of the main metric.
+    mean of the main metric. ``UserError`` without a run, without a logger, or if its package is missing.
 
     Args:
         to: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
             ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is active.
-
-    Raises:
-        UserError: ``to`` is none of these, its package is missing, or the folder is not a run's.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))

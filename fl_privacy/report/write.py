@@ -46,15 +46,12 @@ def write_report(
     """Write and return one HTML page on one or many runs; with images it is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
-    next to the first one.
+    next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run has what ``cap`` needs.
 
     Args:
         out: other path of the page; its folder is created.
         psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
         cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
-
-    Raises:
-        UserError: a folder is not a run's, ``out`` is not writable, or no run has what ``cap`` needs.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -137,12 +134,8 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    Args:
-        destination: missing or empty folder; it appears when complete.
-        with_originals: ``True`` to include images, readable only by the owner.
-
-    Raises:
-        UserError: a folder is not a run's, or ``destination`` exists or is not writable.
+    The folder appears when complete; ``with_originals`` includes images, readable only by the owner. ``UserError`` if a
+    folder is not a run's, or ``destination`` exists or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:

@@ -85,10 +85,7 @@ _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {
 
 
 def shipped_others(shape: tuple[int, ...], number: int = MOST, *, seed: int) -> Distractors:
-    """Choose shipped images as distractors for originals of ``shape`` (C, H, W): random crops of photographs.
-
-    For one channel, half of them are handwritten digits; without the packages there are none.
-    """
+    """Choose shipped images of ``shape`` (C, H, W), if any: crops of photographs; for one channel, half are digits."""
     if len(shape) != 3 or not (number := at_most(number, shape)):
         return Distractors()
     rng = derive_generator(seed, "candidates")

@@ -84,11 +84,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table that ``overrides`` ask for; ``None`` if they name no paper's preset, or change its lines.
-
-    Raises:
-        UserError: ``paper=`` is given without such a preset, or is neither short nor full.
-    """
+    """Return the table that ``overrides`` ask for and do not change, if any; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]

@@ -101,10 +101,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the noise settings by which the worst-off client spends ``privacy.epsilon``, if set, by the last round.
-
-    An undefended run stays so; ``UserError`` if the defense gives no guarantee that noise could change.
-    """
+    """Return noise that spends ``privacy.epsilon``, if set, by the end; ``UserError`` without a guarantee."""
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

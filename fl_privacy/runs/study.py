@@ -106,10 +106,7 @@ def plan_study(study: S) -> StudyPlan[S]:
 
 
 def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
-    """Write the names of the folders that ``command`` will fill, for the live page.
-
-    Jobs that can't start are left out; there is no plan for captures of an app, whose note names their folder.
-    """
+    """Write the folders that ``command`` will fill, for the live page; jobs that can't start have none."""
     planned: dict[Path, list[str]] = {}
     for config in configs:
         with suppress(UserError):
@@ -389,10 +386,7 @@ def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
 
 
 def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
-    """Return reasons of finished attacks that failed on all victims, by folder name, without malicious servers.
-
-    A malicious server may find none of its target images.
-    """
+    """Return reasons of honest servers' attacks that failed on all victims, by folder name."""
     attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
     done = [job.folder for cell, job in attacks if not cell.server and job.finished]
     return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}

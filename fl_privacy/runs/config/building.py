@@ -108,10 +108,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Allow importing ``target`` from the working directory, unless something installed has its first name.
-
-    The directory is searched last and for this import only, so that no file in it can replace a package.
-    """
+    """Allow importing ``target`` from the working directory, last, unless something installed has its name."""
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
         yield

@@ -43,10 +43,7 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions, keys of ``TOLD``, that any measure of any method answered better than by chance.
-
-    The bound is corrected for the number of measures: one of many is above chance by luck.
-    """
+    """Return the questions, keys of ``TOLD``, answered better than by chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -131,10 +128,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return ``True`` if no example was reconstructed, none is unknown, and nothing else was inferred.
-
-        Nor may an image or an upper end of the mean's interval reach ``psnr_below`` dB, if given.
-        """
+        """Return ``True`` if all is known, nothing leaked, and no image reaches ``psnr_below`` dB, if given."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
@@ -156,10 +150,7 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate from all attacks on one training; return ``None`` without accuracy or images.
-
-    ``pmm`` is in percent; ``asked`` are the questions put to any of the compared candidates.
-    """
+    """Build the candidate of one training, ``pmm`` in percent; ``None`` without accuracy or scored examples."""
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
     if accuracy is None or worst is None or most is None:
@@ -190,10 +181,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of attacks over the best guess without the update.
-
-    In each round of an attack the better attacker counts; ``None`` if one of them has no control.
-    """
+    """Return the least excess of rounds' better attackers over a guess without the update, if all have one."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -221,10 +209,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate behind which nothing was reconstructed; of equals the one that leaks less.
-
-    ``None`` also if nothing was reconstructed undefended.
-    """
+    """Return the most accurate candidate that leaks nothing; ``None`` also if nothing leaked undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)
