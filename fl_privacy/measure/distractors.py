@@ -7,21 +7,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fl_privacy.measure import texts as text_metrics
 from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.identification import PublicImages, aligned, control, identify, near_lead
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
-from fl_privacy.measure.texts import (
-    Language,
-    most_frequent,
-    shared_tokens,
-    token_f1,
-    token_precision,
-    token_recall,
-    widened,
-    without,
-)
+from fl_privacy.measure.texts import Language, widened, without
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
 
@@ -150,11 +142,11 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     special = language.special if language else frozenset[int]()
     truths, guesses = without(truths, special), without(match.guesses[match.found], special)
     public = without(others.texts.long(), special)
-    usual = most_frequent(public, (truths >= 0).sum(1))
+    usual = text_metrics.most_frequent(public, (truths >= 0).sum(1))
     pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
     exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
-    chance = _chance(shared_tokens(guesses, pool), len(truths), exact, public)
-    shares = token_f1(*widened([usual, truths])).tolist()
+    chance = _chance(text_metrics.shared_tokens(guesses, pool), len(truths), exact, public)
+    shares = text_metrics.token_f1(*widened([usual, truths])).tolist()
     return [GuessComparison(control_f1=_round(value), chance=chance) for value in shares]
 
 
@@ -228,10 +220,10 @@ def compare_words(
     common = int(torch.isin(*kinds).sum())
     number, total = (len(words[0]) for words in kinds)
     values = {
-        "word_f1": float(token_f1(guesses, truths)),
-        "word_precision": float(token_precision(guesses, truths)),
-        "word_recall": float(token_recall(guesses, truths)),
-        "count_f1": float(token_f1(*widened([read, there]))),
+        "word_f1": float(text_metrics.token_f1(guesses, truths)),
+        "word_precision": float(text_metrics.token_precision(guesses, truths)),
+        "word_recall": float(text_metrics.token_recall(guesses, truths)),
+        "count_f1": float(text_metrics.token_f1(*widened([read, there]))),
     }
     figures = GuessComparison(words_there=total, words_read=common, words_false=number - common, words_of=len(truth))
     if others is None or others.texts is None:
@@ -243,7 +235,7 @@ def compare_words(
     own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
     return values, replace(
         figures,
-        word_control_f1=round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
+        word_control_f1=round(float(text_metrics.token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
         word_chance=round(chance_of_words(set(kinds[0][0].tolist()), own, texts, few=True), _DIGITS_OF_CHANCE),
     )
 

@@ -9,21 +9,11 @@ from markupsafe import Markup
 from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
+from fl_privacy.report import gallery
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
-from fl_privacy.report.gallery import (
-    SHOWN,
-    all_rows,
-    all_sentences,
-    best_rows,
-    best_rows_in_words,
-    extreme_sentences,
-    gallery_title,
-    view_all,
-    view_extremes,
-)
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import claim_views, views_of
 from fl_privacy.report.page import render
@@ -235,11 +225,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         live=live,
         paper=paper_view_of(run),
         kind=kind,
-        rows=all_rows(run, shown.rows) if shown.rows else [],
-        best_rows=best_rows(run, shown.rows) if shown.rows else [],
-        best_rows_said=best_rows_in_words(run) if shown.rows else "",
-        sentences=all_sentences(run, shown.sentences) if shown.sentences else [],
-        extreme_sentences=extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
+        rows=gallery.all_rows(run, shown.rows) if shown.rows else [],
+        best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
+        best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
+        sentences=gallery.all_sentences(run, shown.sentences) if shown.sentences else [],
+        extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
         run=run,
         verdict=headline_of(verdict, kind),
         claims=claim_views(run.claims),
@@ -253,10 +243,10 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=view_extremes(run, shown.pairs) if modality.pixels else [],
-        images=view_all(run, shown.pairs) if modality.pixels else [],
-        images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
-        gallery_title=gallery_title(run).replace("images", f"{kind}s"),
+        extremes=gallery.view_extremes(run, shown.pairs) if modality.pixels else [],
+        images=gallery.view_all(run, shown.pairs) if modality.pixels else [],
+        images_left_out=max(0, len(run.of_kind("image")) - gallery.SHOWN),
+        gallery_title=gallery.gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, shown.pairs, shown.sentences),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],

@@ -18,15 +18,7 @@ from fl_privacy.data import Vocabulary
 from fl_privacy.federation import Client, Failure, Replay, attempt
 from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
-from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
-from fl_privacy.measure.distortion import (
-    Tracing,
-    UpdateDistortion,
-    distortion_of,
-    linear_system,
-    nearest,
-    tracing_distance,
-)
+from fl_privacy.measure import MetricFunction, VictimScore, distortion, evaluate_all, unjudged
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -57,7 +49,7 @@ class Tracer:
     queries: int | None = None
     seed: int = 0
 
-    def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
+    def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
         """Trace the guesses of ``scores`` to their owners; return ``None`` if there are fewer than two owners.
 
         Images without a guess count as traced wrongly. Left out are failed victims, unknown originals, texts and rows.
@@ -85,9 +77,11 @@ class Tracer:
         distance = of_attacked = 1.0
         if guessed.any():
             answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
-            distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
-            of_attacked = tracing_distance(*answers, attacked, owners)
-        return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
+            distance = distortion.tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
+            of_attacked = distortion.tracing_distance(*answers, attacked, owners)
+        return distortion.Tracing(
+            distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners)
+        )
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
@@ -99,7 +93,7 @@ class Tracer:
         order = torch.randperm(len(owners), generator=derive_generator(self.seed, "tracing"))
         order = order[: room + len(attacked)]
         images = asked[0].examples.batch(torch.cat([client.indices for client in asked])[order]).inputs
-        new = (nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
+        new = (distortion.nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
         return images[new], owners[order[new]]
 
 
@@ -188,7 +182,9 @@ def _sentences(
     return tuple(zip(*of_both, strict=True))
 
 
-def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+def update_distortion(
+    truth: Truth, observation: Observation
+) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
     If the model's first layer is fully connected and the update is of one example, also return figures of the equations
@@ -199,12 +195,12 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
     names = _fully_connected(observation.model, observation.input_shape) if alone else None
     if names is None or not seen.keys() >= set(names):
-        return distortion_of(clean, seen), {}
+        return distortion.distortion_of(clean, seen), {}
     tensors = [(update[names[0]], update[names[1]]) for update in (clean, seen)]
-    every, trusted = linear_system(*tensors), linear_system(*tensors, rows=1)
+    every, trusted = distortion.linear_system(*tensors), distortion.linear_system(*tensors, rows=1)
     of_trusted = {"contraction": trusted.contraction, "error_bound": trusted.error_bound}
     figures = {"condition": every.condition, **of_trusted, "solvable": float(trusted.solvable)}
-    return distortion_of(clean, seen), figures
+    return distortion.distortion_of(clean, seen), figures
 
 
 @lru_cache(maxsize=1)

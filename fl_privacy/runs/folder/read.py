@@ -10,30 +10,10 @@ from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expect_regular_files
 from fl_privacy.runs.config.settings import register_plugin_metrics
+from fl_privacy.runs.folder import pictures, records as checked
 from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
-from fl_privacy.runs.folder.pictures import (
-    Film,
-    Pair,
-    RowPair,
-    Sentence,
-    read_films,
-    read_pairs,
-    read_rows,
-    read_sentences,
-)
-from fl_privacy.runs.folder.records import (
-    ENVIRONMENT,
-    PARTS,
-    SENTENCES,
-    parse_json,
-    read_records,
-    records_of,
-    wrong_field,
-    wrong_identity,
-    wrong_partition,
-)
 from fl_privacy.runs.folder.share import Shared, shared_as
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
@@ -76,19 +56,19 @@ class Run:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        return records_of(self.records, kind, attacker)
+        return checked.records_of(self.records, kind, attacker)
 
-    def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-        return read_pairs(self.path / "reconstructions")
+    def read_pairs(self) -> tuple[Mapping[tuple[str, int], pictures.Pair], list[str]]:
+        return pictures.read_pairs(self.path / "reconstructions")
 
-    def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-        return read_sentences(self.path / "reconstructions")
+    def read_sentences(self) -> tuple[Mapping[tuple[str, int], pictures.Sentence], list[str]]:
+        return pictures.read_sentences(self.path / "reconstructions")
 
-    def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        return read_rows(self.path / "reconstructions")
+    def read_rows(self) -> tuple[Mapping[tuple[str, int], pictures.RowPair], list[str]]:
+        return pictures.read_rows(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
-        return read_films(self.path / "reconstructions")
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[pictures.Film]], list[str]]:
+        return pictures.read_films(self.path / "reconstructions")
 
 
 def run_folder_of(path: Path) -> Path:
@@ -108,16 +88,16 @@ def read_run(path: Path) -> Run:
             " `fl-privacy run` printed last."
         )
     expect_regular_files(path, without=(CAPTURES, WAITING))
-    records, problems = read_records(path / METRICS)
+    records, problems = checked.read_records(path / METRICS)
     stored = _read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
     partition = _read_json(path / "partition.json")
     threats = _read_json(path / "threat_model.json") or []
     defense = _read_json(path / "defense.json") or []
     for name, wrong in (
-        ("partition.json", wrong_partition(partition) if partition else None),
-        ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
-        ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
+        ("partition.json", checked.wrong_partition(partition) if partition else None),
+        ("defense.json", None if fits(defense, checked.PARTS) else "it is no list of parts"),
+        ("threat_model.json", None if fits(threats, checked.SENTENCES) else "it is no list of sentences"),
     ):
         if wrong:
             raise _damaged(path / name, wrong)
@@ -147,13 +127,13 @@ def read_summary(path: Path) -> Summary | None:
     """Return the summary of the run in folder ``path``; ``None`` if it has not finished."""
     expect_regular_files(path, without=(CAPTURES, WAITING))
     stored = _read_json(path / SUMMARY)
-    return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
+    return None if stored is None else _summary(path, stored, checked.read_records(path / METRICS)[0])
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
     """Return versions, hardware and seed of a run, empty if not recorded; ``UserError`` if damaged."""
     found = _read_json(path / "environment.json") or {}
-    if wrong := wrong_field(found, ENVIRONMENT):
+    if wrong := checked.wrong_field(found, checked.ENVIRONMENT):
         raise _damaged(path / "environment.json", wrong)
     return found
 
@@ -161,11 +141,11 @@ def read_environment(path: Path) -> Mapping[str, Any]:
 def read_identity(path: Path) -> Identity:
     """Load a ``run.json``; ``UserError`` if it is damaged or of a later version."""
     try:
-        content = parse_json(_read_text(path))
+        content = checked.parse_json(_read_text(path))
         found = content.pop("format")
         if found != FORMAT:
             raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")
-        if wrong := wrong_identity(content):
+        if wrong := checked.wrong_identity(content):
             raise _damaged(path, wrong)
         return Identity(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -176,7 +156,7 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
-        return parse_json(_read_text(path))
+        return checked.parse_json(_read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
 
@@ -207,10 +187,10 @@ def _damaged(path: Path, what: str) -> UserError:
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
     """Return attackers that failed on every image of a run, with their most common reason."""
-    records, _ = read_records(path / METRICS)
+    records, _ = checked.read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
-        reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
+        reasons = [record.get("failure") for record in checked.records_of(records, "image", attacker)]
         if reasons and all(reasons):
             found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
     return found
@@ -222,7 +202,7 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | 
     for summary in sorted(out.glob("*/summary.json")):
         try:
             identity = read_identity(summary.with_name(IDENTITY))
-            accuracy = parse_json(_read_text(summary))["final_accuracy"]
+            accuracy = checked.parse_json(_read_text(summary))["final_accuracy"]
         except (UserError, OSError, ValueError, KeyError, TypeError):  # no reason to stop another run
             continue
         if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
