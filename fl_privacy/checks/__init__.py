@@ -18,9 +18,7 @@ from fl_privacy.errors import UserError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
 MOST_NAMED = 16  # most values listed in an error; if there are more, the closest to the given one are listed
-
 LARGEST = sys.float_info.max  # larger whole numbers, which a file may contain, overflow a float
 
 

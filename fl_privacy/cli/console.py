@@ -198,7 +198,6 @@ def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
 
 
 LOOK_EVERY = 1.0  # seconds
-
 _WHOLE = 10_000
 
 

@@ -16,7 +16,6 @@ from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_wa
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
-
 FAULTS = (UserError, OSError, MemoryError)
 """Faults of input, disk and machine: a job that ends by one keeps its files, and other jobs go on."""
 

@@ -45,19 +45,14 @@ from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
 TIMEOUT, RECONNECT = "round-timeout", "reconnect-timeout"
 AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"  # keys of the run config
-
 CLIENTS = "federation.clients"  # setting that by default equals the number of nodes
-
 MOST_OF_OVERRIDES = 1 << 14  # largest number of letters of overrides, which the starter of a run sends to all nodes
-
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
 registered ones, as ``trust=`` on the command line."""
 
 SECAGG = "secagg"
-
 logger: logging.Logger = logging.getLogger(__name__)
-
 server_app = ServerApp()
 
 
@@ -246,7 +241,6 @@ def _masking_app(guarded: bool) -> ClientApp:
 
 
 _plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)
-
 client_app = _NodeApp()
 
 

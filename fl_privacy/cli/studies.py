@@ -188,7 +188,6 @@ ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
 """Options with their defaults, empty for none; everything else is a setting of the measurement."""
 _EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
-
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
 
 
@@ -314,7 +313,6 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
 
 
 GRACE_SECONDS = 20.0
-
 _stopped = threading.Event()
 
 

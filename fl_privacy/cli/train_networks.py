@@ -34,7 +34,6 @@ from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import expect_type
 
 SHOWN = 1000  # number of images or texts of the other split behind the table of predictions
-
 RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 

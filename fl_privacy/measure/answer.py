@@ -9,7 +9,6 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
 
 Kind = Literal["image", "row", "text", "other"]
-
 QuestionName = Literal["examples", "classes", "words", "members"]
 
 

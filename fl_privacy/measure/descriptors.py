@@ -12,17 +12,13 @@ from torch import Tensor
 from torch.nn import functional
 
 BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
-
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
 """Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
 begin on the right; their indices follow those of blurs."""
 
 _MOSAIC = len(BLURS)
-
 WINDOWS = 5  # windows of an image: the whole and its four halves
-
 _DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
-
 LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
 
 

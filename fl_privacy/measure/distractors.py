@@ -22,7 +22,6 @@ _DIGITS = 4  # recorded decimals; further ones depend on the number of images co
 
 Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
 NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
-
 CLOSER = 10 ** (-MARGIN_PSNR / 10)
 """Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
 

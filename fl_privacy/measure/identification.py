@@ -103,18 +103,14 @@ def _as_bytes(images: Tensor) -> Tensor:
 
 
 RIVALS = 10  # nearest candidates for the foreign share of a guess
-
 LUCK = 0.3
 """Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
 LUCK_OF_MORE = LUCK * math.log(10)  # lead gained by luck with further ways to compare
 ENOUGH = 1000  # number of candidates from which a lead is not reduced
-
 _CEILING = 0.9995  # correlation above which differences are rounding of pixels
-
 TIE = 1e-3  # difference, in spreads of the candidates, that is rounding
-
 _LEAST_SPREAD = 0.01  # least spread of candidates, so that a blank guess is near none of them
 _LEAST_REST = 1e-3  # least share of a row beyond the common part of two images that is not rounding
 

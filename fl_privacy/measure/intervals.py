@@ -11,7 +11,6 @@ import numpy as np
 from fl_privacy.errors import UserError
 
 ANY_VALUE = (-math.inf, math.inf)
-
 FEW = 5  # with fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two
 
 
@@ -73,7 +72,6 @@ def aggregate(
 
 
 FAR = 0.6  # least share of the range spanned by the gap that splits a sample
-
 LEAST_SPLIT = 8
 """Least number of independent groups of a split sample; evenly spread samples of fewer have such a gap, too."""
 

@@ -17,7 +17,6 @@ from fl_privacy.types.victim_ids import Certainty
 
 LIKENESS = 0.5  # least likeness of a guess to its nearest original, so that being nearest by chance is not identified
 LEAD = 0.6  # least lead of the original over the nearest candidate, in standard deviations of the candidates
-
 CHANCE, CHANCE_FALLS = 0.02, 0.6
 """Probability that an image of the original's class, without the update, is identified, and the lead
 that reduces it e times.
@@ -28,7 +27,6 @@ icons and noise. Other pictures of the same person, taken in the same minute, ex
 
 LEAST_CANDIDATES = 100  # least number of candidates: with fewer, chance alone identifies too many
 SURE = 3.0  # lead above which no finer comparison, likeness or foreign share matters
-
 FOREIGN = 0.25
 """Largest correlation with others of a guess's part beyond the original: a guess made from the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
@@ -36,14 +34,11 @@ noise there, or traces of how it was changed; another picture of the same person
 SAME = 0.97  # likeness above which a guess shows hardly anything else
 MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update
 FAR_PSNR = 5.0  # PSNR in dB above the control's from which the foreign share does not matter
-
 MUCH_PSNR = 10.0
 """The same, from which the lead of guesses without the update does not matter, since they are not as close."""
 
 MARGIN_SSIM = 0.25  # least structural similarity above the control's
-
 WORDS_METRIC = "word_f1"
-
 MARGIN_F1 = 0.2  # least token F1 above that of word frequency alone
 FEW_WORDS = 3  # least number of right words that can count, for a text of any length
 BY_FREQUENCY = 0.02  # largest probability that as many guessed words are right by their frequency

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fl_privacy.measure.images import MetricFunction
 
 Of = Literal["images", "labels", "transformed", "texts", "words", "cells"]
-
 LARGEST_PSNR = 100.0  # PSNR in dB above which images differ by less than float precision
 
 
@@ -158,7 +157,6 @@ _SHARES: tuple[tuple[str, Of, str, str], ...] = (
 """Name, compared data, title and description of the metrics that are shares."""
 
 _MODULES = {"texts": "texts", "words": "texts", "cells": "tables", "labels": "matching"}
-
 _OF_BAGS = {"word_f1", "word_precision", "word_recall", "count_f1"}
 """Metrics of words in no order, which a run supplies."""
 

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_interval
 
 Scores = NDArray[np.float64]
-
 Gain = Callable[[Scores, Scores], Scores]  # (TPR, FPR) -> objective to maximize
 RESAMPLES = 1000  # resamples of the bootstrap
-
 Z95 = 1.959963984540054
 
 
@@ -184,7 +182,6 @@ def _variance(share: float, number: int) -> float:
 
 
 CONFIDENCE = 0.95
-
 LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
 """Limits of a meaningful guarantee: exp(10) is 22,000, and one example in 100 has no guarantee at all."""
 

@@ -16,7 +16,6 @@ FAR, NEAR, CLOSE = 8, 16, 32
 
 NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
 ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
-
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
 """Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
 

@@ -22,7 +22,6 @@ SHIPPED = Path(__file__).resolve().parent / "measured"
 """Measurements shipped with the package, as ``fl-privacy advise --save FILE`` writes them."""
 
 LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and vary between measurements
-
 MEASURED_ON = {"image": "cifar10", "row": "adult"}
 """Kind of examples -> shipped measurements whose costs an audit's page names."""
 

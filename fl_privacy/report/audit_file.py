@@ -35,7 +35,6 @@ APP_DIGEST = "SHA-256 of the app's files"
 """Name of the digest of an app's files in a record's environment, see ``files_digest``."""
 
 LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24  # most values of a picture, and bytes of a strategy's record
-
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
 """Limits of a record: whole numbers, examples of an answer, answers, characters of a headline, and values."""
 

@@ -20,15 +20,10 @@ from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 
 MOST_LINES = 60  # lines of the inventory shown initially
-
 MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
-
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
-
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
-
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
-
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 READ_MEANS: Mapping[str, str] = {

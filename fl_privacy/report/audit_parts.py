@@ -8,7 +8,6 @@ from fl_privacy.effects import Description
 from fl_privacy.types.plan import Normalization
 
 UP = "client to server"  # direction of replies
-
 Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
 that may hold data, or run code on arrival."""

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SCRIPT = "benchmark.js"  # script that sorts and filters; without it the page shows its first board
-
 FARTHEST = 60.0  # largest PSNR in dB in the picture
 
 IN_WORDS: Mapping[Threat, str] = {

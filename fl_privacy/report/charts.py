@@ -49,7 +49,6 @@ EXACT = "(exact)"  # label of a point with infinite PSNR
 _LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
-
 LEAST_POINTS, LEAST_SHARE = 10.0, 0.25
 """Least span of a percent axis in points, and of other axes as a share of the largest value: small differences look
 small."""

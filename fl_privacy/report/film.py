@@ -12,7 +12,6 @@ from fl_privacy.runs.folder import Attacker, Film, Pair, Run, Sentence, TextFilm
 from fl_privacy.types.film import FRAMES
 
 T = TypeVar("T")
-
 VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
 
 

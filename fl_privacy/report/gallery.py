@@ -234,7 +234,6 @@ def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
 
 
 TEXT_CAPTION = ("token_f1", "rouge_l", "exact_match")
-
 Kind = Literal["plain", "right", "misplaced", "wrong"]
 
 
@@ -303,9 +302,7 @@ def _text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Senten
 
 
 ROW_CAPTION = ("cells_right", "categories_right", "numbers_right")
-
 SURE = 0.9  # least certainty of a cell shown as certain
-
 _RANKS = ("Best", "Second", "Third")
 
 

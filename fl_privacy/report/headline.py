@@ -321,7 +321,6 @@ def bound_in_words(bound: Recognized) -> str:
 
 
 PAGE = "report.html"  # page in a run's folder
-
 _NO_PROOF = "This describes the attack and is no proof of protection: try attack=auto attack.budget=thorough."
 
 _TO_DO = {

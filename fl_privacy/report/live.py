@@ -20,9 +20,7 @@ from fl_privacy.runs.folder import Run, ongoing, read_run, verdict_of
 from fl_privacy.runs.folder.verdict import OPEN
 
 LAST_ROUNDS = 5  # last rounds from which the time left is estimated
-
 SILENT = 300.0  # seconds without news after which a run may have been killed
-
 _WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)  # files that change when a run records something
 
 

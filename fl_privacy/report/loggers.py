@@ -15,9 +15,7 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Run, read_run, verdict_of
 
 PREFIX = "fl_privacy"  # prefix of all names, to distinguish them from the training's own
-
 NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")  # names accepted instead of a writer
-
 Scalar = tuple[str, float, int]  # name, value, round
 
 

@@ -12,7 +12,6 @@ from fl_privacy.measure.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
 SHOWN_HEIGHT = 128  # least height in pixels of small images after enlargement
-
 _BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 
 

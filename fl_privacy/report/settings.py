@@ -9,11 +9,8 @@ from fl_privacy.runs.folder import Run, Summary
 from fl_privacy.runs.folder.identity import RUNTIME
 
 GROUPS = groups(shown=True)
-
 UNSAID = ("_target_", "name")  # settings that only repeat the chosen option
-
 AS_USUAL = {"server": "honest", "guard": "off", "inference": "none"}  # options not worth mentioning, by group
-
 DIFFERENCES_SHOWN = 6
 _BATCH_NORM = {
     "eval": "evaluation mode (by the running statistics that were sent, as published attacks assume)",

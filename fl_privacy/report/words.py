@@ -11,7 +11,6 @@ from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
 MARK = "<!-- words -->"  # place of a page's folded glossary
-
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 TERMS = {

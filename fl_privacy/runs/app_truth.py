@@ -20,11 +20,8 @@ from fl_privacy.types import Batch, Observation, VictimId
 from fl_privacy.types.plan import Normalization
 
 OfClient = Callable[[int], object]  # partition -> its client's training data
-
 MOST_DRAWN = 20_000  # most examples redrawn to find a probe's image whose index is not known
-
 Images = Iterator[tuple[Tensor, int]]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 

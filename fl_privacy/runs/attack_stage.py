@@ -215,9 +215,7 @@ def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[st
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 FILMED = 3  # default number of filmed victims of a round
-
 VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's results do not depend on it
 
 

@@ -27,15 +27,10 @@ from fl_privacy.types import Batch, VictimId
 from fl_privacy.types.modality import ROWS, TEXTS, Modality
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 MOST = 1000  # default number of distractor images
-
 MOST_NEAR = 10_000  # most public images searched for the one nearest to an original
-
 _MOST_VALUES = 1 << 26  # most pixels of all candidates together
-
 _MOST_TEXTS = 10_000
-
 _PHOTOGRAPHS, _DIGITS = "photograph", "mnist_mini"  # data sets shipped by packages
 
 
@@ -54,7 +49,6 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
 
 
 _LATEST: dict[bytes, PublicImages] = {}  # last public images of this process, by a hash of their content
-
 _MOST_LATEST, _MOST_KEPT = 2, 1 << 22  # most cached public images, and most pixels of each
 
 
@@ -139,11 +133,8 @@ def _shipped(name: str) -> Iterator[Examples]:
 
 
 NO_CLASS = -1  # class of images shipped by packages
-
 SPARE = 100  # extra images drawn, to replace a client's own
-
 MOST_PLACES = 32  # most partitions whose images are candidates
-
 Samples = list[tuple[Tensor, int]]
 
 

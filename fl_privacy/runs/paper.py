@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fl_privacy.runs.destination import Command
 
 FORM = "paper"  # override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are
-
 _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is one run
 
 

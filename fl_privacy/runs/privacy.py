@@ -30,7 +30,6 @@ class Privacy:
 
 
 _UNKNOWN = "it depends on the clients' numbers of examples, which stay on their nodes"
-
 UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", missing=_UNKNOWN, epsilons=None)
 """Privacy of clients with data of their own."""
 

@@ -19,7 +19,6 @@ from fl_privacy.runs.config.building import instantiate_as
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 PUBLIC_IMAGES = 2000  # public images that a server holds as its prior, from the split that is not attacked
-
 EVERYBODY = -1  # client id if all are sent the same model
 
 

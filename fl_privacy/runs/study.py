@@ -38,9 +38,7 @@ from fl_privacy.runs.folder.study import StudyEntry, read_study
 from fl_privacy.runs.privacy import calibrated, noise_for_budget
 
 S = TypeVar("S", bound=Study)
-
 REFINER = "refiner"  # defense that needs an evaluation network
-
 PROBLEMS = "problems.json"  # file in the folder of a study with reasons of failed jobs
 
 

@@ -13,7 +13,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 
 CUSTOM = "custom"  # option for a user's own code
-
 PLUGINS = "fl_privacy.plugins"  # entry points of packages whose folder ``conf`` adds options
 
 

@@ -130,7 +130,6 @@ def _unlogged() -> Iterator[None]:
 
 
 FILE = "signatures.json"
-
 _PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "null": NoneType}
 _NAMES = {kind: name for name, kind in _PLAIN.items()}
 _UNIONS = (Union, UnionType)

@@ -24,7 +24,6 @@ from fl_privacy.runs.config.settings import RunSettings
 from fl_privacy.site.gate.plain_yaml import loaded
 
 FEW = 3  # compositions after which each section is composed by itself, once, as in a sweep
-
 _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
@@ -116,9 +115,7 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 """Section -> its settings that its ``_target_`` does not take."""
 
 NESTED = ("inference",)  # sections of several options, each a section like those
-
 _ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
-
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
 """The same for all sections that are checked before anything is built."""
 
@@ -164,12 +161,10 @@ def _signature(section: object, name: str) -> Signature | None:
 
 
 _BEYOND_ASCII = re.compile(r"[\w./-]+")  # A word or a path in any script
-
 NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
 """Settings of a run that name a file, a folder or a part of one."""
 
 LONGEST, DEEPEST = 1 << 15, 20  # longest override in characters, and deepest nesting of brackets
-
 MOST_JOBS = 10_000  # most jobs of a sweep; all are composed and checked before the first one starts
 
 

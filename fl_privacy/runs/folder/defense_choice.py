@@ -63,9 +63,7 @@ def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
 
 
 MEMBERSHIP_AT_MOST = 0.05  # TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished
-
 ATTRIBUTE_AT_MOST = 0.1  # success above that of the most frequent answer: above it, an attribute counts as inferred
-
 ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is within it
 
 

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _EXAMPLES = ("image", "text", "row")  # kinds of records of one attacked example each
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of spreadsheet formulas
-
 Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run``, or the folder of a run
 
 

@@ -20,7 +20,6 @@ from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.settings import Role, keys_of
 
 RUNTIME = keys_of(Role.RUNTIME)
-
 FORMAT = 1  # format of a run's folder; raised if older readers would misread it
 
 

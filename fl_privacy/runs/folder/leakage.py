@@ -122,7 +122,6 @@ REHEARSED = (
 """Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
 
 NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
-
 _BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
 _PRIORS = ("generator", "prior", "image_prior", "denoiser")
 

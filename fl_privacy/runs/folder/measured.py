@@ -21,10 +21,8 @@ from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat, threats_of
 from fl_privacy.types.modality import modality_judged_by
 
 T = TypeVar("T")
-
 FORMAT = 3
 MEASURED = "measured.json"  # name of the tables in the folder of a study
-
 STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
 """Attacks of which one must have been tried before a defense is recommended; for images, the former."""
 

@@ -32,7 +32,6 @@ CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl",
 """Files of a run: configuration, identity, records, and the summary that marks its end."""
 
 CAPTURES = "captures"  # subfolder of intercepted updates that are kept
-
 WAITING = ".waiting"  # subfolder of updates that wait for their attack; deleted after it
 
 
@@ -83,7 +82,6 @@ def hold(folder: Path) -> FileLock:
 PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
 PICTURED = 3  # guesses shown during an attack
 TELL_EVERY = 2.0  # seconds between updates
-
 _MOST_BYTES = 1 << 20
 
 

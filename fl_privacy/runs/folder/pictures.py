@@ -32,9 +32,7 @@ MOST_BYTES, _MOST_BYTES_OF_TEXTS, _MOST_BYTES_OF_FILM = 1 << 30, 1 << 28, 1 << 2
 """Largest file of pictures or their films, of texts or rows, and of films of texts."""
 
 Pixels = NDArray[np.uint8]  # images of (C, H, W), grey or color
-
 Pieces = tuple[str, ...]  # tokens as the tokenizer writes them, or cells as the table writes them
-
 Original = TypeVar("Original")
 Guess = TypeVar("Guess")
 

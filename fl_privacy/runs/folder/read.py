@@ -19,7 +19,6 @@ from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
 
 MOST_BYTES = 1 << 26  # largest file of a run, except records and tensors
-
 _FIGURES = list[float | None]
 
 

@@ -88,16 +88,12 @@ AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))
 """Fields of any kind whose numbers are finite and at least zero."""
 
 MOST = 1e18  # largest such amount
-
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
 PARTS = list[Mapping[str, str | None]]
-
 LARGEST = 10**12  # largest whole number that can be a count here
-
 _SIZES = ("batch_size", "federation.plan.batch_size")  # settings that pages compute with
-
 _PLAIN = str | float | bool | None
 _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
@@ -169,7 +165,6 @@ def _shown(value: object) -> str:
 
 
 MOST_BYTES = 1 << 29  # largest file of records
-
 SYNC_EVERY = 5.0  # seconds between syncs to disk; lines survive the death of the process in any case
 
 
@@ -290,7 +285,6 @@ def _restored(value: Any) -> Any:
 
 
 T = TypeVar("T")
-
 Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
 
 
@@ -332,7 +326,6 @@ def beginning(value: object) -> str:
 
 PAPER = "paper.json"
 _MOST_OF_PAPER = 1 << 20
-
 _TEXTS = ("title", "at", "ours", "about", "picture")
 _LISTS = {"notes": list[str], "columns": list[str], "strips": list[list[str]], "lines": list[Mapping[str, Any]]}
 FIELDS: Mapping[str, Any] = {**dict.fromkeys(_TEXTS, str), **_LISTS}

@@ -16,7 +16,6 @@ from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, SUMMARY
 from fl_privacy.runs.folder.records import PAPER
 
 Shared = Literal["figures", "originals"]  # content of a copy: figures alone, or also originals and reconstructions
-
 NOTE = "share.json"
 _MOST_NOTE = 1 << 12
 FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, PAPER, METRICS, SUMMARY)

@@ -32,11 +32,9 @@ if TYPE_CHECKING:
     from fl_privacy.runs.folder.read import Run
 
 Tone = Literal["leak", "bounded", "open"]  # red, green, gray
-
 LEAK: Tone = "leak"
 BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
-
 BOUNDED_AT_MOST = 0.1
 """Largest identification probability of a guarantee that counts as a bound: nine of ten attempts
 of any attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
@@ -149,7 +147,6 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
 
 
 CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}  # ``True`` for an inference above chance -> its tone
-
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 
