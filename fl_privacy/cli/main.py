@@ -1,6 +1,8 @@
 """``fl-privacy`` and its commands."""
 
 import logging
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -359,10 +361,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except (faults.Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
             say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
-        return faults.exit_status(error)
+        return 128 + (error.number if isinstance(error, faults.Interrupted) else signal.SIGINT)  # as shells do
     except (click.ClickException, *faults.STOPPING) as error:
-        if faults.nobody_listens(error):
-            return faults.end_quietly()
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            # the output is closed (`fl-privacy list | head`), for which Rich ends the program; Python reports it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return faults.EXIT_ERROR
         if (fault := faults.recognized(error)) is None:
             raise
         if debug:

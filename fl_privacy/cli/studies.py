@@ -27,7 +27,7 @@ from fl_privacy.files import CONFIG_DIR
 
 if TYPE_CHECKING:
     from fl_privacy.runs.config.study import Track
-    from fl_privacy.runs.folder.measured import MeasuredTable
+    from fl_privacy.runs.folder.study import MeasuredTable
     from fl_privacy.runs.study import Job, StudyPlan
 
 
@@ -237,7 +237,7 @@ def advise(
         settings = [*settings, f"{BATCH_SIZE}={size}"] if grid else settings
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
-        from fl_privacy.runs.folder.measured import write_tables  # noqa: PLC0415
+        from fl_privacy.runs.folder.study import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
@@ -261,7 +261,7 @@ def _number(key: str, value: str) -> float:
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.runs.folder.measured import MEASURED, read_tables  # noqa: PLC0415
+    from fl_privacy.runs.folder.study import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
@@ -280,7 +280,7 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
     from fl_privacy.runs.config import compose_run  # noqa: PLC0415
-    from fl_privacy.runs.folder.measured import read_tables  # noqa: PLC0415
+    from fl_privacy.runs.folder.study import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:

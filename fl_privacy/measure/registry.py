@@ -27,16 +27,6 @@ def decimals(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:z.3f}"
 
 
-def significant(value: float) -> str:
-    """Format with two significant digits."""
-    return f"{value:#.2g}"
-
-
-def whole_percent(value: float) -> str:
-    """Format a share in percent."""
-    return f"{100 * value:.0f} %"
-
-
 def decibel(value: float) -> str:
     """Format with one decimal, capped at 100 dB."""
     return f"> {LARGEST_PSNR:.0f}" if value > LARGEST_PSNR else f"{value:z.1f}"
@@ -195,7 +185,7 @@ METRICS: dict[str, Metric] = {
         range=(0.0, 1.0),
         threshold=Threshold(value=0.05, source="FDL-PP"),
         title="MSE",
-        digits=significant,
+        digits=lambda value: f"{value:#.2g}",
         description="Mean squared error of the pixels (BPMSE).",
         of_papers=True,
     ),
@@ -275,7 +265,7 @@ METRICS: dict[str, Metric] = {
             range=(0.0, 1.0),
             threshold=Threshold(value=0.5, source="fl_privacy") if name in (TEXT_METRIC, "word_f1") else None,
             title=title,
-            digits=whole_percent,
+            digits=lambda share: f"{100 * share:.0f} %",
             description=description,
             of_papers=name in _SELDOM,
         )

@@ -40,10 +40,6 @@ class Poses:
     def __getitem__(self, which: Tensor) -> "Poses":
         return Poses(self.flip[which], self.place[which], self.slack[which])
 
-    def with_at(self, which: Tensor, others: "Poses") -> "Poses":
-        """Return these poses with those at ``which`` replaced by ``others``."""
-        return Poses(self.flip, self.place.index_copy(0, which, others.place), self.slack)
-
     def around(self, steps: Tensor) -> "Poses":
         """Return S poses around each, (P * S), with ``steps`` (S, 4) added to ``place``."""
         number = len(steps)
@@ -302,7 +298,8 @@ class _Posed(Way):
             value, step = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side).max(1)
             values[again] = torch.maximum(values[again], value)
             taken = tried[torch.arange(len(again)) * len(steps) + step]
-        return replace(self, own=values[:number], rest=values[number:], taken=self.taken.with_at(again, taken))
+        moved = replace(self.taken, place=self.taken.place.index_copy(0, again, taken.place))
+        return replace(self, own=values[:number], rest=values[number:], taken=moved)
 
     def closer(self) -> Way | None:
         if self.side == CLOSE or not len(self.first):

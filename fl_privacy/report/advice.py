@@ -14,8 +14,7 @@ from fl_privacy.report.recommendation import doubts, goal_in_words, leakage_in_w
 from fl_privacy.report.words import percent, seconds, size
 from fl_privacy.runs.folder.defense_choice import ROUNDING, comparable, unread_undefended
 from fl_privacy.runs.folder.leakage import Extent
-from fl_privacy.runs.folder.measured import STRONGEST, MeasuredDefense, MeasuredTable, read_tables
-from fl_privacy.runs.folder.study import Threat
+from fl_privacy.runs.folder.study import STRONGEST, MeasuredDefense, MeasuredTable, Threat, read_tables
 from fl_privacy.types.modality import modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"

@@ -140,7 +140,11 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return place, known ``metrics`` and ``more`` figures, label and failure of an example, as fields of its view."""
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
-    said = [whose_label(record), certainty_of(record), record["member"]]
+    right, certainty = record.get("label_correct"), record["certainty"]
+    label = "" if right is None else "label found" if right else "label wrong"
+    if (taken := record.get("label")) is not None:
+        label = f"taken for class {taken}"
+    said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
     return {
         "where": f"Round {record['round']}, {place_of(record, kind)}",
         "figures": " · ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more]),
@@ -212,19 +216,6 @@ def _view(
         small=shown is not None and max(shown.shape[1:]) <= 96,
         known="label" not in image,
     )
-
-
-def whose_label(image: Mapping[str, Any]) -> str:
-    """Return the caption's words on the label; empty if not known."""
-    if (found := image.get("label")) is not None:
-        return f"taken for class {found}"
-    right = image.get("label_correct")
-    return "" if right is None else "label found" if right else "label wrong"
-
-
-def certainty_of(image: Mapping[str, Any]) -> str:
-    """Return the attacker's certainty; empty if approximate."""
-    return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
 
 
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:

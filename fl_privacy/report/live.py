@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -157,16 +157,13 @@ class WatchedFolder:
 
     def page(self, address: str) -> str | None:
         with self._lock:  # charts use settings shared between threads
-            make = self._pages().get(address)
-            return None if make is None else make()
-
-    def _pages(self) -> Mapping[str, Callable[[], str]]:
-        if (self.folder / ongoing.IDENTITY).is_file():
-            return self._pages_of(self.folder, "")
-        pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
-        for path in self._folders():
-            pages |= self._pages_of(path, f"{path.name}/")
-        return pages
+            if (self.folder / ongoing.IDENTITY).is_file():
+                pages = self._pages_of(self.folder, "")
+            else:
+                pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
+                for path in self._folders():
+                    pages |= self._pages_of(path, f"{path.name}/")
+            return pages[address]() if address in pages else None
 
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         def status() -> str:

@@ -149,13 +149,6 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
     return [Cap(*curve, value=cap(points), points=len(points)) for curve, points in curves.items()]
 
 
-def cap_as_plain(found: Cap) -> dict[str, Any]:
-    """Return CAP as plain values for JSON."""
-    of = {"mechanism": found.mechanism, "distance": found.distance}
-    versus = {"attack": found.versus.attack, "attacker": found.versus.attacker}
-    return {**of, **versus, "cap": found.value, "points": found.points}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
     """Tables and charts of the section on PPC."""

@@ -12,13 +12,13 @@ from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report import gallery
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
-from fl_privacy.report.cost import figures_of
 from fl_privacy.report.film import films_of_run
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import claim_views, views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import paper_view_of
-from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
+from fl_privacy.report.settings import batch_norm_in_words, chosen, figures_of, overview
+from fl_privacy.report.words import span
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
@@ -61,17 +61,12 @@ def _attacked(run: Run) -> str:
     if facts_of(run).source is AttackedUploads.SERVER:
         targets.append(f"{len(probes)} uploads of one image each that the server computed itself, undefended")
     elif probes:
-        images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
+        images = "one image each, the worst case" if set(probes) == {1} else f"{span(probes)} images each"
         targets.append(f"{len(probes)} uploads computed from {images}")
     if updates:
-        images = "one image" if set(updates) == {1} else f"{_span(updates)} images"
+        images = "one image" if set(updates) == {1} else f"{span(updates)} images"
         targets.append(f"{len(updates)} training updates, each of {images}")
     return " ".join(f"The attack targets {target}." for target in targets)
-
-
-def _span(numbers: list[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(high) if low == high else f"{low} to {high}"
 
 
 def what_was_done(run: Run) -> str:
@@ -158,7 +153,7 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
-    return _span([min(number, int(size)) if size else number for number in sizes])
+    return span([min(number, int(size)) if size else number for number in sizes])
 
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
@@ -166,7 +161,7 @@ def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
     if steps := plan.get("steps"):
         return f"{steps} local step{'s' if steps != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
     epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
-    images = f"the {_span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
+    images = f"the {span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
     return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
 
 

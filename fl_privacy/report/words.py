@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -116,6 +116,12 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Format a range: 3 to 5."""
+    low, high = min(numbers), max(numbers)
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def size(count: float | None) -> str:

@@ -21,14 +21,13 @@ from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
 from fl_privacy.report.charts import EXACT, INK, SERIES, ChartPoint, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.page import link_to, render, writable
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows, samples_of_runs
 from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
-from fl_privacy.report.settings import batch_norm_in_words
+from fl_privacy.report.settings import batch_norm_in_words, figures_of
 from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, Run, read_run
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
@@ -96,7 +95,10 @@ def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | Non
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
     if samples:
-        found = [ppc.cap_as_plain(entry) for entry in ppc.caps(samples)]
+        found = [
+            {"mechanism": c.mechanism, "distance": c.distance, **vars(c.versus), "cap": c.value, "points": c.points}
+            for c in ppc.caps(samples)
+        ]
         write_whole(page.with_name(f"{page.stem}_cap.json"), dump_json(found, indent=1))
 
 

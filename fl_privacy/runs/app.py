@@ -21,6 +21,7 @@ from fl_privacy.report import write_report
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.report.audit_parts import Captured
 from fl_privacy.report.headline import headline_of
+from fl_privacy.report.words import span
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
 from fl_privacy.runs.attack_stage import AttackStage, Judge
 from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
@@ -200,8 +201,8 @@ def worth_attacking(
     if left:
         images, steps = zip(*left, strict=True)
         said.append(
-            f"Captured but not attacked: {len(left)} training updates, each of {_span(images)} images in"
-            f" {_span(steps)} local step{'' if set(steps) == {1} else 's'}."
+            f"Captured but not attacked: {len(left)} training updates, each of {span(images)} images in"
+            f" {span(steps)} local step{'' if set(steps) == {1} else 's'}."
             " A single image is mixed with the others there; the leakage of one image in one step is the worst case,"
             " which a client with few images comes close to."
         )
@@ -275,8 +276,3 @@ def _in_words(defense: Description) -> str:
 
 def _steps(observation: Observation) -> int:
     return number_of_steps(observation.upload.num_examples, observation.plan)
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(high) if low == high else f"{low} to {high}"

@@ -30,11 +30,18 @@ from fl_privacy.runs.config.study import AttackCell, GridPoint, Study, Track, gr
 from fl_privacy.runs.destination import Command, Destination
 from fl_privacy.runs.folder import is_finished, read_environment, read_summary
 from fl_privacy.runs.folder.defense_choice import asked_of
-from fl_privacy.runs.folder.measured import MEASURED, MeasuredTable, measured_rows, when_measured, write_tables
 from fl_privacy.runs.folder.ongoing import write_planned
 from fl_privacy.runs.folder.read import failed_attackers
 from fl_privacy.runs.folder.records import dump_json, parse_json
-from fl_privacy.runs.folder.study import StudyEntry, read_study
+from fl_privacy.runs.folder.study import (
+    MEASURED,
+    MeasuredTable,
+    StudyEntry,
+    measured_rows,
+    read_study,
+    when_measured,
+    write_tables,
+)
 from fl_privacy.runs.privacy import calibrated, noise_for_budget
 
 S = TypeVar("S", bound=Study)

@@ -13,7 +13,7 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.report.advice import ONCE, SHIPPED, advice_from
 from fl_privacy.runs.folder import Candidate, Measure
-from fl_privacy.runs.folder.measured import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
+from fl_privacy.runs.folder.study import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:

@@ -72,21 +72,8 @@ class Identity:
         return cls(label=label, undefended=undefended, config=config, **hashes)
 
 
-PACKAGES = (
-    "fl-privacy",
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "flwr",
-    "ray",
-    "flwr-datasets",
-    "datasets",
-    "lpips",
-    "opacus",
-    "hydra-core",
-    "safetensors",
-)
+PACKAGES = ["fl-privacy", "torch", "torchvision", "numpy", "scipy", "flwr", "ray", "flwr-datasets", "datasets"]
+PACKAGES += ["lpips", "opacus", "hydra-core", "safetensors"]
 
 
 def describe_environment(*, seed: int) -> dict[str, Any]:

@@ -172,8 +172,8 @@ def described_facts(
     for image in images:
         sizes[str(image["id"])] = max(sizes[str(image["id"])], int(image["image"]) + 1)
     sources = Counter(VictimId.parse(id).source for id in sizes)
-    attack, section = _chosen(identity, "attack")
-    server, _ = _chosen(identity, "server")
+    attack, section = chosen_option(identity, "attack")
+    server, _ = chosen_option(identity, "server")
     threat = identity.config.get("threat_model") or {}
     return AttackFacts(
         attack="" if attack == "none" else attack,
@@ -204,7 +204,8 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
     return AttackedUploads.TRAINING if sizes and not probed else AttackedUploads.PROBES
 
 
-def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
+def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a run's option of ``group``, for a user's own code its name, and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""
