@@ -74,32 +74,34 @@ _NAMES = """
     interception=federation.interception interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
-    malicious.reading=attacks.malicious.from_layer measure.comparison=measure.identification
-    measure.inferred=measure.roc measure.pinned_rows=measure.tables measure.public_images=measure.identification
-    measure.spn=measure.distortion measure.trade_off=measure.intervals metrics=measure
-    metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
+    malicious.reading=attacks.malicious.from_layer measure.chance=measure.intervals
+    measure.comparison=measure.identification measure.inferred=measure.roc measure.pinned_rows=measure.tables
+    measure.public_images=measure.identification measure.spn=measure.distortion measure.trade_off=measure.intervals
+    metrics=measure metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
     models.alexnet_vgg=models.small_networks models.cut=models.layers
     models.pretrained.find_words=models.pretrained.evaluator_files
     models.pretrained.generator_files=models.pretrained.generator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
     plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
     processes=federation.processes regression=auditing.regression report.benchmark=report.benchmark_page
-    report.claims=report.inferred report.cost=report.settings report.mechanisms=report.ppc report.numbers=report.words
-    report.paper=report.ppc report.rows=report.gallery report.terminal=report.headline report.texts=report.gallery
-    report.trade_off_page=report.write report.verify=report.brief results=runs.folder
-    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
-    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
-    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
-    runs.app_captures=runs.attack runs.config.keys=runs.config.settings runs.config.plugins=runs.config.settings
+    report.claims=report.inferred report.cost=report.settings report.film=report.gallery report.mechanisms=report.ppc
+    report.numbers=report.words report.paper=report.ppc report.recommendation=report.advice report.rows=report.gallery
+    report.terminal=report.headline report.texts=report.gallery report.trade_off_page=report.write
+    report.verify=report.brief results=runs.folder results.candidates=runs.folder.defense_choice
+    results.counts=measure.counts results.findings=measure.roc results.folder=runs.folder.writer
+    results.made=runs.folder.records results.readings=runs.folder.leakage results.row_files=runs.folder.pictures
+    results.rule=measure.rule results.survivors=measure.aggregate_leakage runs.app_captures=runs.attack
+    runs.config.keys=runs.config.settings runs.config.plugins=runs.config.settings
     runs.distractors_of_app=runs.distractors runs.folder.environment=runs.folder.identity
     runs.folder.from_json=runs.folder.records runs.folder.measured=runs.folder.study
-    runs.folder.paper=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.foreign_app=runs.app
-    runs.own_data=runs.weights runs.study_results=runs.study runs.summed_probes=runs.ground_truth schema=types.schema
-    shared_gradients=types.user_gradients shared_updates=types.user_gradients site.gate.accounting=site.gate.entries
-    tally=federation.cores tapping=auditing.instrument tapping.copies=auditing.clear_text.copies
-    tapping.findings=auditing.clear_text.findings tapping.inventory=auditing.clear_text.inventory
-    tapping.spelled=auditing.clear_text.copies tied_weights=models.unwrap_model transformations=data.transformations
-    trees=attacks.trees types.user_updates=types.user_gradients victim_ids=types.victim_ids
+    runs.folder.paper=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.folder.share=runs.folder.read
+    runs.foreign_app=runs.app runs.own_data=runs.weights runs.study_results=runs.study
+    runs.summed_probes=runs.ground_truth schema=types.schema shared_gradients=types.user_gradients
+    shared_updates=types.user_gradients site.gate.accounting=site.gate.entries tally=federation.cores
+    tapping=auditing.instrument tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
+    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
+    tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees
+    types.user_updates=types.user_gradients victim_ids=types.victim_ids
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())

@@ -13,11 +13,11 @@ from torch import Tensor
 from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer, Kind, Shown
-from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
+from fl_privacy.measure.intervals import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.measure.rule import LEVEL

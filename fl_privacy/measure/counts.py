@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fl_privacy.measure.chance import combined, either
-from fl_privacy.measure.intervals import binomial_tail, share_at_most, share_interval
+from fl_privacy.measure.intervals import binomial_tail, combined, either, share_at_most, share_interval
 from fl_privacy.measure.outcome import ImageScore, Outcome
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.types.modality import MODALITIES

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.measure import texts as text_metrics
-from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.identification import PublicImages, aligned, control, identify, near_lead
+from fl_privacy.measure.intervals import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
@@ -237,6 +237,3 @@ def compare_words(
         word_control_f1=round(float(text_metrics.token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
         word_chance=round(chance_of_words(set(kinds[0][0].tolist()), own, texts, few=True), _DIGITS_OF_CHANCE),
     )
-
-
-Others = Distractors  # its earlier name

@@ -10,8 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from fl_privacy.measure.chance import BAND
-from fl_privacy.measure.intervals import binomial_tail
+from fl_privacy.measure.intervals import BAND, binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.chance import BAND
+from fl_privacy.measure.intervals import BAND
 from fl_privacy.measure.matching import Match, hard_labels, least_cost, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.schema import TOLERANCE, Schema

@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.report.advice import read_of
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.page import render
-from fl_privacy.report.recommendation import read_of
 from fl_privacy.report.words import below, metric, seconds, title, title_within
 from fl_privacy.runs.config.study import Track
 from fl_privacy.runs.folder import Candidate, LeakageResult

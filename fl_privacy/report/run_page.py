@@ -12,7 +12,7 @@ from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.report import gallery
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
-from fl_privacy.report.film import films_of_run
+from fl_privacy.report.gallery import films_of_run
 from fl_privacy.report.headline import bound_in_words, headline_of
 from fl_privacy.report.inferred import claim_views, views_of
 from fl_privacy.report.page import render

@@ -19,21 +19,21 @@ from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
+from fl_privacy.report.advice import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.charts import EXACT, INK, SERIES, ChartPoint, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.page import link_to, render, writable
 from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows, samples_of_runs
-from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
 from fl_privacy.report.settings import batch_norm_in_words, figures_of
 from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, Run, read_run
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by
+from fl_privacy.runs.folder.read import copy_run
 from fl_privacy.runs.folder.records import dump_json
-from fl_privacy.runs.folder.share import copy_run
 from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Versus, read_study
 
 PICTURED = 16  # pairs in ``pictures/reconstructions.png``, evenly spread from best to worst
