@@ -8,8 +8,8 @@ from pathlib import Path
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.runs.config.compose import compose_run
-from fl_privacy.runs.config.keys import declared_settings
 from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.settings import declared_settings
 
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from kept_rows import ROWS, Row, markdown, read_rows
 
 from fl_privacy.report.advice import SHIPPED
-from fl_privacy.runs.folder.measured import MeasuredDefense, read_tables
+from fl_privacy.runs.folder.study import MeasuredDefense, read_tables
 
 METHODS: Mapping[str, str] = {
     "loss": "loss",

@@ -24,7 +24,7 @@ from trained_resnet import CANDIDATES, compared, mean
 
 from fl_privacy import LocalPlan, Observation, reconstruct
 from fl_privacy.data import load_data
-from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.models import LeNet
 
 

@@ -29,10 +29,9 @@ from torchvision.transforms.functional import to_pil_image
 
 from fl_privacy import Observation, reconstruct
 from fl_privacy.data import load_data
-from fl_privacy.measure.identification import identify
+from fl_privacy.measure.identification import PublicImages, identify
 from fl_privacy.measure.images import psnr
 from fl_privacy.measure.outcome import Outcome, outcome_of
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.models import ResNet18
 
 CANDIDATES = 1000

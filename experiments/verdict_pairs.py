@@ -21,8 +21,8 @@ from verdict_turned import ALIKE_EMPTY, TURNED_READ
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.measure.distractors import Distractors
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.outcome import READ as LEAKS, Outcome, outcome_of
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.scores import evaluate_all
 from fl_privacy.types import Batch, Reconstruction, VictimId
 

@@ -38,65 +38,70 @@ _NAMES = """
     attacks.inference.canaries=attacks.inference.inference attacks.inference.source=attacks.inference.attribute
     attacks.lamp_tag=attacks.presets attacks.likelihood.laws=attacks.likelihood.channel
     attacks.malicious.imprint_block=attacks.malicious.imprint
-    attacks.malicious.own_gradient=attacks.malicious.inconsistent
-    attacks.optimizers.base=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
-    attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
-    attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
-    attacks.text.peeling=attacks.text.dager attacks.text.spans=attacks.text.token_candidates
-    attacks.trees.boxes=attacks.trees.reconstruct attacks.trees.exchanges=attacks.trees.grid
-    attacks.trees.ubjson=attacks.trees.model auditing.app.loaded=auditing.app.environment
-    auditing.app.drawn=auditing.app.stand_in
-    checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.workers=cli.studies
-    config.foreign=runs.config.untrusted config.reading=runs.config.parse config=runs.config cores=federation.cores
-    data.attributes=data.datasets defenses.policy_search.definition=defenses.policy_search.selection
-    deploy=site.deploy dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism
-    dp_check.reasons=dp_check.mechanism experiment.candidates=runs.distractors
-    experiment.fitted_uploads=auditing.fitted_uploads experiment.inferences=runs.build
-    experiment.ladder=auditing.scenarios experiment.ladder_adapters=auditing.scenario_words
-    experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem
-    experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
-    experiment.run_folder=runs.destination experiment.server_reading=runs.server_attack
-    experiment.unattacked=runs.distractors_of_app experiment=runs federation.audit=federation.interception_plan
-    federation.evaluation=federation.server
+    attacks.malicious.own_gradient=attacks.malicious.inconsistent attacks.optimizers.base=attacks.optimizers.first_order
+    attacks.text.candidates=attacks.text.token_candidates attacks.text.encoder_batches=attacks.text.encoder_assembly
+    attacks.text.entrances=attacks.text.token_evidence attacks.text.expected_words=attacks.text.word_evidence
+    attacks.text.first_block=attacks.text.bag_of_words attacks.text.peeling=attacks.text.dager
+    attacks.text.spans=attacks.text.token_candidates attacks.trees.boxes=attacks.trees.reconstruct
+    attacks.trees.exchanges=attacks.trees.grid attacks.trees.ubjson=attacks.trees.model
+    auditing.app.drawn=auditing.app.stand_in auditing.app.loaded=auditing.app.environment
+    checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
+    cli.train_generator=cli.train_networks cli.underway=cli.console cli.workers=cli.studies config=runs.config
+    config.foreign=runs.config.untrusted config.reading=runs.config.parse cores=federation.cores
+    data.attributes=data.datasets defenses.policy_search.definition=defenses.policy_search.selection deploy=site.deploy
+    dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism dp_check.reasons=dp_check.mechanism
+    experiment=runs experiment.candidates=runs.distractors experiment.fitted_uploads=auditing.fitted_uploads
+    experiment.inferences=runs.build experiment.ladder=auditing.scenarios
+    experiment.ladder_adapters=auditing.scenario_words experiment.ladder_members=auditing.scenario_members
+    experiment.ladder_problem=auditing.scenario_problem experiment.ladder_scores=auditing.scenario_scores
+    experiment.ladder_words=auditing.scenario_words experiment.run_folder=runs.destination
+    experiment.server_reading=runs.server_attack experiment.unattacked=runs.distractors
+    federation.audit=federation.interception_plan federation.evaluation=federation.server
     federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
     flower._defense_mod=flower.mods.defense_mod flower._guard_mod=flower.mods.guard_mod
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
-    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
-    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
-    flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
-    flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers flower.malicious=flower.curious
-    flower.probe=flower.mods.probe flower.untouched.app=auditing.app.bundle
-    flower.untouched.moved=auditing.app.environment flower.untouched.own_files=auditing.app.environment
-    flower.untouched=auditing.app foreign_files=files.foreign gate.kernel=site.gate.linux_calls gate=site.gate
-    gradients.examples=models.gradients.per_example gradients.fastest=models.gradients.choose_method
-    gradients=models.gradients guard=defenses.guard inference=attacks.inference
-    interception.kept_norms=federation.interception.infer_plan
+    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process flower.dp_subjects=flower.dp_mechanisms
+    flower.forms=flower.reply_cache flower.gate_defense=flower.gate flower.inside.loading=flower.inside.identity
+    flower.inside.masks=flower.inside.identity flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers
+    flower.malicious=flower.curious flower.probe=flower.mods.probe flower.untouched=auditing.app
+    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
+    flower.untouched.own_files=auditing.app.environment foreign_files=files.foreign gate=site.gate
+    gate.kernel=site.gate.linux_calls gradients=models.gradients gradients.examples=models.gradients.per_example
+    gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
+    interception=federation.interception interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
-    interception.waiting=federation.interception.capture_writer interception=federation.interception
-    losses=models.losses malicious.reading=attacks.malicious.from_layer malicious=attacks.malicious
+    interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
+    malicious.reading=attacks.malicious.from_layer measure.chance=measure.intervals
     measure.comparison=measure.identification measure.inferred=measure.roc measure.pinned_rows=measure.tables
-    measure.spn=measure.distortion measure.trade_off=measure.intervals metrics.controls=measure.distractors
-    metrics.looks=measure.descriptors metrics=measure modality=types.modality models.alexnet_vgg=models.small_networks
-    models.cut=models.layers models.pretrained.find_words=models.pretrained.evaluator_files
+    measure.public_images=measure.identification measure.spn=measure.distortion measure.trade_off=measure.intervals
+    metrics=measure metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
+    models.alexnet_vgg=models.small_networks models.cut=models.layers
+    models.pretrained.find_words=models.pretrained.evaluator_files
     models.pretrained.generator_files=models.pretrained.generator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
     plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
     processes=federation.processes regression=auditing.regression report.benchmark=report.benchmark_page
-    report.claims=report.mechanisms report.numbers=report.words report.trade_off_page=report.write
-    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
-    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
-    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
-    results=runs.folder runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
-    runs.folder.row_files=runs.folder.pictures runs.own_data=runs.weights runs.summed_probes=runs.ground_truth
-    schema=types.schema shared_gradients=types.user_gradients shared_updates=types.user_gradients
-    site.gate.accounting=site.gate.entries tally=federation.cores tapping.copies=auditing.clear_text.copies
-    tapping.findings=auditing.clear_text.findings tapping.inventory=auditing.clear_text.inventory
-    tapping.spelled=auditing.clear_text.copies tapping=auditing.instrument tied_weights=models.unwrap_model
-    transformations=data.transformations trees=attacks.trees types.user_updates=types.user_gradients
-    victim_ids=types.victim_ids
+    report.claims=report.inferred report.cost=report.settings report.film=report.gallery report.mechanisms=report.ppc
+    report.numbers=report.words report.paper=report.ppc report.recommendation=report.advice report.rows=report.gallery
+    report.terminal=report.headline report.texts=report.gallery report.trade_off_page=report.write
+    report.verify=report.brief results=runs.folder results.candidates=runs.folder.defense_choice
+    results.counts=measure.counts results.findings=measure.roc results.folder=runs.folder.writer
+    results.made=runs.folder.records results.readings=runs.folder.leakage results.row_files=runs.folder.pictures
+    results.rule=measure.rule results.survivors=measure.aggregate_leakage runs.app_captures=runs.attack
+    runs.config.keys=runs.config.settings runs.config.plugins=runs.config.settings
+    runs.distractors_of_app=runs.distractors runs.folder.environment=runs.folder.identity
+    runs.folder.from_json=runs.folder.records runs.folder.measured=runs.folder.study
+    runs.folder.paper=runs.folder.records runs.folder.row_files=runs.folder.pictures runs.folder.share=runs.folder.read
+    runs.foreign_app=runs.app runs.own_data=runs.weights runs.study_results=runs.study
+    runs.summed_probes=runs.ground_truth schema=types.schema shared_gradients=types.user_gradients
+    shared_updates=types.user_gradients site.gate.accounting=site.gate.entries tally=federation.cores
+    tapping=auditing.instrument tapping.copies=auditing.clear_text.copies tapping.findings=auditing.clear_text.findings
+    tapping.inventory=auditing.clear_text.inventory tapping.spelled=auditing.clear_text.copies
+    tied_weights=models.unwrap_model transformations=data.transformations trees=attacks.trees
+    types.user_updates=types.user_gradients victim_ids=types.victim_ids
 """
 
 MOVED: Mapping[str, str] = dict(pair.split("=") for pair in _NAMES.split())

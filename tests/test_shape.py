@@ -58,7 +58,7 @@ TOLD_APART: dict[str, str] = {
     "fl_privacy/attacks/gradient_inversion/minimization.py": "a snapshot is made of what its source reads",
     "fl_privacy/defenses/_refiner.py": _CAST,
     "fl_privacy/runs/app_truth.py": _OWN,
-    "fl_privacy/runs/distractors_of_app.py": _OWN,
+    "fl_privacy/runs/distractors.py": _OWN,
     "fl_privacy/auditing/scenario_problem.py": _SHAPES,
     "fl_privacy/auditing/scenario_scores.py": _SHAPES,
     "fl_privacy/auditing/update_audit.py": _GIVEN,

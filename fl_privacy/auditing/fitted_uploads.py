@@ -16,9 +16,8 @@ from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Scenario, Shown
-from fl_privacy.measure.chance import chance_of_upload, combined
 from fl_privacy.measure.counts import Counts
-from fl_privacy.measure.intervals import binomial_tail
+from fl_privacy.measure.intervals import binomial_tail, chance_of_upload, combined
 from fl_privacy.measure.tables import pinned_rows
 from fl_privacy.types.schema import TOLERANCE
 

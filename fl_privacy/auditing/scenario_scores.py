@@ -13,15 +13,15 @@ from torch import Tensor
 from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer, Kind, Shown
-from fl_privacy.measure.chance import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
+from fl_privacy.measure.intervals import Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.measure.rule import LEVEL
-from fl_privacy.runs.distractors_of_app import others_among
+from fl_privacy.runs.distractors import others_among
 from fl_privacy.types import Batch, Certainty, Reconstruction
 
 EXACT_ROW, SAME = 0.01, 1e-5

@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, StepProblem, WatchedReply, gradient_plan, plan_of
 from fl_privacy.auditing.scenario_scores import EXACT_ROW
-from fl_privacy.runs.foreign_app import MOST_IMAGES, MOST_STEPS
+from fl_privacy.runs.app import MOST_IMAGES, MOST_STEPS
 from fl_privacy.types import Observation, Reconstruction, Tensors
 
 MOST_POOL, VARIED, LEAST_VARIED = 4096, 32, 8

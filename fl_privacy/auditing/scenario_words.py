@@ -13,8 +13,8 @@ from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import OPTIMIZERS, NotAttackedError, WatchedReply, cleaned, optimizer_in_plan
 from fl_privacy.auditing.scenario_scores import MOST_SHOWN
 from fl_privacy.measure.answer import Answer, Shown
-from fl_privacy.measure.chance import BAND, chance_of_words, combined, words_f1
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.intervals import BAND, chance_of_words, combined, words_f1
 from fl_privacy.measure.outcome import MARGIN_F1
 from fl_privacy.models import TextModel
 from fl_privacy.types import LocalPlan, ModelState, Observation, Tensors, Upload, VictimId

@@ -36,7 +36,7 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.rng import streams_put_back
-from fl_privacy.runs.foreign_app import MOST_IMAGES
+from fl_privacy.runs.app import MOST_IMAGES
 from fl_privacy.types import Observation, Reconstruction
 
 logger: logging.Logger = logging.getLogger(__name__)

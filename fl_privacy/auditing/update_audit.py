@@ -32,7 +32,7 @@ from fl_privacy.models.unwrap_model import plain_model
 from fl_privacy.report.audit_file import folder_name, terminal_line
 from fl_privacy.report.audit_page import AuditRecord, Line, Volume
 from fl_privacy.rng import derive_generator
-from fl_privacy.runs.distractors_of_app import others_among
+from fl_privacy.runs.distractors import others_among
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, VictimId
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 from fl_privacy.types.plan import Normalization

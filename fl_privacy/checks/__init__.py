@@ -18,12 +18,8 @@ from fl_privacy.errors import UserError
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-MOST_NAMED = 16
-"""Most values listed in an error; if there are more, the closest to the given one are listed."""
-
-LARGEST = sys.float_info.max
-"""Larger whole numbers, which a file may contain, overflow a float."""
+MOST_NAMED = 16  # most values listed in an error; if there are more, the closest to the given one are listed
+LARGEST = sys.float_info.max  # larger whole numbers, which a file may contain, overflow a float
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -10,8 +10,7 @@ from fl_privacy.measure import METRICS
 from fl_privacy.runs.config import options
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.building import locate_target
-from fl_privacy.runs.config.keys import groups
-from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.settings import groups, register_plugin_metrics
 from fl_privacy.runs.config.study import GRIDS, TRACKS, names_in
 from fl_privacy.site.gate.plain_yaml import loaded
 

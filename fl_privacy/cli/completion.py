@@ -17,7 +17,7 @@ def completes() -> bool:
 def complete_override(incomplete: str) -> list[str]:
     """List all completions of ``incomplete`` (``def``, ``defense=pr``), also after commas."""
     from fl_privacy.runs.config import options  # noqa: PLC0415  (help goes without)
-    from fl_privacy.runs.config.keys import declared_settings, groups  # noqa: PLC0415
+    from fl_privacy.runs.config.settings import declared_settings, groups  # noqa: PLC0415
 
     named = (*groups(), "experiment")
     key, equals, value = incomplete.partition("=")

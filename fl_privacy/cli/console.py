@@ -1,11 +1,15 @@
 """Progress on the terminal: bars, time left and a live table of the rounds; otherwise occasional lines."""
 
+from __future__ import annotations
+
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -13,10 +17,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fl_privacy.attacks import Progress as AttackProgress
+from fl_privacy.attacks import Progress as AttackProgress, no_progress
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Remaining, ShareLines, Stage, at_work, clock, describe, listening, share_done, time_left
 from fl_privacy.runs.destination import Monitor
+from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
 
 
 class Lines:
@@ -46,7 +51,7 @@ class Lines:
                     self._said = now
                     self._say(f"{self._text} ({clock(now - self._since)} at this step)")
 
-    def __enter__(self) -> "Lines":
+    def __enter__(self) -> Lines:
         if not self._silent:
             self._beat.start()
         return self
@@ -190,3 +195,85 @@ def loss_in_words(report: RoundReport, epsilon: float | None) -> str:
 
 def _left(left: Remaining, stages: tuple[Stage, ...], *within: str) -> str:
     return time_left(left((*within, stages[0].what), share_done(stages)))
+
+
+LOOK_EVERY = 1.0  # seconds
+_WHOLE = 10_000
+
+
+class WrittenMonitor(Monitor):
+    """Write a training's progress into the ``folder`` of its job; attacks do so themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._teller, self._done = Teller(folder), 0
+
+    @contextmanager
+    def training(self, rounds: int) -> Iterator[None]:
+        self._done, what = 0, "Training"
+        tell = self._teller.telling(lambda: what, no_progress)
+
+        def listen(stages: tuple[Stage, ...]) -> None:
+            nonlocal what
+            if stages:
+                what = f"Training, round {min(self._done + 1, rounds)}/{rounds}, {describe(stages)}"
+                tell(round(_WHOLE * (self._done + share_done(stages))), _WHOLE * rounds)
+
+        with listening(listen):
+            yield
+
+    def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:
+        self._done = report.round
+
+
+class Underway:
+    """A bar over jobs with their progress; without a terminal an occasional line."""
+
+    def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
+        self._console, self._title = console, title
+        self._bar = progress_bar(console, title)
+        self._task = self._bar.add_task("", total=len(folders))
+        self._doing = Text("", style="dim", no_wrap=True, overflow="ellipsis")
+        self._left, self._total = list(folders), len(folders)
+        self._since, self._over, self._remaining = time.time(), threading.Event(), Remaining()
+        plain = partial(console.print, highlight=False, markup=False)
+        self._lines = Lines(plain, SECONDS_BETWEEN_LINES, silent=console.is_terminal)
+        self._remaining(title, 0)
+
+    def ended(self, folder: Path) -> str:
+        """Remove the job of ``folder``; return ``3/18 finished`` and the time left."""
+        self._left.remove(folder)
+        return f"{self._total - len(self._left)}/{self._total} finished: {folder.name}{self._look()}"
+
+    def _look(self) -> str:
+        found = list[tuple[Path, Ongoing]]()
+        for folder in list(self._left):
+            with suppress(OSError):
+                recent = (folder / PROGRESS).stat().st_mtime >= self._since  # else it is an earlier process's
+                if recent and (told := read_ongoing(folder)) is not None:
+                    found.append((folder, told))
+        number = self._total - len(self._left)
+        done = number + sum(told.share for _, told in found)
+        self._bar.update(self._task, completed=done)
+        self._doing.plain = "; ".join(f"{folder.name}: {told.what}" for folder, told in found)
+        left = time_left(self._remaining(self._title, done / max(self._total, 1)) if self._left else None)
+        if found:
+            self._lines.tell(f"{self._title}, {number}/{self._total} finished; {self._doing.plain}{left}")
+        return left
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        def watch() -> None:
+            while not self._over.wait(LOOK_EVERY):
+                self._look()
+
+        terminal = self._console.is_terminal
+        thread = threading.Thread(target=watch, daemon=True)
+        group = Group(self._bar, self._doing)
+        with self._lines, Live(group, console=self._console, refresh_per_second=4, transient=not terminal):
+            thread.start()
+            try:
+                yield
+            finally:
+                self._over.set()
+                thread.join()
+                self._doing.plain = ""

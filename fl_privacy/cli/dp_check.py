@@ -56,7 +56,7 @@ def check_dp(  # noqa: PLR0917
     asked = DpCheckRequest(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
     folder = Path(subject)
     kind = _kind_of(folder)
-    from fl_privacy.report.mechanisms import write_claims_page  # noqa: PLC0415
+    from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
     from fl_privacy.runs.folder import claims  # noqa: PLC0415
 
     records = claims.records_of(_verdicts(subject, kind, asked, train=train))

@@ -1,9 +1,7 @@
 """Early ends of a command: faults, in one line and an exit status, and signals, as one exception."""
 
 import errno
-import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,12 +14,10 @@ from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_wa
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
-
 FAULTS = (UserError, OSError, MemoryError)
 """Faults of input, disk and machine: a job that ends by one keeps its files, and other jobs go on."""
 
-STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)
-"""Exceptions that may be faults, as ``recognized`` decides."""
+STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)  # exceptions that may be faults, as ``recognized`` decides
 
 
 class NothingReconstructedError(UserError):
@@ -60,21 +56,10 @@ def recognized(error: BaseException) -> BaseException | None:
     return error if isinstance(error, FAULTS) else None
 
 
-def nobody_listens(error: BaseException) -> bool:
-    """Return ``True`` if the output is closed (``fl-privacy list | head``), for which Rich ends the program."""
-    return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
-
-
 def fail(error: BaseException) -> int:
     """Print ``error`` as a line; return the exit status."""
     say(f"error: {in_a_line(error)}", aside=True)
     return EXIT_NOTHING if isinstance(error, NothingReconstructedError) else EXIT_ERROR
-
-
-def end_quietly() -> int:
-    """Keep Python from reporting the closed output at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_ERROR
 
 
 def _of_the_system(error: OSError) -> str:
@@ -121,8 +106,3 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def exit_status(interrupt: BaseException) -> int:
-    """Return the exit status as shells do: 128 plus the signal's number, 130 for Ctrl-C."""
-    return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)

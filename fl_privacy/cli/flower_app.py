@@ -30,7 +30,7 @@ from fl_privacy.flower.grids import PromptGrid, in_simulation_engine
 from fl_privacy.flower.nodes import MOST_NODES, Nodes, partitions_of
 from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION, PARTITIONS
 from fl_privacy.flower.reply_cache import in_actor
-from fl_privacy.report.terminal import PAGE, run_in_words
+from fl_privacy.report.headline import PAGE, run_in_words
 from fl_privacy.runs.build import clients_of
 from fl_privacy.runs.config import RunSettings, compose_run
 from fl_privacy.runs.config.building import plain_settings
@@ -44,23 +44,15 @@ from fl_privacy.runs.threat_model import Whereabouts
 from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
 TIMEOUT, RECONNECT = "round-timeout", "reconnect-timeout"
-AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"
-"""Keys of the run config."""
-
-CLIENTS = "federation.clients"
-"""Setting that by default equals the number of nodes."""
-
-MOST_OF_OVERRIDES = 1 << 14
-"""Largest number of letters of overrides, which the starter of a run sends to all nodes."""
-
+AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"  # keys of the run config
+CLIENTS = "federation.clients"  # setting that by default equals the number of nodes
+MOST_OF_OVERRIDES = 1 << 14  # largest number of letters of overrides, which the starter of a run sends to all nodes
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
 """Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
 registered ones, as ``trust=`` on the command line."""
 
 SECAGG = "secagg"
-
 logger: logging.Logger = logging.getLogger(__name__)
-
 server_app = ServerApp()
 
 
@@ -249,7 +241,6 @@ def _masking_app(guarded: bool) -> ClientApp:
 
 
 _plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)
-
 client_app = _NodeApp()
 
 

@@ -64,13 +64,13 @@ def run_jobs(
         from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
 
     if command == "attack":
-        from fl_privacy.runs.app_captures import expect_not_taken  # noqa: PLC0415
+        from fl_privacy.runs.attack import expect_not_taken  # noqa: PLC0415
 
         for job, config in zip(jobs, configs, strict=True):
             expect_not_taken(config, override_keys(job))
     if not multirun:
         folder = run_job(command, configs[0], RichMonitor(console))
-        from fl_privacy.report.terminal import PAGE, run_in_words  # noqa: PLC0415
+        from fl_privacy.report.headline import PAGE, run_in_words  # noqa: PLC0415
 
         end_with(run_in_words(folder), folder / PAGE if configs[0].page else folder, open_page=open_page)
         expect_reconstructions([folder])
@@ -90,13 +90,13 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
     say_what_takes_time()
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.report import write_report  # noqa: PLC0415
-    from fl_privacy.report.terminal import run_in_words  # noqa: PLC0415
-    from fl_privacy.runs.folder.paper import write_paper  # noqa: PLC0415
+    from fl_privacy.report.headline import run_in_words  # noqa: PLC0415
+    from fl_privacy.runs.folder.records import write_paper  # noqa: PLC0415
     from fl_privacy.runs.paper import record_of  # noqa: PLC0415
 
     table, changes = table.with_data(), {}
     if table.evaluator is not None:
-        from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+        from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
         own = table.evaluator[table.form]
         changes["evaluator"] = str(
@@ -118,10 +118,7 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Import without garbage collection, and exclude the imported objects from later collections.
-
-    It acts only on the first import, since frozen objects are never freed.
-    """
+    """Import without garbage collection, once, and keep what was imported out of later collections."""
     if not gc.isenabled() or "fl_privacy.runs.run" in sys.modules:
         yield
         return
@@ -153,7 +150,7 @@ def _run_sweep(
             console.print(f"[red]error: {escape(failed[-1])}[/red]", highlight=False)
     if folders:
         from fl_privacy.report import write_report  # noqa: PLC0415
-        from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
+        from fl_privacy.report.headline import answers_of  # noqa: PLC0415
 
         end_with(answers_of(folders), write_report(folders, None), open_page=open_page)
     if failed:

@@ -1,6 +1,8 @@
 """``fl-privacy`` and its commands."""
 
 import logging
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -100,7 +102,7 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
     say_what_takes_time()
-    from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+    from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
     say(train(overrides or [], console=Terminal()))
 
@@ -114,7 +116,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     are those of conf/generator.yaml.
     """
     say_what_takes_time()
-    from fl_privacy.cli.train_generator import make_generator  # noqa: PLC0415
+    from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
 
     say(make_generator(overrides or [], console=Terminal()))
 
@@ -176,7 +178,7 @@ def report(  # noqa: PLR0917
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
-    from fl_privacy.report.terminal import answers_of  # noqa: PLC0415
+    from fl_privacy.report.headline import answers_of  # noqa: PLC0415
     from fl_privacy.runs.folder.read import run_folder_of  # noqa: PLC0415
 
     if csv is not None or log is not None:
@@ -214,7 +216,7 @@ def verify(
     Nothing of the folder is executed. Without a brief, the figures of audit.json or summary.json are recomputed.
     """
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
-    from fl_privacy.report.verify import verified  # noqa: PLC0415
+    from fl_privacy.report.brief import verified  # noqa: PLC0415
 
     app_there = None if of_app is None else read_app(of_app)
     compared, wrong = verified(place, app=None if app_there is None else app_there.folder)
@@ -359,10 +361,12 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except (faults.Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
             say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
-        return faults.exit_status(error)
+        return 128 + (error.number if isinstance(error, faults.Interrupted) else signal.SIGINT)  # as shells do
     except (click.ClickException, *faults.STOPPING) as error:
-        if faults.nobody_listens(error):
-            return faults.end_quietly()
+        if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
+            # the output is closed (`fl-privacy list | head`), for which Rich ends the program; Python reports it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return faults.EXIT_ERROR
         if (fault := faults.recognized(error)) is None:
             raise
         if debug:

@@ -18,17 +18,12 @@ from fl_privacy.site.gate.isolation import Wishes
 from fl_privacy.site.gate.rules import RefusedError
 
 MODULE = "fl_privacy.cli.sandboxed_app"
-BEGUN_SECONDS = 120.0
-"""Seconds within which a process must be isolated."""
-
+BEGUN_SECONDS = 120.0  # seconds within which a process must be isolated
 LARGEST_PAGE = 64 << 20
 MOST_MESSAGES = 100_000
 LONGEST_NAME = 200
-REFRESHED = 5.0
-"""Seconds between two written pages while the app runs."""
-
-MOST_LOOKED_AT = 5_000_000
-"""Largest number of entries of a folder, recursively, that are checked for sockets."""
+REFRESHED = 5.0  # seconds between two written pages while the app runs
+MOST_LOOKED_AT = 5_000_000  # largest number of entries of a folder, recursively, that are checked for sockets
 
 CACHES = {
     "HF_DATASETS_CACHE": ("HF_HOME", "~/.cache/huggingface", "datasets"),

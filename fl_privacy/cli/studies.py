@@ -27,7 +27,7 @@ from fl_privacy.files import CONFIG_DIR
 
 if TYPE_CHECKING:
     from fl_privacy.runs.config.study import Track
-    from fl_privacy.runs.folder.measured import MeasuredTable
+    from fl_privacy.runs.folder.study import MeasuredTable
     from fl_privacy.runs.study import Job, StudyPlan
 
 
@@ -73,13 +73,12 @@ def benchmark(  # noqa: PLR0917
 
 def _rank(track: Track, processes: int, console: Console, *, only_report: bool, open_page: bool) -> None:
     from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
-    from fl_privacy.runs.study import plan_study, read_problems, write_problems  # noqa: PLC0415
-    from fl_privacy.runs.study_results import measured_by, write_benchmark  # noqa: PLC0415
+    from fl_privacy.runs.study import measured_by, plan_study, read_problems, write_benchmark, write_problems  # noqa: PLC0415  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
         planned = plan_study(track)
     if planned.evaluators and not only_report:
-        from fl_privacy.cli.train_evaluator import train  # noqa: PLC0415
+        from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
         for file, own in planned.evaluators.items():
             console.print(f"Evaluation network {file}", highlight=False)
@@ -120,8 +119,7 @@ def trade_off(  # noqa: PLR0917
     say_what_takes_time()
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
     from fl_privacy.runs.folder.ongoing import write_planned  # noqa: PLC0415
-    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
-    from fl_privacy.runs.study_results import write_sweep_table  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study, write_sweep_table  # noqa: PLC0415
 
     sweep = plan_study(loaded)
     if not only_report:
@@ -155,8 +153,7 @@ def _stages(
         yield stage, {} if only_report else do_all(numbered, left, processes, console)
 
 
-BYTES_OF_A_JOB = 3 * 2**29
-"""Largest memory of a job, which bounds the number of parallel jobs."""
+BYTES_OF_A_JOB = 3 * 2**29  # largest memory of a job, which bounds the number of parallel jobs
 
 
 def _processes(asked: int | None) -> int:
@@ -169,7 +166,7 @@ def _processes(asked: int | None) -> int:
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:
     """Run ``jobs`` in ``processes`` processes; return the errors by the failed jobs' folder names."""
-    from fl_privacy.cli.underway import Underway  # noqa: PLC0415
+    from fl_privacy.cli.console import Underway  # noqa: PLC0415
 
     failed: dict[str, str] = {}
     underway = Underway(title, [job.folder for job in jobs], console)
@@ -191,7 +188,6 @@ ACCURACY_LOSS, THREAT, PSNR_BELOW, BATCH_SIZE = "accuracy_loss", "threat", "psnr
 ASKED = {ACCURACY_LOSS: "2", THREAT: "adaptive", PSNR_BELOW: "", BATCH_SIZE: ""}
 """Options with their defaults, empty for none; everything else is a setting of the measurement."""
 _EXAMPLES = {ACCURACY_LOSS: "2", PSNR_BELOW: "12", BATCH_SIZE: "4"}
-
 KNOWN: tuple[Literal["honest", "adaptive", "malicious"], ...] = ("honest", "adaptive", "malicious")
 
 
@@ -241,7 +237,7 @@ def advise(
         settings = [*settings, f"{BATCH_SIZE}={size}"] if grid else settings
     tables = _in_file(table, settings) if table else [_of_grid(grid, settings)] if grid else _shipped(settings)
     if save is not None:
-        from fl_privacy.runs.folder.measured import write_tables  # noqa: PLC0415
+        from fl_privacy.runs.folder.study import write_tables  # noqa: PLC0415
 
         write_tables(save, tables)
     from fl_privacy.report.advice import advice_from  # noqa: PLC0415
@@ -265,7 +261,7 @@ def _number(key: str, value: str) -> float:
 
 
 def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
-    from fl_privacy.runs.folder.measured import MEASURED, read_tables  # noqa: PLC0415
+    from fl_privacy.runs.folder.study import MEASURED, read_tables  # noqa: PLC0415
 
     file = path / MEASURED if path.is_dir() else path
     if not file.is_file():
@@ -284,7 +280,7 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
     from fl_privacy.runs.config import compose_run  # noqa: PLC0415
-    from fl_privacy.runs.folder.measured import read_tables  # noqa: PLC0415
+    from fl_privacy.runs.folder.study import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
@@ -311,14 +307,12 @@ def _of_grid(name: str, settings: Sequence[str]) -> MeasuredTable:
     from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
     grid = load_grid(name, settings)
-    from fl_privacy.runs.study import plan_study  # noqa: PLC0415
-    from fl_privacy.runs.study_results import sweep_table  # noqa: PLC0415
+    from fl_privacy.runs.study import plan_study, sweep_table  # noqa: PLC0415
 
     return sweep_table(plan_study(grid), name, settings)
 
 
 GRACE_SECONDS = 20.0
-
 _stopped = threading.Event()
 
 
@@ -352,7 +346,7 @@ def _stop_at_sigterm() -> None:
 
 
 def _do(job: Job) -> str | None:
-    from fl_privacy.cli.underway import WrittenMonitor  # noqa: PLC0415
+    from fl_privacy.cli.console import WrittenMonitor  # noqa: PLC0415
 
     if _stopped.is_set():
         return "interrupted"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fl_privacy.measure.answer import Answer, Scenario
-from fl_privacy.measure.chance import words_f1
+from fl_privacy.measure.intervals import words_f1
 from fl_privacy.measure.roc import Z95, Estimate, Separation, auc
 
 LEAST_FREE = 5  # least number of independent values for a correlation

@@ -9,22 +9,16 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
 
 Kind = Literal["image", "row", "text", "other"]
-
 QuestionName = Literal["examples", "classes", "words", "members"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question on the leakage of uploads.
-
-    Attributes:
-        measure: name of its figure; empty if examples are counted.
-        scenarios: most scenarios of one observer in which it is asked, any of which makes a page red.
-    """
+    """A question on the leakage of uploads."""
 
     title: str
-    measure: str = ""
-    scenarios: int
+    measure: str = ""  # name of its figure; empty if examples are counted
+    scenarios: int  # most scenarios of one observer in which it is asked, any of which makes a page red
 
 
 QUESTIONS: Mapping[QuestionName, Question] = {
@@ -49,64 +43,42 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The uploads of a question.
-
-    Attributes:
-        uploads: description in a phrase.
-        leaves: ``True`` if such uploads leave a client.
-        examples: most examples behind one upload.
-        source: attacked data, if not an upload of so many examples in a step.
-    """
+    """The uploads of a question."""
 
     name: str = ""
     title: str = ""
-    uploads: str = ""
-    leaves: bool = True
-    examples: int = 1
-    source: str = ""
+    uploads: str = ""  # description in a phrase
+    leaves: bool = True  # ``True`` if such uploads leave a client
+    examples: int = 1  # most examples behind one upload
+    source: str = ""  # attacked data, if not an upload of so many examples in a step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shown:
-    """An example and its guess, for a page.
+    """An example and its guess, for a page."""
 
-    Attributes:
-        original: image (C, H, W) in [0, 1], features of a row as shares of their ranges, or numbers of words.
-        guess: guess in the same form, if any.
-        reconstructed: ``True`` if the guess counts.
-    """
-
-    original: Any
-    guess: Any
-    reconstructed: bool
+    original: Any  # image (C, H, W) in [0, 1], features of a row as shares of their ranges, or numbers of words
+    guess: Any  # guess in the same form, if any
+    reconstructed: bool  # ``True`` if the guess counts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """An attacker's result on the uploads of a scenario.
-
-    Attributes:
-        counts: counts of examples by outcome; ``None`` if none was attacked.
-        estimate: figure with its 95 % interval; ``None`` if not measured.
-        control: same result from uploads without these examples, if any.
-        labels: number of examples with a right class, and of those with a known class.
-        observer: who sees the uploads.
-        among: answers of which any makes a page red; 0 takes the scenarios of the question.
-    """
+    """An attacker's result on the uploads of a scenario."""
 
     question: QuestionName = "examples"
     scenario: Scenario = field(default_factory=Scenario)
     kind: Kind = "other"
-    counts: Counts | None = None
-    estimate: Estimate | None = None
-    control: Counts | Estimate | None = None
-    labels: tuple[int, int] | None = None
+    counts: Counts | None = None  # counts of examples by outcome; ``None`` if none was attacked
+    estimate: Estimate | None = None  # figure with its 95 % interval; ``None`` if not measured
+    control: Counts | Estimate | None = None  # same result from uploads without these examples, if any
+    labels: tuple[int, int] | None = None  # number of examples with a right class, and of those with a known class
     reason: str = ""
     seconds: float = 0.0
     notes: Sequence[str] = ()
     shown: Sequence[Shown] = ()
-    observer: Literal["server", "another_site"] = "server"
-    among: int = 0
+    observer: Literal["server", "another_site"] = "server"  # who sees the uploads
+    among: int = 0  # answers of which any makes a page red; 0 takes the scenarios of the question
 
     def __post_init__(self) -> None:
         if self.question not in get_args(QuestionName) or self.kind not in get_args(Kind):

@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fl_privacy.measure.chance import combined, either
-from fl_privacy.measure.intervals import binomial_tail, share_at_most, share_interval
+from fl_privacy.measure.intervals import binomial_tail, combined, either, share_at_most, share_interval
 from fl_privacy.measure.outcome import ImageScore, Outcome
 from fl_privacy.measure.registry import TEXT_METRIC
 from fl_privacy.types.modality import MODALITIES
@@ -14,56 +13,35 @@ from fl_privacy.types.victim_ids import Certainty
 
 @dataclass(frozen=True, kw_only=True)
 class Words:
-    """Counts of distinct words in attacked texts, in no order, each upload once.
+    """Counts of distinct words in attacked texts, in no order, each upload once."""
 
-    Attributes:
-        read: words reconstructed in uploads that exceed their frequency control.
-        there: words of all uploads attacked for words.
-        wrong: wrong words in uploads of ``read``.
-        texts: number of texts behind ``there``.
-    """
-
-    read: int = 0
-    there: int = 0
-    wrong: int = 0
-    texts: int = 0
+    read: int = 0  # words reconstructed in uploads that exceed their frequency control
+    there: int = 0  # words of all uploads attacked for words
+    wrong: int = 0  # wrong words in uploads of ``read``
+    texts: int = 0  # number of texts behind ``there``
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Counts of the attacked examples of one attacker and round, each by its best outcome.
+    """Counts of the attacked examples of one attacker and round, each by its best outcome."""
 
-    Attributes:
-        exact: reconstructed to the last bit, or proven.
-        identified: nearest to the guess among many candidates; not exact.
-        recognizable: above a published threshold and the control; not exact or identified.
-        nothing: scored, with none of these outcomes.
-        failures: attacked without a guess.
-        unknown: unscored, since nobody has the original.
-        older: scored by a version without controls, so that the outcome is not known.
-        groups: independent uploads behind the scored examples.
-        candidates: fewest distractors of a guess; 0 without any.
-        words: counts of words of texts.
-        identified_by_chance: probability that guesses without the update identify or recognize as many images, with
-            leads as large; ``None`` if leads are not known.
-        luck: probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a
-            margin.
-        chance: probability that guesses without the update score as well; 1 if there was nothing to compare with,
-            ``None`` for images.
-    """
-
-    exact: int = 0
-    identified: int = 0
-    recognizable: int = 0
-    nothing: int = 0
-    failures: int = 0
-    unknown: int = 0
-    older: int = 0
-    groups: int = 0
-    candidates: int = 0
-    words: Words = field(default_factory=Words)
+    exact: int = 0  # reconstructed to the last bit, or proven
+    identified: int = 0  # nearest to the guess among many candidates; not exact
+    recognizable: int = 0  # above a published threshold and the control; not exact or identified
+    nothing: int = 0  # scored, with none of these outcomes
+    failures: int = 0  # attacked without a guess
+    unknown: int = 0  # unscored, since nobody has the original
+    older: int = 0  # scored by a version without controls, so that the outcome is not known
+    groups: int = 0  # independent uploads behind the scored examples
+    candidates: int = 0  # fewest distractors of a guess; 0 without any
+    words: Words = field(default_factory=Words)  # counts of words of texts
+    # probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a margin
     luck: float = 0.0
+    # probability that guesses without the update score as well; 1 if there was nothing to compare with, ``None`` for
+    # images
     chance: float | None = None
+    # probability that guesses without the update identify or recognize as many images, with leads as large; ``None``
+    # if leads are not known
     identified_by_chance: float | None = None
 
     @property

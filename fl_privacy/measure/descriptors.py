@@ -12,37 +12,25 @@ from torch import Tensor
 from torch.nn import functional
 
 BLURS = (0.0, 1.0, 2.0)  # standard deviations of the blurs in pixels
-
 MOSAICS = ((2, False, False), (3, False, False), (3, False, True), (3, True, False), (4, False, False))
 """Side of the mosaic's squares in pixels, ``True`` to stretch whole squares to the image's size, and ``True`` to
 begin on the right; their indices follow those of blurs."""
 
 _MOSAIC = len(BLURS)
-
 WINDOWS = 5  # windows of an image: the whole and its four halves
-
 _DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
-
 LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
 
 
 @dataclass(frozen=True)
 class Sight:
-    """Resolution and blurs at which images are compared.
+    """Resolution and blurs at which images are compared."""
 
-    Attributes:
-        side: pixels to which the longer side is averaged down.
-        pairs: blurs of the moved and the other image, compared in every window.
-        whole: blurs compared in the whole image only.
-        gap: pixels between each half and the middle, so that they share no pixels.
-        between: ``True`` to also shift averaged images by half an averaged pixel.
-    """
-
-    side: int
-    pairs: tuple[tuple[int, int], ...]
-    whole: tuple[tuple[int, int], ...]
-    gap: int
-    between: bool
+    side: int  # pixels to which the longer side is averaged down
+    pairs: tuple[tuple[int, int], ...]  # blurs of the moved and the other image, compared in every window
+    whole: tuple[tuple[int, int], ...]  # blurs compared in the whole image only
+    gap: int  # pixels between each half and the middle, so that they share no pixels
+    between: bool  # ``True`` to also shift averaged images by half an averaged pixel
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:

@@ -12,17 +12,12 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateDistortion:
-    """Distance of a defended update from the undefended one.
+    """Distance of a defended update from the undefended one."""
 
-    Attributes:
-        signal_to_distortion: ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed.
-        cosine: cosine of the angle between both, in [-1, 1]; NaN if one is zero.
-        zeros: share of elements that are zero or withheld in the defended one.
-    """
-
+    # ||B|| / ||E||, clean norm over the norm of the difference; infinite if nothing changed
     signal_to_distortion: float
-    cosine: float
-    zeros: float
+    cosine: float  # cosine of the angle between both, in [-1, 1]; NaN if one is zero
+    zeros: float  # share of elements that are zero or withheld in the defended one
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
@@ -54,16 +49,11 @@ class LinearSystem:
     """Equations B x = W of a layer with a defense's noise, B + E_B and W + E_W (SPN, Theorem 2.2).
 
     B is diagonal, with each entry b_i of the bias gradient once for each input. Norms are spectral, Euclidean for W.
-
-    Attributes:
-        condition: kappa(B), largest over smallest |b_i|.
-        contraction: ||B^-1 E_B||, the largest |e_i / b_i|.
-        error_bound: bound on ||x* - x|| / ||x||; infinite if the theorem's condition fails.
     """
 
-    condition: float
-    contraction: float
-    error_bound: float
+    condition: float  # kappa(B), largest over smallest |b_i|
+    contraction: float  # ||B^-1 E_B||, the largest |e_i / b_i|
+    error_bound: float  # bound on ||x* - x|| / ||x||; infinite if the theorem's condition fails
 
     @property
     def solvable(self) -> bool:
@@ -97,17 +87,11 @@ def linear_system(
 
 @dataclass(frozen=True, kw_only=True)
 class Tracing:
-    """Result of a tracing attack.
+    """Result of a tracing attack."""
 
-    Attributes:
-        distance: share of queries traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` by guessing.
-        attacked_distance: share for attacked queries alone, which have a reconstruction of their own.
-        participants: number of possible owners.
-    """
-
-    distance: float
-    attacked_distance: float
-    participants: int
+    distance: float  # share of queries traced to a wrong participant, in [0, 1]; 1 - 1 / ``participants`` by guessing
+    attacked_distance: float  # share for attacked queries alone, which have a reconstruction of their own
+    participants: int  # number of possible owners
     queries: int
 
 

@@ -7,22 +7,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fl_privacy.measure.chance import Coincidences, chance_of_upload, chance_of_words, either
-from fl_privacy.measure.identification import aligned, control, identify, near_lead
+from fl_privacy.measure import texts as text_metrics
+from fl_privacy.measure.identification import PublicImages, aligned, control, identify, near_lead
+from fl_privacy.measure.intervals import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.tables import control_cells, exact_rows, misfit
-from fl_privacy.measure.texts import (
-    Language,
-    most_frequent,
-    shared_tokens,
-    token_f1,
-    token_precision,
-    token_recall,
-    widened,
-    without,
-)
+from fl_privacy.measure.texts import Language, widened, without
 from fl_privacy.types import Batch, Reconstruction, VictimId
 from fl_privacy.types.schema import Schema
 
@@ -31,7 +22,6 @@ _DIGITS = 4  # recorded decimals; further ones depend on the number of images co
 
 Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
 NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
-
 CLOSER = 10 ** (-MARGIN_PSNR / 10)
 """Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
 
@@ -42,23 +32,16 @@ OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose gu
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Distractors:
-    """Distractors and controls with which guesses are compared.
+    """Distractors and controls with which guesses are compared."""
 
-    Attributes:
-        candidates: distractor images; ``None`` without any, or for texts.
-        texts: (N, L) public tokens, -1 for none, whose frequencies are the control of texts.
-        rows: (M, C) public cells of a table, the control of rows.
-        labels: (M,) classes of the rows; ``None`` without classes.
-        controls: (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on
-            another client.
-        beside: distractors for a client, if they differ between clients.
-    """
-
-    candidates: PublicImages | None = None
-    texts: Tensor | None = None
-    rows: Tensor | None = None
-    labels: Tensor | None = None
+    candidates: PublicImages | None = None  # distractor images; ``None`` without any, or for texts
+    texts: Tensor | None = None  # (N, L) public tokens, -1 for none, whose frequencies are the control of texts
+    rows: Tensor | None = None  # (M, C) public cells of a table, the control of rows
+    labels: Tensor | None = None  # (M,) classes of the rows; ``None`` without classes
+    # (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on another
+    # client
     controls: Controls = field(default_factory=dict)
+    # distractors for a client, if they differ between clients
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Distractors":
@@ -89,10 +72,7 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 def compare_images(
     match: Match, others: Distractors, victim: VictimId, fed: Tensor | None = None
 ) -> list[GuessComparison]:
-    """Compare each image of a victim that has a guess, with ``fed`` instead of the originals if known.
-
-    ``fed`` (B, C, H, W) are the originals after the client's own crops and flips.
-    """
+    """Compare guessed images with the originals, or with ``fed`` (B, C, H, W), as the client changed them."""
     found = match.found
     if not len(found):
         return []
@@ -162,11 +142,11 @@ def compare_texts(match: Match, others: Distractors, language: Language | None =
     special = language.special if language else frozenset[int]()
     truths, guesses = without(truths, special), without(match.guesses[match.found], special)
     public = without(others.texts.long(), special)
-    usual = most_frequent(public, (truths >= 0).sum(1))
+    usual = text_metrics.most_frequent(public, (truths >= 0).sum(1))
     pool = torch.cat(widened([truths, _stand_ins(public, len(truths))]))
     exact = int((torch.eq(*widened([guesses, truths]))).all(1).sum())
-    chance = _chance(shared_tokens(guesses, pool), len(truths), exact, public)
-    shares = token_f1(*widened([usual, truths])).tolist()
+    chance = _chance(text_metrics.shared_tokens(guesses, pool), len(truths), exact, public)
+    shares = text_metrics.token_f1(*widened([usual, truths])).tolist()
     return [GuessComparison(control_f1=_round(value), chance=chance) for value in shares]
 
 
@@ -242,10 +222,10 @@ def compare_words(
     common = int(torch.isin(*kinds).sum())
     number, total = (len(words[0]) for words in kinds)
     values = {
-        "word_f1": float(token_f1(guesses, truths)),
-        "word_precision": float(token_precision(guesses, truths)),
-        "word_recall": float(token_recall(guesses, truths)),
-        "count_f1": float(token_f1(*widened([read, there]))),
+        "word_f1": float(text_metrics.token_f1(guesses, truths)),
+        "word_precision": float(text_metrics.token_precision(guesses, truths)),
+        "word_recall": float(text_metrics.token_recall(guesses, truths)),
+        "count_f1": float(text_metrics.token_f1(*widened([read, there]))),
     }
     figures = GuessComparison(words_there=total, words_read=common, words_false=number - common, words_of=len(truth))
     if others is None or others.texts is None:
@@ -257,9 +237,6 @@ def compare_words(
     own = [set(text[text >= 0].tolist()) for text in without(truth.inputs.cpu().long(), special)]
     return values, replace(
         figures,
-        word_control_f1=round(float(token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
+        word_control_f1=round(float(text_metrics.token_f1(*widened([control, kinds[1]]))), _DIGITS_OF_F1),
         word_chance=round(chance_of_words(set(kinds[0][0].tolist()), own, texts, few=True), _DIGITS_OF_CHANCE),
     )
-
-
-Others = Distractors  # its earlier name

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -12,46 +12,124 @@ from torch.nn import functional
 from fl_privacy.errors import UserError
 from fl_privacy.measure.descriptors import COARSE, FINE, Moved, Sight, Standing, largest, shift_reach, small
 from fl_privacy.measure.images import psnr, ssim
-from fl_privacy.measure.outcome import LEAD, SURE
-from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.outcome import LEAD, SAME, SURE
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way
 
-RIVALS = 10  # nearest candidates for the foreign share of a guess
+ALIKE = 3  # most images of the same scene as an original; more would be usual
 
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicImages:
+    """Distractor images, none of them attacked."""
+
+    images: Tensor  # (N, C, H, W) in [0, 1]
+    labels: Tensor | None = None  # (N,) classes, if known
+    name: str = "public images"
+    more: Tensor | None = None  # (M, C, H, W) of bytes, also searched for the nearest image
+    # original and label -> cached largest PSNR and SSIM without an update
+    controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
+    # original -> cached lead and likeness of the nearest public image
+    near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
+    _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Return the mean (C, H, W) of all images."""
+        return self.images.mean(0)
+
+    @cached_property
+    def class_means(self) -> dict[int, Tensor]:
+        """Return the mean (C, H, W) of each class, if known."""
+        if self.labels is None:
+            return {}
+        return {label: self.images[self.labels == label].mean(0) for label in sorted(set(self.labels.tolist()))}
+
+    @cached_property
+    def rivals(self) -> Tensor:
+        """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
+        return torch.cat([self.images, torch.stack([self.mean, *self.class_means.values()])])
+
+    def standing(self, sight: Sight) -> Standing:
+        return self._looks.setdefault(sight, Standing(self.rivals, sight))
+
+    @cached_property
+    def gallery(self) -> Gallery:
+        return Gallery(self.rivals)
+
+    def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the public images most like ``original`` (C, H, W) but not equal, up to mirror and shift.
+
+        Returns:
+            The nearest (C, H, W), and (K, C, H, W) almost equal ones among ``images``; ``None`` without another image.
+        """
+        places = Moved(original[None], COARSE).rows(0, 0)
+        found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
+        if self.more is not None:
+            found.append((self.more, largest(places, self._more_rows)))
+        best, itself = [], _as_bytes(original[None])
+        for images, likeness in found:
+            for place in likeness.topk(min(2, len(images))).indices.tolist():
+                image = images[place].float() / (255 if images.dtype == torch.uint8 else 1)
+                if not torch.equal(_as_bytes(image[None]), itself):
+                    best.append((float(likeness[place]), image))
+                    break
+        if not best:
+            return None
+        alike = found[0][1].topk(min(ALIKE, len(self.images)))
+        return max(best, key=lambda one: one[0])[1], self.images[alike.indices[alike.values >= SAME]]
+
+    @cached_property
+    def _more_rows(self) -> Tensor:
+        assert self.more is not None
+        return torch.cat([Standing(part.float() / 255, COARSE).rows(0, 0) for part in torch.split(self.more, 1000)])
+
+    @cached_property
+    def _places(self) -> dict[bytes, list[int]]:
+        found: dict[bytes, list[int]] = {}
+        for place, image in enumerate(_as_bytes(self.images)):
+            found.setdefault(image.numpy().tobytes(), []).append(place)
+        return found
+
+    def equal(self, originals: Tensor) -> Tensor:
+        """Mark the images (N,) that equal one of ``originals`` (B, C, H, W) up to rounding of pixels."""
+        found = torch.zeros(len(self.images), dtype=torch.bool)
+        for original in _as_bytes(originals):
+            found[self._places.get(original.numpy().tobytes(), [])] = True
+        return found
+
+
+def _as_bytes(images: Tensor) -> Tensor:
+    return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
+
+
+RIVALS = 10  # nearest candidates for the foreign share of a guess
 LUCK = 0.3
 """Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
 1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
 
 LUCK_OF_MORE = LUCK * math.log(10)  # lead gained by luck with further ways to compare
 ENOUGH = 1000  # number of candidates from which a lead is not reduced
-
 _CEILING = 0.9995  # correlation above which differences are rounding of pixels
-
 TIE = 1e-3  # difference, in spreads of the candidates, that is rounding
-
 _LEAST_SPREAD = 0.01  # least spread of candidates, so that a blank guess is near none of them
 _LEAST_REST = 1e-3  # least share of a row beyond the common part of two images that is not rounding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Likeness of each original of a batch of B to the guesses at the batch.
+    """Likeness of each original of a batch of B to the guesses at the batch."""
 
-    Attributes:
-        guess: (B,) index of the most similar guess.
-        likeness: (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original
-            leads enough; without any, in the way of the best lead.
-        rank: (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
-        lead: (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by
-            luck; negative if it leads in no way.
-        foreign: (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the
-            smaller one for the best lead and the largest likeness. NaN if the original is not nearest.
-    """
-
-    guess: Tensor
+    guess: Tensor  # (B,) index of the most similar guess
+    # (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original leads enough;
+    # without any, in the way of the best lead
     likeness: Tensor
+    # (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
     rank: Tensor | None = None
+    # (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by luck;
+    # negative if it leads in no way
     lead: Tensor | None = None
+    # (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the smaller
+    # one for the best lead and the largest likeness. NaN if the original is not nearest.
     foreign: Tensor | None = None
     candidates: int = 0
 
@@ -63,20 +141,13 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """G guesses at a batch of B originals, compared with R rivals at one resolution.
+    """G guesses at a batch of B originals, compared with R rivals at one resolution."""
 
-    Attributes:
-        guesses: (G, C, H, W) in [0, 1].
-        originals: (B, C, H, W) in [0, 1].
-        rivals: (R,) indices of the rivals, sorted.
-        usual: (U,) indices that define the usual correlation.
-    """
-
-    guesses: Tensor
-    originals: Tensor
+    guesses: Tensor  # (G, C, H, W) in [0, 1]
+    originals: Tensor  # (B, C, H, W) in [0, 1]
     others: PublicImages
-    rivals: Tensor
-    usual: Tensor
+    rivals: Tensor  # (R,) indices of the rivals, sorted
+    usual: Tensor  # (U,) indices that define the usual correlation
     sight: Sight
 
     def ranked(self, candidates: int) -> Identified:

@@ -48,7 +48,13 @@ def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
     if min(truths.shape[-2:]) < WINDOW:
         return torch.full((len(truths),), torch.nan, dtype=torch.float64)
     x, y = guesses.double(), truths.double()
-    mean_x, mean_y, xx, yy, xy = _windowed(torch.stack([x, y, x * x, y * y, x * y]))
+    # average over the Gaussian windows inside
+    offset = torch.arange(WINDOW, dtype=x.dtype, device=x.device) - WINDOW // 2
+    weights = torch.softmax(-(offset**2) / (2 * 1.5**2), dim=0)
+    moments = torch.stack([x, y, x * x, y * y, x * y])
+    rows = functional.conv2d(moments.reshape(-1, 1, *x.shape[-2:]), weights.view(1, 1, -1, 1))
+    means = functional.conv2d(rows, weights.view(1, 1, 1, -1))
+    mean_x, mean_y, xx, yy, xy = means.reshape(*moments.shape[:-2], *means.shape[-2:])
     variances, covariance = xx - mean_x**2 + yy - mean_y**2, xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x**2 + mean_y**2 + _C1)
     similarity: Tensor = luminance * (2 * covariance + _C2) / (variances + _C2)
@@ -56,15 +62,6 @@ def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 _C1, _C2 = 0.01**2, 0.03**2
-
-
-def _windowed(images: Tensor) -> Tensor:
-    """Average (..., H, W) over the Gaussian windows inside."""
-    offset = torch.arange(WINDOW, dtype=images.dtype, device=images.device) - WINDOW // 2
-    weights = torch.softmax(-(offset**2) / (2 * 1.5**2), dim=0)
-    rows = functional.conv2d(images.reshape(-1, 1, *images.shape[-2:]), weights.view(1, 1, -1, 1))
-    found = functional.conv2d(rows, weights.view(1, 1, 1, -1))
-    return found.reshape(*images.shape[:-2], *found.shape[-2:])
 
 
 BINS, SMOOTHING = 10, 1.0

@@ -111,7 +111,6 @@ def _directions(features: Tensor) -> Tensor:
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 SMALLEST_SIDE = 32  # smallest side in pixels after AlexNet's poolings
 
 

@@ -15,21 +15,13 @@ _SAME = 0.5 / 255  # root mean square error below which a guess equals an origin
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Match:
-    """Guesses in the originals' order, on the CPU.
+    """Guesses in the originals' order, on the CPU."""
 
-    Attributes:
-        originals: (B, C, H, W).
-        labels: (B,) class indices.
-        guesses: (B, C, H, W) clamped to [0, 1]; zeros without a guess.
-        guessed_labels: (B,) class indices in the best order; -1 without a guess.
-        order: (B,) index of the guess in the reconstruction; -1 without one.
-    """
-
-    originals: Tensor
-    labels: Tensor
-    guesses: Tensor
-    guessed_labels: Tensor
-    order: Tensor
+    originals: Tensor  # (B, C, H, W)
+    labels: Tensor  # (B,) class indices
+    guesses: Tensor  # (B, C, H, W) clamped to [0, 1]; zeros without a guess
+    guessed_labels: Tensor  # (B,) class indices in the best order; -1 without a guess
+    order: Tensor  # (B,) index of the guess in the reconstruction; -1 without one
     failure: str | None
 
     @property

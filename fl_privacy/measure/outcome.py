@@ -10,14 +10,12 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from fl_privacy.measure.chance import BAND
-from fl_privacy.measure.intervals import binomial_tail
+from fl_privacy.measure.intervals import BAND, binomial_tail
 from fl_privacy.measure.registry import METRICS, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.types.victim_ids import Certainty
 
 LIKENESS = 0.5  # least likeness of a guess to its nearest original, so that being nearest by chance is not identified
 LEAD = 0.6  # least lead of the original over the nearest candidate, in standard deviations of the candidates
-
 CHANCE, CHANCE_FALLS = 0.02, 0.6
 """Probability that an image of the original's class, without the update, is identified, and the lead
 that reduces it e times.
@@ -28,7 +26,6 @@ icons and noise. Other pictures of the same person, taken in the same minute, ex
 
 LEAST_CANDIDATES = 100  # least number of candidates: with fewer, chance alone identifies too many
 SURE = 3.0  # lead above which no finer comparison, likeness or foreign share matters
-
 FOREIGN = 0.25
 """Largest correlation with others of a guess's part beyond the original: a guess made from the original alone has
 noise there, or traces of how it was changed; another picture of the same person, or the mean of a class, has others."""
@@ -36,14 +33,11 @@ noise there, or traces of how it was changed; another picture of the same person
 SAME = 0.97  # likeness above which a guess shows hardly anything else
 MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update
 FAR_PSNR = 5.0  # PSNR in dB above the control's from which the foreign share does not matter
-
 MUCH_PSNR = 10.0
 """The same, from which the lead of guesses without the update does not matter, since they are not as close."""
 
 MARGIN_SSIM = 0.25  # least structural similarity above the control's
-
 WORDS_METRIC = "word_f1"
-
 MARGIN_F1 = 0.2  # least token F1 above that of word frequency alone
 FEW_WORDS = 3  # least number of right words that can count, for a text of any length
 BY_FREQUENCY = 0.02  # largest probability that as many guessed words are right by their frequency
@@ -60,15 +54,13 @@ class Outcome(StrEnum):
     """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by
     digit."""
 
-    IDENTIFIED = "identified"
-    """The original is nearer to the guess than any of the candidates, up to harmless changes."""
+    IDENTIFIED = "identified"  # the original is nearer to the guess than any of the candidates, up to harmless changes
 
     RECOGNIZABLE = "recognizable"
     """Past a published threshold, and better than a control that never saw the update; for a row, more
     cells right than 95 percent of such controls reach, and than the table's usual row."""
 
-    NOTHING = "nothing"
-    """None of these, or no guess."""
+    NOTHING = "nothing"  # none of these, or no guess
 
 
 READ = frozenset({Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE})  # outcomes that count as a leak
@@ -80,22 +72,15 @@ class GuessComparison:
 
     Fields are recorded in this order. Correlations and shares are in [0, 1], PSNRs in dB, leads in standard deviations
     of the candidates; a control is the same figure of the best guess that never saw the update.
-
-    Attributes:
-        exact: ``True`` if image or row are equal up to rounding.
-        best_rank: original's place among itself and the candidates, by the best of several ways of comparing: that of
-            an empty guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
-        chance: probability that guesses without the update score as well on the upload.
-        words_read: number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts.
-        words_false: number of guessed words that are in no text.
-        word_chance: ``chance`` by words.
     """
 
-    exact: bool | None = None
+    exact: bool | None = None  # ``True`` if image or row are equal up to rounding
     control_psnr: float | None = None
     control_ssim: float | None = None
     likeness: float | None = None
     candidates: float | None = None
+    # original's place among itself and the candidates, by the best of several ways of comparing: that of an empty
+    # guess is 1 more often than once in as many candidates. Older versions called it ``rank``.
     best_rank: float | None = None
     lead: float | None = None
     foreign: float | None = None
@@ -104,13 +89,14 @@ class GuessComparison:
     aligned_ssim: float | None = None
     control_f1: float | None = None
     control_cells: float | None = None
-    chance: float | None = None
+    chance: float | None = None  # probability that guesses without the update score as well on the upload
     words_there: float | None = None
+    # number of right words in all texts of the upload, of ``words_there`` in ``words_of`` texts
     words_read: float | None = None
-    words_false: float | None = None
+    words_false: float | None = None  # number of guessed words that are in no text
     words_of: float | None = None
     word_control_f1: float | None = None
-    word_chance: float | None = None
+    word_chance: float | None = None  # ``chance`` by words
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "GuessComparison":
@@ -176,10 +162,7 @@ class ImageScore:
 
     @cached_property
     def outcome(self) -> Outcome | None:
-        """Return the outcome; ``None`` if the original is not known, or an older version did not measure it.
-
-        A guess claimed as proven is exact unless a known original contradicts it.
-        """
+        """Return the outcome, exact if proven and not contradicted; ``None`` if it was not measured."""
         values, compared = self.values, self.compared
         if self.failure is not None:
             return Outcome.NOTHING

@@ -19,24 +19,12 @@ if TYPE_CHECKING:
     from fl_privacy.measure.images import MetricFunction
 
 Of = Literal["images", "labels", "transformed", "texts", "words", "cells"]
-
-LARGEST_PSNR = 100.0
-"""PSNR in dB above which images differ by less than float precision."""
+LARGEST_PSNR = 100.0  # PSNR in dB above which images differ by less than float precision
 
 
 def decimals(value: float) -> str:
     """Format with three decimals."""
     return "∞" if math.isinf(value) else f"{value:z.3f}"
-
-
-def significant(value: float) -> str:
-    """Format with two significant digits."""
-    return f"{value:#.2g}"
-
-
-def whole_percent(value: float) -> str:
-    """Format a share in percent."""
-    return f"{100 * value:.0f} %"
 
 
 def decibel(value: float) -> str:
@@ -159,7 +147,6 @@ _SHARES: tuple[tuple[str, Of, str, str], ...] = (
 """Name, compared data, title and description of the metrics that are shares."""
 
 _MODULES = {"texts": "texts", "words": "texts", "cells": "tables", "labels": "matching"}
-
 _OF_BAGS = {"word_f1", "word_precision", "word_recall", "count_f1"}
 """Metrics of words in no order, which a run supplies."""
 
@@ -198,7 +185,7 @@ METRICS: dict[str, Metric] = {
         range=(0.0, 1.0),
         threshold=Threshold(value=0.05, source="FDL-PP"),
         title="MSE",
-        digits=significant,
+        digits=lambda value: f"{value:#.2g}",
         description="Mean squared error of the pixels (BPMSE).",
         of_papers=True,
     ),
@@ -278,7 +265,7 @@ METRICS: dict[str, Metric] = {
             range=(0.0, 1.0),
             threshold=Threshold(value=0.5, source="fl_privacy") if name in (TEXT_METRIC, "word_f1") else None,
             title=title,
-            digits=whole_percent,
+            digits=lambda share: f"{100 * share:.0f} %",
             description=description,
             of_papers=name in _SELDOM,
         )
@@ -304,10 +291,7 @@ NOT_METRICS = frozenset(
 
 
 def register_metric(name: str, metric: Metric) -> None:
-    """Register ``metric`` as ``name``, to be measured for every image from now on.
-
-    ``UserError`` if ``name`` is no identifier, or is in use.
-    """
+    """Register a ``metric`` to be measured from now on; ``UserError`` if ``name`` is taken or no identifier."""
     if not name.isidentifier() or name in NOT_METRICS:
         raise UserError(f"A metric's name is expected to be an identifier that no record uses, but got {name!r}.")
     if METRICS.setdefault(name, metric) is not metric:

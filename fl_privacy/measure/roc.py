@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from fl_privacy.measure.intervals import binomial_lower, binomial_upper, share_interval
 
 Scores = NDArray[np.float64]
-
 Gain = Callable[[Scores, Scores], Scores]  # (TPR, FPR) -> objective to maximize
 RESAMPLES = 1000  # resamples of the bootstrap
-
 Z95 = 1.959963984540054
 
 
@@ -184,7 +182,6 @@ def _variance(share: float, number: int) -> float:
 
 
 CONFIDENCE = 0.95
-
 LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
 """Limits of a meaningful guarantee: exp(10) is 22,000, and one example in 100 has no guarantee at all."""
 
@@ -244,10 +241,7 @@ def proven_epsilon(found: Separation, *, delta: float) -> float:
 
 
 def _promised(found: Separation, tpr: Scores, fpr: Scores, above: bool, delta: float) -> Scores:
-    """Compute log((least share of hits - delta) / largest share of misses), at least 0.
-
-    Hits are positives ``above`` a threshold, or negatives below.
-    """
+    """Compute log((least share of hits - delta) / largest share of misses); hits are ``above`` or below."""
     hits, misses = (tpr, fpr) if above else (1 - fpr, 1 - tpr)
     sizes = [len(found.positives), len(found.negatives)][:: 1 if above else -1]
     error = (1 - CONFIDENCE) / 2
@@ -267,36 +261,25 @@ class Measure(Estimate):
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Result of one inference method.
+    """Result of one inference method."""
 
-    Attributes:
-        about: question, one of ``fl_privacy.attacks.inference.About``.
-        positives: number of queries with the answer yes; all queries if there are many answers.
-        measures: figures by name, see ``report.inferred``.
-        fpr: (P,) false positive rates of a ROC curve, ascending; may be empty.
-        tpr: (P,) true positive rates.
-        epsilon: epsilon spent by the last round; ``None`` without guarantee.
-        proven_epsilon: largest epsilon that the attack disproves.
-        seconds: time of all methods of the question, without scoring.
-    """
-
-    about: str
+    about: str  # question, one of ``fl_privacy.attacks.inference.About``
     method: str
     title: str
     source: str = ""
     rounds: int = 0
     last_round: int = 0
-    positives: int = 0
+    positives: int = 0  # number of queries with the answer yes; all queries if there are many answers
     negatives: int = 0
-    measures: Mapping[str, Measure] = field(default_factory=dict)
-    fpr: Sequence[float] = ()
-    tpr: Sequence[float] = ()
-    epsilon: float | None = None
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # figures by name, see ``report.inferred``
+    fpr: Sequence[float] = ()  # (P,) false positive rates of a ROC curve, ascending; may be empty
+    tpr: Sequence[float] = ()  # (P,) true positive rates
+    epsilon: float | None = None  # epsilon spent by the last round; ``None`` without guarantee
     delta: float | None = None
-    proven_epsilon: float | None = None
+    proven_epsilon: float | None = None  # largest epsilon that the attack disproves
     notes: Sequence[str] = ()
     failure: str | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # time of all methods of the question, without scoring
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields of a record of ``metrics.jsonl``; each measure is value, low, high, chance, bound."""

@@ -7,7 +7,6 @@ from fl_privacy.measure.intervals import binomial_tail
 from fl_privacy.measure.roc import Estimate
 
 LEVEL = 0.01  # largest probability that chance alone makes the answers to one question red
-
 _QUANTILE = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in standard errors
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.chance import BAND
+from fl_privacy.measure.intervals import BAND
 from fl_privacy.measure.matching import Match, hard_labels, least_cost, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.schema import TOLERANCE, Schema
@@ -19,20 +19,13 @@ _BY_VALUE = 0.01  # weight of differences of values, relative to wrong cells, in
 
 @dataclass(frozen=True, eq=False)
 class WrittenRows:
-    """Rows as a page shows them.
-
-    Attributes:
-        originals: cells of each row; ``None`` if not known.
-        guesses: cells of each guess, if any.
-        right: (B, C) right cells.
-        certain: (B, C) in [0, 1], attacker's own certainty.
-    """
+    """Rows as a page shows them."""
 
     columns: tuple[str, ...]
-    originals: Sequence[Sequence[str] | None]
-    guesses: Sequence[Sequence[str] | None]
-    right: Tensor
-    certain: Tensor
+    originals: Sequence[Sequence[str] | None]  # cells of each row; ``None`` if not known
+    guesses: Sequence[Sequence[str] | None]  # cells of each guess, if any
+    right: Tensor  # (B, C) right cells
+    certain: Tensor  # (B, C) in [0, 1], attacker's own certainty
 
 
 def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
@@ -140,23 +133,14 @@ BLOCK = 64  # rows compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Guesses assigned to the true rows.
+    """Guesses assigned to the true rows."""
 
-    Attributes:
-        cells: largest share of right cells over all matchings.
-        rows: largest share of rows with all cells right.
-        by_feature: (F,) shares of right cells, as matched for ``cells``.
-        guess: (N,) guess matched to each row for ``rows``, -1 without a right one.
-        match: (N,) guess matched to each row for ``cells``, -1 for none.
-        right: (N, F) right cells, as matched for ``cells``.
-    """
-
-    cells: float
-    rows: float
-    by_feature: np.ndarray
-    guess: np.ndarray
-    match: np.ndarray
-    right: np.ndarray
+    cells: float  # largest share of right cells over all matchings
+    rows: float  # largest share of rows with all cells right
+    by_feature: np.ndarray  # (F,) shares of right cells, as matched for ``cells``
+    guess: np.ndarray  # (N,) guess matched to each row for ``rows``, -1 without a right one
+    match: np.ndarray  # (N,) guess matched to each row for ``cells``, -1 for none
+    right: np.ndarray  # (N, F) right cells, as matched for ``cells``
 
 
 def pinned_rows(truth: np.ndarray, guesses: np.ndarray, categories: Collection[int] = ()) -> PinnedRows:

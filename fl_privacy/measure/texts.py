@@ -102,10 +102,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
-    """Guess texts (N, L) of ``lengths`` (N,) by the most frequent of ``public`` tokens (M, W), -1 for none.
-
-    It is a control without the update.
-    """
+    """Guess texts (N, L) of ``lengths`` (N,), as a control, by the most frequent ``public`` tokens (M, W)."""
     tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0

@@ -16,7 +16,6 @@ FAR, NEAR, CLOSE = 8, 16, 32
 
 NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
 ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
-
 CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
 """Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
 
@@ -29,27 +28,17 @@ LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 @dataclass(frozen=True, eq=False)
 class Poses:
-    """P ways to draw a guess.
+    """P ways to draw a guess."""
 
-    Attributes:
-        flip: (P, 2, 2) a mirror or quarter turn.
-        place: (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down.
-        slack: (P,) share of the side by which the middle is smaller than the image, on each side.
-    """
-
-    flip: Tensor
-    place: Tensor
-    slack: Tensor
+    flip: Tensor  # (P, 2, 2) a mirror or quarter turn
+    place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
+    slack: Tensor  # (P,) share of the side by which the middle is smaller than the image, on each side
 
     def __len__(self) -> int:
         return len(self.flip)
 
     def __getitem__(self, which: Tensor) -> "Poses":
         return Poses(self.flip[which], self.place[which], self.slack[which])
-
-    def with_at(self, which: Tensor, others: "Poses") -> "Poses":
-        """Return these poses with those at ``which`` replaced by ``others``."""
-        return Poses(self.flip, self.place.index_copy(0, which, others.place), self.slack)
 
     def around(self, steps: Tensor) -> "Poses":
         """Return S poses around each, (P * S), with ``steps`` (S, 4) added to ``place``."""
@@ -195,19 +184,13 @@ class Way(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turning:
-    """A guess in all poses.
+    """A guess in all poses."""
 
-    Attributes:
-        guess: (1, C, H, W) in [0, 1].
-        rivals: (R,) indices of the candidates that count, sorted.
-        usual: (U,) indices of the candidates that define the usual correlation.
-    """
-
-    guess: Tensor
+    guess: Tensor  # (1, C, H, W) in [0, 1]
     originals: Gallery
     others: Gallery
-    rivals: Tensor
-    usual: Tensor
+    rivals: Tensor  # (R,) indices of the candidates that count, sorted
+    usual: Tensor  # (U,) indices of the candidates that define the usual correlation
 
     @cached_property
     def _gray(self) -> Tensor:
@@ -295,19 +278,13 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """The pose and place of greatest likeness to each image.
-
-    Attributes:
-        taken: poses for the originals, then for the rivals.
-        gray: (B + K, 1, H, W) gray guess drawn for each.
-        first: positions of the rivals whose poses are refined; empty if that is in vain.
-    """
+    """The pose and place of greatest likeness to each image."""
 
     turning: Turning
     side: int
-    taken: Poses
-    gray: Tensor
-    first: Tensor
+    taken: Poses  # poses for the originals, then for the rivals
+    gray: Tensor  # (B + K, 1, H, W) gray guess drawn for each
+    first: Tensor  # positions of the rivals whose poses are refined; empty if that is in vain
 
     def refined(self) -> "_Posed":
         number = len(self.own)
@@ -321,7 +298,8 @@ class _Posed(Way):
             value, step = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side).max(1)
             values[again] = torch.maximum(values[again], value)
             taken = tried[torch.arange(len(again)) * len(steps) + step]
-        return replace(self, own=values[:number], rest=values[number:], taken=self.taken.with_at(again, taken))
+        moved = replace(self.taken, place=self.taken.place.index_copy(0, again, taken.place))
+        return replace(self, own=values[:number], rest=values[number:], taken=moved)
 
     def closer(self) -> Way | None:
         if self.side == CLOSE or not len(self.first):

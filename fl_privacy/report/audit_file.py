@@ -34,18 +34,13 @@ PAGE, RECORD, WHOLE = "report.html", "audit.json", "record.json"
 APP_DIGEST = "SHA-256 of the app's files"
 """Name of the digest of an app's files in a record's environment, see ``files_digest``."""
 
-LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24
-"""Most values of a picture, and bytes of a strategy's record."""
-
+LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24  # most values of a picture, and bytes of a strategy's record
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
 """Limits of a record: whole numbers, examples of an answer, answers, characters of a headline, and values."""
 
 
 def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
-    """Write ``audit.json`` into ``folder``, readable only by its owner, and return its content.
-
-    An app that was run also gets its page; a strategy's page is written with those of runs.
-    """
+    """Write ``audit.json``, and an app's page, readable only by the owner; return the former's content."""
     content = plain_app(record) if record.captured is None else _plain_captured(record.captured)
     if record.captured is None:
         write_private(folder / PAGE, render_audit(record))
@@ -55,11 +50,7 @@ def write_audit(folder: Path, record: AuditRecord) -> Mapping[str, Any]:
 
 
 def read_captured(folder: Path) -> Captured | None:
-    """Return the facts on captured uploads in a strategy's record, without trusting it; ``None`` without a record.
-
-    Raises:
-        UserError: it is damaged, or of an app that was run, whose uploads are not captured.
-    """
+    """Return the facts in a strategy's record, if any, untrusted; ``UserError`` if damaged, or of an app."""
     path = folder / RECORD
     if not path.is_file():
         return None
@@ -175,11 +166,7 @@ def _plain_aggregate(answer: Answer) -> Mapping[str, Any]:
 
 
 def read_audit(folder: Path) -> AuditRecord:
-    """Return the record of an app's audit, from which its page and ``audit.json`` follow.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
+    """Return the record of an app's audit, from which its page follows; ``UserError`` if missing or damaged."""
     try:
         return record_of_json(read_text(folder / WHOLE))
     except ValueError as error:

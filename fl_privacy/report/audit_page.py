@@ -19,19 +19,11 @@ from fl_privacy.runs.folder import Verdict
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 
-MOST_LINES = 60
-"""Lines of the inventory shown initially."""
-
-MOST_CLEAR, MOST_FIGURES = 3, 4
-"""Bars of data in the clear at the head of the page, and compared figures of the app."""
-
+MOST_LINES = 60  # lines of the inventory shown initially
+MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
-
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
-
-ASKED = ("one", "batch", "later")
-"""Scenarios whose uploads clients are asked for."""
-
+ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 READ_MEANS: Mapping[str, str] = {
@@ -49,45 +41,32 @@ READ_MEANS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AuditRecord:
-    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run.
+    """Figures and sentences of an audit, of a strategy or of an unmodified app that was run."""
 
-    Attributes:
-        app: name of the app, of the strategy's class, or of an update's file.
-        subject: ``update`` for files of any framework.
-        answers: results of attacks by scenario, then the aggregate leakage of the training's uploads.
-        stated: differential privacy stated by clients.
-        notes: sentences on the app, or on how its run differs from its own.
-        going_on: pending work and time of an unfinished page; empty if all is done.
-        broken: reason why the audit ended early.
-        silence: reason why no client sent anything, if known.
-        models: name of a network -> number of replies with it.
-        captured: facts on captured uploads; ``None`` for an app.
-        figures: what the app reports of its last evaluation, by name and origin.
-        defense: defense on every reply, if ``before`` has the same app without it.
-    """
-
-    app: str
-    subject: Literal["app", "update"] = "app"
+    app: str  # name of the app, of the strategy's class, or of an update's file
+    subject: Literal["app", "update"] = "app"  # ``update`` for files of any framework
     lede: str = ""
     findings: Sequence[CountedLeak] = ()
+    # results of attacks by scenario, then the aggregate leakage of the training's uploads
     answers: Sequence[Answer] = ()
     lines: Sequence[Line] = ()
     volumes: Sequence[Volume] = ()
     facts: Sequence[tuple[str, str]] = ()
-    stated: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    stated: Mapping[str, Sequence[float]] = field(default_factory=dict)  # differential privacy stated by clients
     problems: Sequence[str] = ()
-    notes: Sequence[str] = ()
-    going_on: str = ""
-    broken: str = ""
-    silence: str = ""
+    notes: Sequence[str] = ()  # sentences on the app, or on how its run differs from its own
+    going_on: str = ""  # pending work and time of an unfinished page; empty if all is done
+    broken: str = ""  # reason why the audit ended early
+    silence: str = ""  # reason why no client sent anything, if known
     environment: Sequence[tuple[str, str]] = ()
     nodes: int | None = None
     rounds: int | None = None
-    models: Mapping[str, int] = field(default_factory=dict)
+    models: Mapping[str, int] = field(default_factory=dict)  # name of a network -> number of replies with it
     seconds: Mapping[str, float] = field(default_factory=dict)
-    captured: Captured | None = None
+    captured: Captured | None = None  # facts on captured uploads; ``None`` for an app
+    # what the app reports of its last evaluation, by name and origin
     figures: Mapping[str, float] = field(default_factory=dict)
-    defense: str = ""
+    defense: str = ""  # defense on every reply, if ``before`` has the same app without it
     before: "AuditRecord | None" = None
 
     @property
@@ -451,5 +430,4 @@ def _words(one: Any) -> dict[str, Any]:
 _VIEWS: dict[str, Callable[[Any], dict[str, Any]]] = {"image": _picture, "row": _row, "text": _words}
 """Kind of examples -> view of one example."""
 
-_READ_IN_WORDS = {"text"}
-"""Kinds whose single words are reconstructed."""
+_READ_IN_WORDS = {"text"}  # kinds whose single words are reconstructed

@@ -7,9 +7,7 @@ from typing import Literal
 from fl_privacy.effects import Description
 from fl_privacy.types.plan import Normalization
 
-UP = "client to server"
-"""Direction of replies."""
-
+UP = "client to server"  # direction of replies
 Severity = Literal["data", "facts", "look"]
 """``data``: examples, or parts of them, in the clear; ``facts``: facts about the examples; ``look``: anything
 that may hold data, or run code on arrival."""
@@ -65,23 +63,15 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts on a strategy's clients that their captured uploads do not hold.
+    """Facts on a strategy's clients that their captured uploads do not hold."""
 
-    Attributes:
-        model: import path of the clients' model; never imported.
-        normalizations, defenses: client -> stated normalization or defense.
-        fingerprints: probe id -> fingerprints of its images.
-        rates_estimated: ``True`` if each update's learning rate was inferred from that update alone.
-        partitions: client -> stated partition; not written.
-        identified: clients that ever stated a partition; not written.
-    """
-
-    model: str = ""
+    model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None
+    # normalizations, defenses: client -> stated normalization or defense
     normalizations: Mapping[int, Normalization | None] = field(default_factory=dict)
     defense: Description = ()
     defenses: Mapping[int, Description] = field(default_factory=dict)
-    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    rates_estimated: bool = False
-    partitions: Mapping[int, int] = field(default_factory=dict)
-    identified: Set[int] = frozenset()
+    fingerprints: Mapping[str, Sequence[str]] = field(default_factory=dict)  # probe id -> fingerprints of its images
+    rates_estimated: bool = False  # ``True`` if each update's learning rate was inferred from that update alone
+    partitions: Mapping[int, int] = field(default_factory=dict)  # client -> stated partition; not written
+    identified: Set[int] = frozenset()  # clients that ever stated a partition; not written

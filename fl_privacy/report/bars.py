@@ -10,8 +10,7 @@ from fl_privacy.measure.answer import QUESTIONS, Answer, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
 
-MOST_BEST = 3
-"""Reconstructions next to the bar of the headline."""
+MOST_BEST = 3  # reconstructions next to the bar of the headline
 
 SHORT = {
     "evaluation": "Gradient of one example, evaluation mode",
@@ -26,25 +25,18 @@ SHORT = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A share in [0, 1] with its 95 % interval and control; ``None`` if it is not known.
-
-    Attributes:
-        figure: the share in words, for people who see no picture too.
-        aside: words on the figure, or why there is none.
-        best: views of the best reconstructions.
-        leaves: ``False`` for what never leaves a client.
-    """
+    """A share in [0, 1] with its 95 % interval and control; ``None`` if it is not known."""
 
     title: str
-    figure: str = "not attacked"
-    aside: str = ""
+    figure: str = "not attacked"  # the share in words, for people who see no picture too
+    aside: str = ""  # words on the figure, or why there is none
     red: bool = False
     share: float | None = None
     interval: tuple[float, float] | None = None
     control: float | None = None
     kind: str = "other"
-    best: Sequence[Mapping[str, Any]] = ()
-    leaves: bool = True
+    best: Sequence[Mapping[str, Any]] = ()  # views of the best reconstructions
+    leaves: bool = True  # ``False`` for what never leaves a client
 
     @property
     def numbers(self) -> str:

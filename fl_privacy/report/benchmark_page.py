@@ -14,9 +14,9 @@ from markupsafe import Markup
 
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
+from fl_privacy.report.advice import read_of
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.page import render
-from fl_privacy.report.recommendation import read_of
 from fl_privacy.report.words import below, metric, seconds, title, title_within
 from fl_privacy.runs.config.study import Track
 from fl_privacy.runs.folder import Candidate, LeakageResult
@@ -28,11 +28,8 @@ from fl_privacy.runs.folder.verdict import Tone, tone_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SCRIPT = "benchmark.js"
-"""Script that sorts and filters; without it the page shows its first board."""
-
-FARTHEST = 60.0
-"""Largest PSNR in dB in the picture."""
+SCRIPT = "benchmark.js"  # script that sorts and filters; without it the page shows its first board
+FARTHEST = 60.0  # largest PSNR in dB in the picture
 
 IN_WORDS: Mapping[Threat, str] = {
     "honest": "Honest but curious",
@@ -40,8 +37,7 @@ IN_WORDS: Mapping[Threat, str] = {
     "malicious": "Also malicious servers",
 }
 
-KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}
-"""Main metric -> attacked examples other than images."""
+KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}  # main metric -> attacked examples other than images
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -343,18 +339,12 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Board:
-    """Defenses, each at its strength that leaks least to the worst attacker.
-
-    Attributes:
-        accuracy_loss: most percentage points that a strength may cost.
-        ranked: least leakage first, including the undefended one.
-        beyond: families without a measured strength within that loss, each at the cheapest.
-    """
+    """Defenses, each at its strength that leaks least to the worst attacker."""
 
     threat: Threat
-    accuracy_loss: float
-    ranked: Sequence[StudyRow]
-    beyond: Sequence[StudyRow]
+    accuracy_loss: float  # most percentage points that a strength may cost
+    ranked: Sequence[StudyRow]  # least leakage first, including the undefended one
+    beyond: Sequence[StudyRow]  # families without a measured strength within that loss, each at the cheapest
 
     @property
     def defended(self) -> list[StudyRow]:
@@ -367,18 +357,12 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredBenchmark:
-    """A benchmark, as far as it is done.
-
-    Attributes:
-        standings: all strengths, the undefended one first.
-        code: SHA-256 of the sources that measured them, ideally one.
-        data: SHA-256 of each data set, by name.
-    """
+    """A benchmark, as far as it is done."""
 
     track: Track
-    standings: Sequence[StudyRow]
-    code: Sequence[str]
-    data: Mapping[str, str]
+    standings: Sequence[StudyRow]  # all strengths, the undefended one first
+    code: Sequence[str]  # SHA-256 of the sources that measured them, ideally one
+    data: Mapping[str, str]  # SHA-256 of each data set, by name
     seconds: float
     jobs: int
     jobs_done: int

@@ -1,25 +1,29 @@
-"""Render one page on a run or an app's audit for decision makers: result, evidence, open questions, signature."""
+"""Render one page on a run or an app's audit for decision makers, and compare such a page with its records."""
 
 import hashlib
+import html
+import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
-from fl_privacy.files.foreign import expect_file_name, open_regular
+from fl_privacy.files.foreign import expanded, expect_file_name, files_digest, open_regular, read_text
 from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
 from fl_privacy.report.headline import Headline, headline_of, read_in_words
-from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
-from fl_privacy.report.mechanisms import claim_views
+from fl_privacy.report.inferred import HEADINGS, MEASURES, claim_views, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
@@ -27,8 +31,10 @@ from fl_privacy.report.words import glossary_of, interval, metric, percent, poin
 from fl_privacy.runs.folder import LeakageResult, Run, Verdict, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
-from fl_privacy.runs.folder.ongoing import IDENTITY
+from fl_privacy.runs.folder.ongoing import IDENTITY, SUMMARY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
+from fl_privacy.runs.folder.read import run_folder_of
+from fl_privacy.runs.folder.records import dump_json, parse_json
 from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import LEAK, Ground
 from fl_privacy.types.modality import ROWS, TEXTS
@@ -36,8 +42,7 @@ from fl_privacy.types.modality import ROWS, TEXTS
 if TYPE_CHECKING:
     from fl_privacy.report.audit_page import AuditRecord
 
-NOT_TESTED = ("Not tested:", "Captured but not attacked:")
-"""Prefixes of threat model sentences on untested attacks."""
+NOT_TESTED = ("Not tested:", "Captured but not attacked:")  # prefixes of threat model sentences on untested attacks
 
 _UNTRIED = (
     "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
@@ -63,8 +68,7 @@ class Fact:
 
 
 EDPB, SATRE = "EDPB Opinion 28/2024", "SATRE 2.0"
-LONGEST_REASON = 160
-"""Most letters of a reason why a scenario was not attacked."""
+LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 
 
 def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, str]]:
@@ -93,8 +97,7 @@ def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, st
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
     """Write a printable page on a run or an app's audit, without client data, to ``out`` or ``<run_dir>/brief.html``.
 
-    Raises:
-        UserError: the folder is none of these, or the page is not writable.
+    ``UserError`` if the folder is none of these, or the page is not writable.
     """
     if out is not None:
         expect_file_name(out)
@@ -374,3 +377,65 @@ def _guaranteed(privacy: Spent | None) -> str:
         f"Differential privacy bounds every attacker: {spent}, by which at most {right} of guesses are right on"
         " whether the protected data were there."
     )
+
+
+LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200
+"""Limits: bytes of a brief, and shown differences of a file and letters of a line."""
+
+BRIEF = "brief.html"
+
+
+def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
+    """Recompute the figures of a run's or an audit's folder, and its brief if there is one.
+
+    ``place`` is the folder, or the brief in it; files of the folder ``app`` are compared with the digest of the audited
+    app. The result is the compared files in words, and a line for each difference; ``UserError`` for damaged files.
+    """
+    from fl_privacy.report.audit_file import APP_DIGEST, RECORD, plain_app, read_audit  # noqa: PLC0415  (PyTorch)
+
+    place = expanded(place)
+    folder = audit_folder_of(place) or run_folder_of(place)
+    brief, compared, wrong = place if place.is_file() else folder / BRIEF, list[str](), list[str]()
+    if audit_folder_of(folder) is not None:
+        record, compared = read_audit(folder), [RECORD]
+        wrong = _differ(RECORD, _entries(folder / RECORD), json.dumps(plain_app(record), indent=1, default=str))
+        if app is not None:
+            digest, known = files_digest(app), dict(record.environment).get(APP_DIGEST, "not recorded")
+            compared.append("the app's files")
+            if not digest or digest != known:
+                wrong.append(f"{APP_DIGEST} is {known}, but {app} has {digest or 'too many files'}")
+    elif app is not None:
+        raise UserError(f"--app is expected with the audit of an app, but {folder} holds none.")
+    elif (folder / SUMMARY).is_file():
+        run, compared = read_run(folder), [SUMMARY]
+        again: Any = parse_json(dump_json({"verdict": verdict_of(run).as_plain(), **run.summary.as_json()}))
+        wrong = _differ(SUMMARY, _entries(folder / SUMMARY), json.dumps(again, indent=1))
+    if brief.is_file():
+        compared, text, expected = [*compared, brief.name], read_text(brief, LARGEST_BRIEF), brief_of(folder)[1]
+        found = _differ(brief.name, _words(text), _words(expected))
+        wrong += found or [f"{brief.name}: its words are right, but not its markup"] * (text != expected)
+    elif not compared:
+        read_run(folder)  # raises what is missing, if it is no run
+        raise UserError(f"{folder} is expected to hold {BRIEF} or a finished run, but has neither.")
+    return " and ".join(compared), wrong
+
+
+def _differ(name: str, there: str, expected: str) -> list[str]:
+    pairs = enumerate(zip_longest(there.split("\n"), expected.split("\n"), fillvalue="nothing"), start=1)
+    wrong = [(number, *(line.strip()[:LONGEST_LINE] for line in pair)) for number, pair in pairs if len(set(pair)) > 1]
+    said = [
+        f"{name}: {told!r} in line {number} is expected to be {right!r}" for number, told, right in wrong[:MOST_SHOWN]
+    ]
+    return [*said, *([f"{name}: {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else [])]
+
+
+def _entries(file: Path) -> str:
+    try:
+        return json.dumps(parse_json(read_text(file)), indent=1)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is expected to hold JSON, but is damaged: {error}.") from error
+
+
+def _words(page: str) -> str:
+    plain = re.sub(r"<(style|script)\b.*?</\1>|<[^>]*>", "\n", page, flags=re.DOTALL)
+    return "\n".join(text for line in html.unescape(plain).split("\n") if (text := " ".join(line.split())))

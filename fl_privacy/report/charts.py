@@ -44,15 +44,11 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
 }
-_FEW_DECADES = 1.5
-"""Decades below which a logarithmic axis also labels 2 and 5."""
-EXACT = "(exact)"
-"""Label of a point with infinite PSNR."""
-_LABEL_SIZE = (0.03, 0.055)
-"""Width and height of a label, in shares of the axes."""
+_FEW_DECADES = 1.5  # decades below which a logarithmic axis also labels 2 and 5
+EXACT = "(exact)"  # label of a point with infinite PSNR
+_LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
-
 LEAST_POINTS, LEAST_SHARE = 10.0, 0.25
 """Least span of a percent axis in points, and of other axes as a share of the largest value: small differences look
 small."""
@@ -134,10 +130,7 @@ def line_chart(
 def scatter_chart(
     points: Sequence[ChartPoint], *, x: str, y: str, alt: str, bound: float | None = None, bound_label: str = ""
 ) -> Markup:
-    """Draw runs as labelled points with error bars; ``bound`` draws a dashed line across.
-
-    Infinite values are triangles above all others; near points share a label.
-    """
+    """Draw labelled points with error bars, infinite ones as triangles on top; ``bound`` is a dashed line."""
     top = top_of([point.y for point in points], bound)
 
     def draw(axes: Axes) -> None:

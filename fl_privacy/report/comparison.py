@@ -10,15 +10,14 @@ from string import ascii_uppercase
 from markupsafe import Markup
 
 from fl_privacy.measure import METRICS, Statistic, aggregate, pmm
+from fl_privacy.report.advice import answer
 from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
-from fl_privacy.report.cost import figures_of
 from fl_privacy.report.headline import read_in_words
 from fl_privacy.report.inferred import AXES
 from fl_privacy.report.page import link_to, render
 from fl_privacy.report.ppc import PpcView
-from fl_privacy.report.recommendation import answer
 from fl_privacy.report.run_page import said_together, uploads_of
-from fl_privacy.report.settings import batch_norm_in_words, differences, names
+from fl_privacy.report.settings import batch_norm_in_words, differences, figures_of, names
 from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, LeakageResult, Recognized, Run, Summary, Verdict, verdict_of
 from fl_privacy.runs.folder.defense_choice import asked_of, candidate_of, strongest

@@ -1,24 +1,29 @@
-"""Show the attacked images of a run on a page, and in one picture."""
+"""Show the attacked images, texts and table rows of a run on a page, in one picture, and as films."""
 
 from __future__ import annotations
 
 import base64
 import io
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import numpy as np
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont
 
 from fl_privacy.files import make_private_folder, write_private
-from fl_privacy.measure.registry import IMAGE_METRIC
+from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC
+from fl_privacy.report.charts import Curve, line_chart
 from fl_privacy.report.words import metric, title
-from fl_privacy.runs.folder import Attacker, Pair, Run
-from fl_privacy.runs.folder.pictures import Pixels
-from fl_privacy.types.victim_ids import Certainty
+from fl_privacy.runs.folder import Film, Pair, Run, Sentence, TextFilm
+from fl_privacy.runs.folder.pictures import Pixels, RowGuess, RowPair
+from fl_privacy.types.film import FRAMES
+from fl_privacy.types.modality import as_shown
+from fl_privacy.types.victim_ids import Attacker, Certainty
 
 PAIRS_IN_A_ROW = 4
 _IMAGE, _LINE, _MARGIN, _LETTER, _FONT = 195, 21, 8, 9, 17
@@ -82,8 +87,7 @@ def _rows(image: Pixels) -> Pixels:
     return image.astype(np.float32).mean(0).round().astype(np.uint8)
 
 
-SHOWN = 300
-"""Most images of a page, so that browsers can open it."""
+SHOWN = 300  # most images of a page, so that browsers can open it
 CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
@@ -137,7 +141,11 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return place, known ``metrics`` and ``more`` figures, label and failure of an example, as fields of its view."""
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
-    said = [whose_label(record), certainty_of(record), record["member"]]
+    right, certainty = record.get("label_correct"), record["certainty"]
+    label = "" if right is None else "label found" if right else "label wrong"
+    if (taken := record.get("label")) is not None:
+        label = f"taken for class {taken}"
+    said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
     return {
         "where": f"Round {record['round']}, {place_of(record, kind)}",
         "figures": " · ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more]),
@@ -211,20 +219,249 @@ def _view(
     )
 
 
-def whose_label(image: Mapping[str, Any]) -> str:
-    """Return the caption's words on the label; empty if not known."""
-    if (found := image.get("label")) is not None:
-        return f"taken for class {found}"
-    right = image.get("label_correct")
-    return "" if right is None else "label found" if right else "label wrong"
-
-
-def certainty_of(image: Mapping[str, Any]) -> str:
-    """Return the attacker's certainty; empty if approximate."""
-    return "" if image["certainty"] == Certainty.APPROXIMATE else str(image["certainty"])
-
-
 def place_of(image: Mapping[str, Any], kind: str = "image") -> str:
     """Return client, victim and number of an example in words."""
     names = [f"client {image['client']}", str(image["id"]).rpartition("/")[2].replace("-", " ")]
     return ", ".join([*dict.fromkeys(names), *([f"{kind} {image['image']}"] if image["image"] else [])])
+
+
+TEXT_CAPTION = ("token_f1", "rouge_l", "exact_match")
+Kind = Literal["plain", "right", "misplaced", "wrong"]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A token for display, ``True`` if it continues the word before it, and its kind."""
+
+    text: str
+    glued: bool
+    kind: Kind
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceView(ExampleView):
+    """One attacked text as tokens; ``original`` is empty if not known, ``adaptive`` is ``None`` without one."""
+
+    original: Sequence[Piece]
+    guess: Sequence[Piece]
+    adaptive: Sequence[Piece] | None
+
+
+def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
+    """View the first ``SHOWN`` attacked texts."""
+    return [_text_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
+    """View the best, median and worst text by the metric ``by``; any three if all are equal."""
+    ranked = rank_by(run, by)
+    if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
+        different = {place_of(record, "text"): record for record in reversed(ranked)}
+        return [_text_view(record, found) for record in list(different.values())[::-1][:3]]
+    return [_text_view(record, found, rank) for rank, record in extremes(ranked)]
+
+
+def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
+    """Mark each token of ``guess`` as right in place, misplaced, or wrong; each original token counts once."""
+    if original is None:
+        return uncolored(guess)
+    right = [at < len(original) and token == original[at] for at, token in enumerate(guess)]
+    left = Counter(original) - Counter(token for token, is_right in zip(guess, right, strict=True) if is_right)
+    pieces = []
+    for token, is_right in zip(guess, right, strict=True):
+        kind: Kind = "right" if is_right else "misplaced" if left[token] > 0 else "wrong"
+        if kind == "misplaced":
+            left[token] -= 1
+        pieces.append(Piece(*as_shown(token), kind))
+    return pieces
+
+
+def uncolored(tokens: Sequence[str]) -> list[Piece]:
+    """Return ``tokens`` for display, without marks."""
+    return [Piece(*as_shown(token), "plain") for token in tokens]
+
+
+def _text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
+    sentence = found.get((record["id"], record["image"]), Sentence(None))
+    original = sentence.original
+    return SentenceView(
+        **described(record, "text", TEXT_CAPTION),
+        rank=rank,
+        original=uncolored(original or ()),
+        guess=colored(sentence.guess or (), original),
+        adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),
+    )
+
+
+ROW_CAPTION = ("cells_right", "categories_right", "numbers_right")
+SURE = 0.9  # least certainty of a cell shown as certain
+_RANKS = ("Best", "Second", "Third")
+
+
+@dataclass(frozen=True)
+class RowCell:
+    """A guessed cell: right, wrong, or plain if not known, and ``True`` if the attacker is certain."""
+
+    text: str
+    kind: str
+    certain: bool
+
+
+@dataclass(frozen=True)
+class RowLine:
+    """One column of a row: name, original cell, and each attacker's cell."""
+
+    column: str
+    original: str
+    guess: RowCell | None
+    adaptive: RowCell | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowView(ExampleView):
+    """One attacked row, column by column."""
+
+    lines: Sequence[RowLine]
+    known: bool
+    adaptive: bool
+
+
+def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the first ``SHOWN`` attacked rows."""
+    return [_row_view(record, found) for record in run.of_kind("image")[:SHOWN]]
+
+
+def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+    """View the three rows with most right cells, from different clients and uploads if possible."""
+    ranked = rank_by(run, TABLE_METRIC)
+    ranks = ("", "", "") if _equal(ranked) else _RANKS
+    return [_row_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
+
+
+def best_rows_in_words(run: Run) -> str:
+    """Describe the control, and the choice of :func:`best_rows`."""
+    ranked, said = rank_by(run, TABLE_METRIC), []
+    if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
+        share = metric(sum(found) / len(found), TABLE_METRIC)
+        of_rows = "of the cells of a row right (95 % of guesses, mean of the rows)."
+        said.append(f"Without any update a guess has up to {share} {of_rows}")
+    if len(from_many(ranked, 3, "row")) >= 2:
+        source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
+        most = f"The rows with the most cells reconstructed, from different {source}."
+        said.append(f"Rows from different {source}: all reconstructed equally well." if _equal(ranked) else most)
+    return " ".join(said)
+
+
+def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
+    return len({record.get(TABLE_METRIC) for record in ranked}) == 1
+
+
+def _row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
+    pair = found.get((record["id"], record["image"]), RowPair(None))
+    original, control = pair.original, record.get("control_cells")
+    without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
+    lines = []
+    for k, column in enumerate(pair.columns):
+        cells = _cell(pair.guess, k, record), _cell(pair.adaptive, k, record)
+        lines.append(RowLine(column, original[k] if original is not None else "?", *cells))
+    told = described(record, "row", ROW_CAPTION, without)
+    return RowView(**told, rank=rank, lines=lines, known=original is not None, adaptive=pair.adaptive is not None)
+
+
+def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> RowCell | None:
+    if guess is None:
+        return None
+    kind = "plain" if not guess.right else "right" if guess.right[at] else "wrong"
+    proven = record.get("certainty") in ("proven", "consistent")
+    return RowCell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)
+
+
+T = TypeVar("T")
+VICTIMS_SHOWN = 3  # victims shown per attacker; ``films`` may record more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reel:
+    """A victim's part of a film."""
+
+    where: str
+    member: str  # sub-attack of the frames, or empty
+    original: str | Sequence[Piece]  # PNG as a data URI, or a text's tokens; empty if not known
+    # ``FRAMES`` PNGs as data URIs, or tokens of each frame, right, misplaced or wrong
+    frames: Sequence[str | Sequence[Piece]]
+    small: bool = False
+    template: Literal["picture", "text"] = "picture"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screening:
+    """Film of one attacker in one round: victims played together; ``moments`` are shares of the work, in words."""
+
+    title: str
+    reels: Sequence[Reel]
+    moments: Sequence[str]
+    chart: Markup
+
+
+def films_of_run(
+    run: Run,
+    films: Mapping[Attacker, Sequence[Film]],
+    pairs: Mapping[tuple[str, int], Pair],
+    sentences: Mapping[tuple[str, int], Sentence],
+) -> list[Screening]:
+    """Return a screening for each attacker, of its last filmed round."""
+    found = []
+    for attacker, of_attacker in films.items():
+        images = {(v["id"], v["image"]): v for v in run.of_kind("image", attacker)}
+        losses = {h["id"]: h["loss"] for h in run.of_kind("history", attacker)}
+        known = [f for f in of_attacker if (f.id, f.image) in images and len(losses.get(f.id, ())) > max(f.at) > 0]
+        if known:
+            last = max(images[f.id, f.image]["round"] for f in known)
+            shown = [f for f in known if images[f.id, f.image]["round"] == last][:VICTIMS_SHOWN]
+            title = f"{attacker.capitalize()} attacker" if len(films) > 1 else ""
+            truths = [(sentences if isinstance(f, TextFilm) else pairs).get((f.id, f.image)) for f in shown]
+            reels = [_reel(f, images[f.id, f.image], truth) for f, truth in zip(shown, truths, strict=True)]
+            moments, chart = _losses(shown, [losses[film.id] for film in shown], [reel.where for reel in reels])
+            found.append(Screening(title=title, reels=reels, moments=moments, chart=chart))
+    return found
+
+
+def _reel(film: Film, image: Mapping[str, object], truth: Any) -> Reel:
+    original = None if truth is None else truth.original
+    if isinstance(film, TextFilm):
+        frames = [colored(_spread(film.frames, k), original) for k in range(FRAMES)]
+        place, tokens = place_of(image, "text"), uncolored(original or ())
+        return Reel(where=place, member=film.member, original=tokens, frames=frames, template="text")
+    return Reel(
+        where=place_of(image),
+        member=film.member,
+        original="" if original is None else data_uri(original),
+        frames=[data_uri(_spread(film.frames, k)) for k in range(FRAMES)],
+        small=max(film.frames[0].shape[1:]) <= 96,
+    )
+
+
+def _spread(frames: Sequence[T], moment: int) -> T:
+    return frames[round(moment * (len(frames) - 1) / (FRAMES - 1))]
+
+
+def _losses(
+    films: Sequence[Film], losses: Sequence[Sequence[float | None]], names: Sequence[str]
+) -> tuple[list[str], Markup]:
+    curves, marks = [], []
+    for film, history, name in zip(films, losses, names, strict=True):
+        x = [100 * k / (len(history) - 1) for k in range(len(history))]
+        y = [float("nan") if value is None else value for value in history]
+        places = [_spread(film.at, k) for k in range(FRAMES)]
+        curves.append(Curve(x=x, y=y, label=name))
+        marks.append([(x[place], y[place]) for place in places])
+    mean = [sum(x for x, _ in of_moment) / len(of_moment) for of_moment in zip(*marks, strict=True)]
+    chart = line_chart(
+        curves,
+        x="Share of the iterations, percent",
+        y="Attack loss",
+        log=all(value > 0 for curve in curves for value in curve.y),
+        alt=f"The attacker's own loss on {', '.join(names)}, with {FRAMES} moments marked",
+        marks=marks,
+    )
+    return [f"{share:.0f} %" for share in mean], chart

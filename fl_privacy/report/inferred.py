@@ -1,27 +1,31 @@
-"""Show the results of inference attacks: tables, ROC curves, a sentence."""
+"""Show the results of inference attacks (tables, ROC curves, a sentence), and checked claims of privacy."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
 
+from fl_privacy.files import write_whole
+from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
-from fl_privacy.report.words import MISSING, percent
+from fl_privacy.report.page import render, writable
+from fl_privacy.report.words import MISSING, percent, ratio
 from fl_privacy.runs.folder import Finding, Measure
+from fl_privacy.runs.folder.claims import ClaimRecord
 from fl_privacy.runs.folder.defense_choice import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
 from fl_privacy.runs.folder.verdict import CHANCE_TONES, Tone
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN_FROM = 1e-3
-"""Smallest FPR on a ROC curve's axis, unless there are more negatives."""
+SHOWN_FROM = 1e-3  # smallest FPR on a ROC curve's axis, unless there are more negatives
 
 
 @dataclass(frozen=True)
@@ -203,3 +207,42 @@ def roc_chart(findings: Sequence[Finding]) -> Markup:
         f"{f.title} with AUC {f.measures['auc'].value:.3f}" for f in findings if "auc" in f.measures
     )
     return draw_svg(draw, alt)
+
+
+def claim_views(records: Sequence[ClaimRecord]) -> list[tuple[ClaimRecord, list[tuple[str, str]]]]:
+    """Return each claim with the rows of its figures."""
+    return [(record, _rows(record)) for record in records]
+
+
+def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
+    sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
+    over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
+    most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
+    recomputed = MISSING
+    if record.rdp is not None and record.pld is not None:
+        recomputed = f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
+    power = "Such a test can show at most" if most else "A false claim would have been noticed from"
+    rows = [
+        ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
+        ("Recomputed from what is stated", recomputed),
+        ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
+        (power, ratio(record.noticed)),
+    ]
+    if record.estimate is not None:
+        least = f" ({ratio(record.estimate_least)} or more if the scores are Gaussian, as they look)"
+        limits = "" if record.estimate_least is None else least
+        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}{limits}"))
+    return rows
+
+
+def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
+    """Render the page on ``records``."""
+    return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0])
+
+
+def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:
+    """Write the page on ``records``; ``UserError`` if it is not writable."""
+    expect_file_name(page)
+    with writable(page):
+        write_whole(page, render_claims(records, title=title))
+    return page

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -10,24 +10,18 @@ from urllib.parse import quote
 
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.gallery import ImageView, data_uri, view_extremes
+from fl_privacy.report.gallery import ImageView, Piece, data_uri, uncolored, view_extremes
 from fl_privacy.report.headline import Headline, headline_of
 from fl_privacy.report.page import render
-from fl_privacy.report.texts import Piece, uncolored
 from fl_privacy.report.words import percent, seconds
 from fl_privacy.report.write import page_of_run
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Run, ongoing, read_run, verdict_of
 from fl_privacy.runs.folder.verdict import OPEN
 
-LAST_ROUNDS = 5
-"""Last rounds from which the time left is estimated."""
-
-SILENT = 300.0
-"""Seconds without news after which a run may have been killed."""
-
-_WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)
-"""Files that change when a run records something."""
+LAST_ROUNDS = 5  # last rounds from which the time left is estimated
+SILENT = 300.0  # seconds without news after which a run may have been killed
+_WATCHED = (ongoing.METRICS, ongoing.SUMMARY, ongoing.IDENTITY)  # files that change when a run records something
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +134,7 @@ def _changed(path: Path) -> tuple[float, int]:
     return status.st_mtime, status.st_size
 
 
-AT_ONCE = 10
-"""Least interval between renderings of a page, in multiples of its rendering time."""
+AT_ONCE = 10  # least interval between renderings of a page, in multiples of its rendering time
 
 
 @dataclass(eq=False)
@@ -164,16 +157,13 @@ class WatchedFolder:
 
     def page(self, address: str) -> str | None:
         with self._lock:  # charts use settings shared between threads
-            make = self._pages().get(address)
-            return None if make is None else make()
-
-    def _pages(self) -> Mapping[str, Callable[[], str]]:
-        if (self.folder / ongoing.IDENTITY).is_file():
-            return self._pages_of(self.folder, "")
-        pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
-        for path in self._folders():
-            pages |= self._pages_of(path, f"{path.name}/")
-        return pages
+            if (self.folder / ongoing.IDENTITY).is_file():
+                pages = self._pages_of(self.folder, "")
+            else:
+                pages = {"": self._overview, "status": self._status_of_all, "comparison.html": self._comparison}
+                for path in self._folders():
+                    pages |= self._pages_of(path, f"{path.name}/")
+            return pages[address]() if address in pages else None
 
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         def status() -> str:

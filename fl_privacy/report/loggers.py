@@ -14,28 +14,20 @@ from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Run, read_run, verdict_of
 
-PREFIX = "fl_privacy"
-"""Prefix of all names, to distinguish them from the training's own."""
-
-NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")
-"""Names accepted instead of a writer."""
-
-Scalar = tuple[str, float, int]
-"""Name, value, round."""
+PREFIX = "fl_privacy"  # prefix of all names, to distinguish them from the training's own
+NAMED = ("tensorboard:FOLDER", "mlflow", "wandb")  # names accepted instead of a writer
+Scalar = tuple[str, float, int]  # name, value, round
 
 
 def log_run(run: Run | Path | str, to: Any) -> int:
     """Log a run's figures by round, and its verdict; return the number of figures.
 
     These are test accuracy, losses and epsilon, and by attacker the reconstructed share, its upper 95 % bound, and the
-    mean of the main metric.
+    mean of the main metric. ``UserError`` without a run, without a logger, or if its package is missing.
 
     Args:
         to: ``SummaryWriter`` of TensorBoard or tensorboardX, the module ``mlflow``, or the result of ``wandb.init``; or
             ``tensorboard:FOLDER``, ``mlflow``, ``wandb``, which start a run if none is active.
-
-    Raises:
-        UserError: ``to`` is none of these, its package is missing, or the folder is not a run's.
     """
     found = run if isinstance(run, Run) else read_run(Path(run))
     scalars = list(scalars_of(found))

@@ -11,11 +11,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.matching import assign
 from fl_privacy.types import Batch, Reconstruction
 
-SHOWN_HEIGHT = 128
-"""Least height in pixels of small images after enlargement."""
-
-_BEYOND = 0.01
-"""Rounding error of pixels outside [0, 1]."""
+SHOWN_HEIGHT = 128  # least height in pixels of small images after enlargement
+_BEYOND = 0.01  # rounding error of pixels outside [0, 1]
 
 
 def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None) -> Image.Image:
@@ -23,10 +20,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
     Guesses are matched to originals as in metrics, since updates do not reveal order. Originals are a tensor, a NumPy
     array or a :class:`Batch`; gray images may be (B, H, W). Inputs outside [0, 1] are scaled by their range; for
-    volumes (B, C, D, H, W) the middle slice is shown.
-
-    Raises:
-        UserError: an attack failed, with its reason, or the inputs are no images.
+    volumes (B, C, D, H, W) the middle slice is shown. ``UserError`` if an attack failed, or the inputs are no images.
     """
     found = [found] if isinstance(found, Reconstruction) else found
     batches = []
@@ -59,10 +53,7 @@ def show(found: Reconstruction | Sequence[Reconstruction], originals: Any = None
 
 
 def _below(originals: Tensor, guesses: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return ``guesses`` in the order of ``originals``, batch by batch if sizes match.
-
-    White if an original has none; other guesses come last.
-    """
+    """Return ``guesses`` in the order of ``originals``, by batches if sizes match; white if there is none."""
     if originals.shape[1:] != guesses.shape[1:]:
         return guesses
     sizes = list(sizes) if sum(sizes) == len(originals) else [len(guesses)]

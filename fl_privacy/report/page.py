@@ -89,10 +89,7 @@ def writable(page: Path, instead: str = "another place with --out") -> Iterator[
 
 
 def link_to(folder: Path, out: Path) -> str | None:
-    """Return the address of a run's page relative to the page ``out``, if it exists.
-
-    It starts with ``./`` and is percent-encoded, so that no folder name acts as a scheme, query or fragment.
-    """
+    """Return a run's page relative to ``out``, if any; ``./`` and percent signs keep names from being schemes."""
     page = folder / "report.html"
     if not page.is_file():
         return None

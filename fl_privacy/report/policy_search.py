@@ -16,31 +16,21 @@ from fl_privacy.report.page import render
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHOWN = 20
-"""Most accepted policies in the table."""
-MARKED = 5
-"""Single operations marked in the chart, as in the paper."""
-_WIDE = 20.0
-"""Least ratio of accuracy scores for a logarithmic axis."""
+SHOWN = 20  # most accepted policies in the table
+MARKED = 5  # single operations marked in the chart, as in the paper
+_WIDE = 20.0  # least ratio of accuracy scores for a logarithmic axis
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Results of a policy search.
-
-    Attributes:
-        untransformed: score without a transformation.
-        accepted: policies that meet all requirements, the lowest score first.
-        chosen: policies that clients share.
-        without_effect: policies that leave too many images unchanged.
-    """
+    """Results of a policy search."""
 
     scored: Sequence[Scored]
-    untransformed: Scored
-    accepted: Sequence[Scored]
-    chosen: Sequence[Scored]
+    untransformed: Scored  # score without a transformation
+    accepted: Sequence[Scored]  # policies that meet all requirements, the lowest score first
+    chosen: Sequence[Scored]  # policies that clients share
     threshold: float
-    without_effect: Sequence[Scored]
+    without_effect: Sequence[Scored]  # policies that leave too many images unchanged
 
     @property
     def singles(self) -> list[Scored]:

@@ -1,10 +1,11 @@
-"""Compute and draw PPC curves and CAP of mechanisms trained and attacked at several strengths."""
+"""Compute and draw PPC curves and CAP of mechanisms at several strengths, and a paper's table next to ours."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -12,7 +13,12 @@ from markupsafe import Markup
 from fl_privacy.measure import Statistic
 from fl_privacy.measure.intervals import GREEN_BELOW, RED_ABOVE, PpcPoint, cap
 from fl_privacy.report.charts import INK, LEAK, MUTED, SERIES, draw_svg
-from fl_privacy.runs.folder import Attacker, LeakageResult
+from fl_privacy.report.gallery import data_uri
+from fl_privacy.report.settings import GROUPS, UNSAID, chosen, flat_settings, telling_settings
+from fl_privacy.runs.config.settings import Role, is_within, keys_of
+from fl_privacy.runs.folder import Attacker, LeakageResult, Run, read_run
+from fl_privacy.runs.folder.ongoing import IDENTITY
+from fl_privacy.runs.folder.records import read_paper
 from fl_privacy.runs.folder.study import StudyRow, Versus
 
 if TYPE_CHECKING:
@@ -28,20 +34,14 @@ DISTANCES: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A mechanism at one strength under one attack.
-
-    Attributes:
-        accuracy: accuracy of the training, in [0, 1].
-        ratio: ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing.
-        distances: measured distances by name in ``DISTANCES``.
-    """
+    """A mechanism at one strength under one attack."""
 
     mechanism: str
     strength: str
     versus: Versus
-    accuracy: float
-    ratio: float
-    distances: Mapping[str, float]
+    accuracy: float  # accuracy of the training, in [0, 1]
+    ratio: float  # ||B|| / ||E||, mean over the attacked updates; infinite if the defense changed nothing
+    distances: Mapping[str, float]  # measured distances by name in ``DISTANCES``
     training: str
 
     def point(self, distance: str) -> PpcPoint | None:
@@ -149,13 +149,6 @@ def caps(samples: Sequence[Sample]) -> list[Cap]:
     return [Cap(*curve, value=cap(points), points=len(points)) for curve, points in curves.items()]
 
 
-def cap_as_plain(found: Cap) -> dict[str, Any]:
-    """Return CAP as plain values for JSON."""
-    of = {"mechanism": found.mechanism, "distance": found.distance}
-    versus = {"attack": found.versus.attack, "attacker": found.versus.attacker}
-    return {**of, **versus, "cap": found.value, "points": found.points}
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PpcView:
     """Tables and charts of the section on PPC."""
@@ -256,3 +249,122 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
         right.grid(visible=False)
 
     return draw_svg(draw, alt)
+
+
+NO_CIRCUMSTANCES = ("seed", "threat_model.knows_defense", *keys_of(Role.DEFENSE))
+"""Dotted keys that do not distinguish attacks, since both attackers have their own samples."""
+
+
+def samples_of_runs(runs: Sequence[Run]) -> list[Sample]:
+    """Return a sample for each attacker of each defended run that trained and was attacked.
+
+    A mechanism's strength is the defense setting with most values, or the declared one of several; other differing
+    settings make other mechanisms, and settings outside the defense, except the seed, other attacks.
+    """
+    defended = [run for run in runs if not run.identity.undefended]
+    found = []
+    for run in defended:
+        mechanism, strength = _mechanism_of(run, defended)
+        for attacker in Attacker:
+            sample = sample_of(
+                [reading for reading in run.summary.attacked if reading.attacker == attacker],
+                mechanism=mechanism,
+                strength=strength,
+                versus=Versus(_attack_of(run, defended), attacker),
+                accuracy=run.summary.final_accuracy,
+                update_distortion=run.summary.update_distortion,
+                training=run.path.as_posix(),
+            )
+            found += [sample] if sample else []
+    return with_worst(found)
+
+
+def _mechanism_of(run: Run, runs: Sequence[Run]) -> tuple[str, str]:
+    defense, own, declared = chosen(run, "defense"), _defense_settings(run), [*run.strengths]
+    alike = [_defense_settings(other) for other in runs if chosen(other, "defense") == defense]
+    values = {key: {settings.get(key) for settings in alike} for key in own}
+    varying = sorted(
+        (key for key, taken in values.items() if len(taken) > 1),
+        key=lambda key: (-len(values[key]), declared.index(key) if key in declared else len(declared)),
+    )
+    rest = ", ".join(f"{key} {own[key]}" for key in varying[1:])
+    return f"{defense} ({rest})" if rest else defense, f"{varying[0]} {own[varying[0]]}" if varying else ""
+
+
+def _defense_settings(run: Run) -> dict[str, str]:
+    section = run.identity.config.get("defense")
+    found = flat_settings(section) if isinstance(section, Mapping) else ()
+    return {key: str(value) for key, value in found if key not in UNSAID}
+
+
+def _attack_of(run: Run, runs: Sequence[Run]) -> str:
+    groups = [group for group in GROUPS if group != "defense"]
+    options = {group: {chosen(other, group) for other in runs} for group in groups}
+    words = [chosen(run, "attack")]
+    words += [chosen(run, group) for group in groups if group != "attack" and len(options[group]) > 1]
+    alike = [other for other in runs if all(chosen(other, group) == chosen(run, group) for group in groups)]
+    settings, others = _circumstances(run), [_circumstances(other) for other in alike]
+    for key in dict.fromkeys(key for found in others for key in found):
+        if len({found.get(key) for found in others}) > 1:
+            words.append(f"{'batch' if key == 'batch_size' else key} {settings.get(key)}")
+    return " · ".join(words)
+
+
+def _circumstances(run: Run) -> dict[str, str]:
+    return {k: v for k, v in telling_settings(run).items() if not is_within(k, NO_CIRCUMSTANCES)}
+
+
+PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
+
+
+def paper_view_of(run: Run) -> dict[str, Any] | None:
+    """Return what ``paper.html.j2`` shows of the table that ``run`` leads, or ``None``.
+
+    ``printed`` says whether the paper has figures of each column, ``orders`` whether ours order the lines alike, by the
+    95 % intervals if there are any;
+    ``strips`` are rows of images as data URIs, without those of runs that are gone.
+    """
+    if (record := read_paper(run.path)) is None:
+        return None
+    samples, pairs = [], {}
+    for line in record["lines"]:
+        places = [[run.path if name == run.name else run.path.parent / name for name in of] for of in line["folders"]]
+        there = [[read_run(place) for place in of] for of in places if all((p / IDENTITY).is_file() for p in of)]
+        pictured = there and run.shared != "figures"
+        pairs[line["name"]] = list(there[0][-1].read_pairs()[0].values())[:PICTURED_OF_PAPER] if pictured else []
+        for training, *_, attacked in [(of[0], *of) for of in there if len(line["folders"]) > 1]:
+            sample = sample_of(
+                [attacked.summary.plain],
+                mechanism=line["name"],
+                strength=attacked.name,
+                versus=Versus("", Attacker.PLAIN),
+                accuracy=training.summary.final_accuracy,
+                update_distortion=attacked.summary.update_distortion,
+                training=training.name,
+            )
+            samples += [sample] if sample else []
+    strips = [
+        (
+            title,
+            ["" if (image := getattr(pair, kind, None)) is None else data_uri(image) for pair in pairs.get(line, ())],
+        )
+        for title, line, kind in record["strips"]
+    ]
+    curves, columns = ppc_view_of(samples), zip(*(line["figures"] for line in record["lines"]), strict=True)
+    printed, orders = [], {}
+    for name, column in zip(record["columns"], columns, strict=True):
+        printed.append(any(figure[0] is not None for figure in column))
+        both = sorted(
+            (f[0], f[1] if f[2] is None else f[2], f[1] if f[3] is None else f[3]) for f in column if None not in f[:2]
+        )
+        steps = [(a[2] < b[1], b[2] < a[1]) for a, b in pairwise(both) if a[0] < b[0]]
+        if steps:
+            said = "order" if all(more for more, _ in steps) else "are too few to order"
+            orders[name] = "do not order" if any(less for _, less in steps) else said
+    return {
+        "record": record,
+        "printed": printed,
+        "orders": orders,
+        "strips": [strip for strip in strips if any(strip[1])],
+        "charts": {name: chart for of in (curves.curves.values() if curves else ()) for name, chart in of.items()},
+    }

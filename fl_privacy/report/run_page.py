@@ -9,19 +9,16 @@ from markupsafe import Markup
 from fl_privacy.attacks import malicious
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import TEXT_METRIC
+from fl_privacy.report import gallery
 from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
-from fl_privacy.report.cost import figures_of
-from fl_privacy.report.film import films_of_run
-from fl_privacy.report.gallery import SHOWN, gallery_title, view_all, view_extremes
+from fl_privacy.report.gallery import films_of_run
 from fl_privacy.report.headline import bound_in_words, headline_of
-from fl_privacy.report.inferred import views_of
-from fl_privacy.report.mechanisms import claim_views
+from fl_privacy.report.inferred import claim_views, views_of
 from fl_privacy.report.page import render
-from fl_privacy.report.paper import paper_view_of
-from fl_privacy.report.rows import all_rows, best_rows, best_rows_in_words
-from fl_privacy.report.settings import batch_norm_in_words, chosen, overview
-from fl_privacy.report.texts import all_sentences, extreme_sentences
+from fl_privacy.report.ppc import paper_view_of
+from fl_privacy.report.settings import batch_norm_in_words, chosen, figures_of, overview
+from fl_privacy.report.words import span
 from fl_privacy.runs.config.parse import select
 from fl_privacy.runs.folder import Attacker, Film, LeakageResult, Pair, Run, Sentence, Verdict, verdict_of
 from fl_privacy.runs.folder.leakage import AttackedUploads, facts_of, in_round, modality_attacked, worst_by
@@ -64,17 +61,12 @@ def _attacked(run: Run) -> str:
     if facts_of(run).source is AttackedUploads.SERVER:
         targets.append(f"{len(probes)} uploads of one image each that the server computed itself, undefended")
     elif probes:
-        images = "one image each, the worst case" if set(probes) == {1} else f"{_span(probes)} images each"
+        images = "one image each, the worst case" if set(probes) == {1} else f"{span(probes)} images each"
         targets.append(f"{len(probes)} uploads computed from {images}")
     if updates:
-        images = "one image" if set(updates) == {1} else f"{_span(updates)} images"
+        images = "one image" if set(updates) == {1} else f"{span(updates)} images"
         targets.append(f"{len(updates)} training updates, each of {images}")
     return " ".join(f"The attack targets {target}." for target in targets)
-
-
-def _span(numbers: list[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(high) if low == high else f"{low} to {high}"
 
 
 def what_was_done(run: Run) -> str:
@@ -161,7 +153,7 @@ def _batch(run: Run, plan: Mapping[str, Any]) -> str:
     sizes, size = _client_sizes(run), plan.get("batch_size")
     if not sizes:
         return str(size) if size else "all of a client's"
-    return _span([min(number, int(size)) if size else number for number in sizes])
+    return span([min(number, int(size)) if size else number for number in sizes])
 
 
 def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
@@ -169,7 +161,7 @@ def _local_training(run: Run, plan: Mapping[str, Any]) -> str:
     if steps := plan.get("steps"):
         return f"{steps} local step{'s' if steps != 1 else ''} on batches of {_batch(run, plan)} {kind}s"
     epochs, sizes = plan.get("epochs") or 1, _client_sizes(run)
-    images = f"the {_span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
+    images = f"the {span(sizes)} {kind}s of a client" if sizes else f"all {kind}s of a client"
     return f"{epochs} epoch{'s' if epochs != 1 else ''} over {images} in batches of {_batch(run, plan)}"
 
 
@@ -178,8 +170,7 @@ def _client_sizes(run: Run) -> list[int]:
 
 
 CURVES_SHOWN = 100
-ROUNDS_SHOWN = 12
-"""Most attacked rounds in an open table; more are drawn as a curve."""
+ROUNDS_SHOWN = 12  # most attacked rounds in an open table; more are drawn as a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,11 +220,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         live=live,
         paper=paper_view_of(run),
         kind=kind,
-        rows=all_rows(run, shown.rows) if shown.rows else [],
-        best_rows=best_rows(run, shown.rows) if shown.rows else [],
-        best_rows_said=best_rows_in_words(run) if shown.rows else "",
-        sentences=all_sentences(run, shown.sentences) if shown.sentences else [],
-        extreme_sentences=extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
+        rows=gallery.all_rows(run, shown.rows) if shown.rows else [],
+        best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
+        best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
+        sentences=gallery.all_sentences(run, shown.sentences) if shown.sentences else [],
+        extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
         run=run,
         verdict=headline_of(verdict, kind),
         claims=claim_views(run.claims),
@@ -247,10 +238,10 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=view_extremes(run, shown.pairs) if modality.pixels else [],
-        images=view_all(run, shown.pairs) if modality.pixels else [],
-        images_left_out=max(0, len(run.of_kind("image")) - SHOWN),
-        gallery_title=gallery_title(run).replace("images", f"{kind}s"),
+        extremes=gallery.view_extremes(run, shown.pairs) if modality.pixels else [],
+        images=gallery.view_all(run, shown.pairs) if modality.pixels else [],
+        images_left_out=max(0, len(run.of_kind("image")) - gallery.SHOWN),
+        gallery_title=gallery.gallery_title(run).replace("images", f"{kind}s"),
         films=films_of_run(run, shown.films, shown.pairs, shown.sentences),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from markupsafe import Markup
 
@@ -10,9 +10,7 @@ from fl_privacy.measure import METRICS, Statistic, decimals
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 
-MARK = "<!-- words -->"
-"""Place of a page's folded glossary."""
-
+MARK = "<!-- words -->"  # place of a page's folded glossary
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
 TERMS = {
@@ -118,6 +116,12 @@ def seconds(value: float | None) -> str:
     minutes, rest = divmod(round(value), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def span(numbers: Sequence[int]) -> str:
+    """Format a range: 3 to 5."""
+    low, high = min(numbers), max(numbers)
+    return str(high) if low == high else f"{low} to {high}"
 
 
 def size(count: float | None) -> str:

@@ -19,27 +19,24 @@ from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
+from fl_privacy.report.advice import answer, goal_in_words, kind_in_words, read_of
 from fl_privacy.report.charts import EXACT, INK, SERIES, ChartPoint, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.cost import figures_of
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
 from fl_privacy.report.inferred import AXES
-from fl_privacy.report.mechanisms import samples_of_runs
 from fl_privacy.report.page import link_to, render, writable
-from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows
-from fl_privacy.report.recommendation import answer, goal_in_words, kind_in_words, read_of
+from fl_privacy.report.ppc import Sample, ppc_view_of, samples_of_rows, samples_of_runs
 from fl_privacy.report.run_page import ShownVictims, render_run, said_together, uploads_of
-from fl_privacy.report.settings import batch_norm_in_words
+from fl_privacy.report.settings import batch_norm_in_words, figures_of
 from fl_privacy.report.words import metric, papers_bound, percent
 from fl_privacy.runs.folder import Attacker, Candidate, Run, read_run
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, unread_undefended
 from fl_privacy.runs.folder.leakage import COMPARED, main_of, worst_by
+from fl_privacy.runs.folder.read import copy_run
 from fl_privacy.runs.folder.records import dump_json
-from fl_privacy.runs.folder.share import copy_run
 from fl_privacy.runs.folder.study import StudyEntry, StudyRow, Versus, read_study
 
-PICTURED = 16
-"""Pairs in ``pictures/reconstructions.png``, evenly spread from best to worst."""
+PICTURED = 16  # pairs in ``pictures/reconstructions.png``, evenly spread from best to worst
 
 
 def write_report(
@@ -48,15 +45,12 @@ def write_report(
     """Write and return one HTML page on one or many runs; with images it is readable only by its owner.
 
     A single run gets ``<run>/report.html`` and ``<run>/pictures/reconstructions.png``, several get ``comparison.html``
-    next to the first one.
+    next to the first one. ``UserError`` without runs, if ``out`` is not writable, or if no run has what ``cap`` needs.
 
     Args:
         out: other path of the page; its folder is created.
         psnr_below: dB that no image may reach for a training to be named as best without reconstructions.
         cap: ``True`` to compare strengths of defenses by PPC curves and CAP, also in ``<page>_cap.json``.
-
-    Raises:
-        UserError: a folder is not a run's, ``out`` is not writable, or no run has what ``cap`` needs.
     """
     if not run_dirs:
         raise UserError("The folders of one or more runs are expected, but got none; name what `fl-privacy run` wrote.")
@@ -101,7 +95,10 @@ def trade_off_in_words(entries: Sequence[StudyEntry], *, psnr_below: float | Non
 
 def _write_caps(page: Path, samples: Sequence[Sample]) -> None:
     if samples:
-        found = [ppc.cap_as_plain(entry) for entry in ppc.caps(samples)]
+        found = [
+            {"mechanism": c.mechanism, "distance": c.distance, **vars(c.versus), "cap": c.value, "points": c.points}
+            for c in ppc.caps(samples)
+        ]
         write_whole(page.with_name(f"{page.stem}_cap.json"), dump_json(found, indent=1))
 
 
@@ -139,12 +136,8 @@ def share_report(
 ) -> Path:
     """Copy runs into the new folder ``destination``, each with its page, and return the main page.
 
-    Args:
-        destination: missing or empty folder; it appears when complete.
-        with_originals: ``True`` to include images, readable only by the owner.
-
-    Raises:
-        UserError: a folder is not a run's, or ``destination`` exists or is not writable.
+    The folder appears when complete; ``with_originals`` includes images, readable only by the owner. ``UserError`` if a
+    folder is not a run's, or ``destination`` exists or is not writable.
     """
     sources = list(dict.fromkeys(Path(path).resolve() for path in run_dirs))
     for source in sources:

@@ -9,8 +9,7 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Upload, VictimId
 
-SUMMED = 0
-"""Client id of an update that is the sum of the other sites'."""
+SUMMED = 0  # client id of an update that is the sum of the other sites'
 
 
 def look_from_site(

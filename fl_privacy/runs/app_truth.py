@@ -11,16 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
-from fl_privacy.data import Dataset, Examples, load_data
-from fl_privacy.data.app_data import (
-    LOOKED_AT,
-    as_sample,
-    find_normalization,
-    fingerprint,
-    own_streams_put_back,
-    probe_seed,
-    samples,
-)
+from fl_privacy.data import Dataset, Examples, app_data, load_data
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Replay, attempt
 from fl_privacy.files.foreign import expanded
@@ -28,34 +19,24 @@ from fl_privacy.rng import streams_put_back
 from fl_privacy.types import Batch, Observation, VictimId
 from fl_privacy.types.plan import Normalization
 
-OfClient = Callable[[int], object]
-"""Partition -> its client's training data."""
-
-MOST_DRAWN = 20_000
-"""Most examples redrawn to find a probe's image whose index is not known."""
-
+OfClient = Callable[[int], object]  # partition -> its client's training data
+MOST_DRAWN = 20_000  # most examples redrawn to find a probe's image whose index is not known
 Images = Iterator[tuple[Tensor, int]]
-
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownImages:
-    """Looks up originals by the clients' fingerprints and partitions.
-
-    Attributes:
-        fingerprints: fingerprints of each victim's images, in order.
-        numbers: stated number of examples of each victim.
-        partitions: client -> its partition, if numbered differently.
-    """
+    """Looks up originals by the clients' fingerprints and partitions."""
 
     data: object = None
     of_client: OfClient | None = None
     normalization: Normalization | None = None
+    # fingerprints of each victim's images, in order
     fingerprints: Mapping[VictimId, Sequence[str]] = field(default_factory=dict)
-    numbers: Mapping[VictimId, int] = field(default_factory=dict)
+    numbers: Mapping[VictimId, int] = field(default_factory=dict)  # stated number of examples of each victim
     given: Mapping[VictimId, Batch] = field(default_factory=dict)
-    partitions: Mapping[int, int] = field(default_factory=dict)
+    partitions: Mapping[int, int] = field(default_factory=dict)  # client -> its partition, if numbered differently
     _found: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False, repr=False)
     _searched: set[int | None] = field(default_factory=set, init=False, repr=False)
     _drawn_at: dict[VictimId, int] = field(default_factory=dict, init=False, repr=False)
@@ -96,10 +77,10 @@ class KnownImages:
             return None
         size, start = len(wanted), victim.probe * len(wanted)
         for first in [start] if known else range(0, min(len(data), MOST_DRAWN) - size + 1):
-            with streams_put_back(probe_seed(victim.probe, size)), own_streams_put_back(data):
-                drawn = [as_sample(data[k]) for k in range(first, min(first + size, len(data)))]
+            with streams_put_back(app_data.probe_seed(victim.probe, size)), app_data.own_streams_put_back(data):
+                drawn = [app_data.as_sample(data[k]) for k in range(first, min(first + size, len(data)))]
             images = [(self.plain(image), label) for image, label in drawn]
-            if [fingerprint(image) for image, _ in images] == list(wanted):
+            if [app_data.fingerprint(image) for image, _ in images] == list(wanted):
                 self._drawn_at[victim] = first
                 return _as_batch(images)
         return None
@@ -148,7 +129,7 @@ class KnownImages:
             return
         needed = {one for fingerprints in self.fingerprints.values() for one in fingerprints} - self._found.keys()
         for image, label in self._images(place):
-            if (name := fingerprint(image)) in needed:
+            if (name := app_data.fingerprint(image)) in needed:
                 self._found[name] = image, label
                 needed.discard(name)
             if not needed:
@@ -191,16 +172,16 @@ def find_images(data: object) -> NamedImages:
 
 
 def _looked_into(data: object, *, of_client: OfClient | None = None, name: str | None = None) -> NamedImages:
-    with own_streams_put_back(data):
-        first = list(islice(_examples(data), LOOKED_AT))
+    with app_data.own_streams_put_back(data):
+        first = list(islice(_examples(data), app_data.LOOKED_AT))
     if not first:
         raise UserError("data is expected to hold images, but is empty.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
     classes = data.num_classes if isinstance(data, Examples) else classes
     normalization = None
     if not isinstance(data, Dataset | Examples):
-        with own_streams_put_back(data):
-            normalization = find_normalization(data)
+        with app_data.own_streams_put_back(data):
+            normalization = app_data.find_normalization(data)
     return NamedImages(
         name=name or (data.name if isinstance(data, Dataset) else "its own data"),
         data=None if of_client else data,
@@ -219,7 +200,7 @@ def _examples(data: object) -> Images:
         for index in range(len(data)):
             yield data.images[index].float() / 255, int(data.labels[index])
     else:
-        yield from samples(data)
+        yield from app_data.samples(data)
 
 
 def _as_batch(images: Sequence[tuple[Tensor, int]]) -> Batch:

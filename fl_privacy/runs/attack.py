@@ -1,8 +1,9 @@
-"""Attack without training: fresh or given weights, or captured updates."""
+"""Attack without training: fresh or given weights, or captured updates of a run or a third-party app."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,12 +12,22 @@ from fl_privacy.attacks.inference import About
 from fl_privacy.data import images_of
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception import only, stored_observations
-from fl_privacy.runs.app import report_app
-from fl_privacy.runs.app_captures import app_captures, as_captured, captures_of, expect_of, load_app
-from fl_privacy.runs.build import attack_of_run, build_inferences
+from fl_privacy.federation.interception.captures import CaptureFile
+from fl_privacy.files.foreign import expect_regular_files
+from fl_privacy.report.audit_file import RECORD, read_captured
+from fl_privacy.report.audit_page import AuditRecord
+from fl_privacy.report.audit_parts import Captured
+from fl_privacy.runs.app import CapturedApp, as_clients_normalize, report_app
+from fl_privacy.runs.app_truth import find_images
+from fl_privacy.runs.build import ANY_MODEL, attack_of_run, build_inferences, build_network_for
 from fl_privacy.runs.config import RunSettings
+from fl_privacy.runs.config.parse import LATER, select
+from fl_privacy.runs.config.settings import captured_groups, captured_keys
+from fl_privacy.runs.config.untrusted import recorded_parts, trusted
 from fl_privacy.runs.destination import Destination, Monitor
 from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
+from fl_privacy.runs.folder.read import read_identity
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
@@ -145,3 +156,108 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
     for observation in observations:
         expect_of(setup, observation)
     return setup, observations
+
+
+def app_captures(captured: str) -> Path | None:
+    """Find the folder of an app's captures in ``captured``; ``None`` without any, or for a run of this package."""
+    folder = Path(captured)
+    within = [path.parent for path in sorted(folder.glob(f"audit-*/{RECORD}"))]
+    for audited in (folder, folder.parent, *(within if len(within) == 1 else ())):
+        if (audited / RECORD).is_file():
+            return audited / CAPTURES
+    if any((up / CONFIG).is_file() for up in (folder, *folder.absolute().parents[:2])):
+        return None
+    return folder if folder.is_dir() and any(folder.rglob("*.json")) else None
+
+
+def load_app(captures: Path, config: RunSettings) -> CapturedApp:
+    """Load an app's captures; ``UserError`` unless they are of the model of ``config``, which must be named."""
+    expect_regular_files(captures)
+    note = read_captured(captures.parent) or read_captured(captures) or Captured()
+    if config.choices["model"] != "custom" and note.model:
+        raise UserError(
+            f"The model of the app is expected, but got model={config.choices['model']}; say model=custom"
+            f" model._target_={note.model}, which runs its code."
+        )
+    file = CaptureFile(captures, min(captures.rglob("*.json")))
+    raw = file.json()
+    shape: Any = raw.get("input_shape")
+    classes = raw.get("num_classes")
+    whole = isinstance(shape, list) and all(isinstance(n, int) and 0 < n <= 4096 for n in shape) and len(shape) == 3
+    if not whole or not isinstance(classes, int) or not 0 < classes <= 1_000_000:
+        file.refuse(f"is of images {shape!r} of {classes!r} classes")
+    named = any(key in config.model for key in ANY_MODEL[1:])  # the user gives one normalization for all
+    own = None if named else note.normalization
+    given = {} if own is None else {"mean": list(own.mean), "std": list(own.std)}
+    model = build_network_for(config.model, tuple(shape), classes, seed=config.seed, **given)
+    stated = {} if named else note.normalizations
+    observations = as_clients_normalize(stored_observations(captures, model), stated, own)
+    record = AuditRecord(app=str(config.captured), captured=note)
+    return CapturedApp(observations=observations, source=find_images(config.truth), record=record, every=True)
+
+
+def expect_of(setup: Setup, observation: Observation) -> None:
+    """Raise ``UserError`` unless the update is of this federation, so that its originals can be found."""
+    examples, batch_size = setup.dataset.train, setup.config.batch_size
+    round, client, probe = observation.id.round, observation.id.client, observation.id.probe
+    wrong = None
+    if not 1 <= round <= setup.rounds:
+        wrong = f"the run had rounds 1..{setup.rounds}"
+    elif client not in setup.clients:
+        wrong = f"the run had clients 0..{len(setup.clients) - 1}"
+    elif probe is not None and (probe + 1) * batch_size > setup.clients[client].number_of_examples:
+        wrong = f"client {client} has no such victim of {batch_size} examples"
+    elif (observation.input_shape, observation.num_classes) != (examples.input_shape, examples.num_classes):
+        wrong = f"it is of {observation.num_classes} classes of images {observation.input_shape}"
+    elif observation.plan != setup.server.local_plan.in_round(round, probe=probe is not None):
+        wrong = "it was made by another local plan"
+    if wrong:
+        raise UserError(
+            f"{setup.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
+            f" {observation.id}, and {wrong}; remove that one."
+        )
+
+
+def captures_of(captured: str) -> Path:
+    """Return the folder of updates in ``captured``, or ``captured`` itself."""
+    folder = Path(captured)
+    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
+
+
+def as_captured(config: RunSettings) -> RunSettings:
+    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if it is invalid or changed."""
+    folder = Path(str(config.captured))
+    run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
+    if run is None:
+        raise UserError(
+            f"captured is expected to be a run's folder with {CONFIG}, but got {config.captured}; name the folder that"
+            " `fl-privacy run intercept.save=true` printed."
+        )
+    taken = recorded_parts(run / CONFIG, trusted(config.trust))
+    if (run / IDENTITY).is_file():  # with other settings, the originals would be others
+        recorded = read_identity(run / IDENTITY).config
+        known = {key: LATER.get(key) if select(recorded, key) is None else select(recorded, key) for key in taken}
+        if changed := [key for key, value in taken.items() if known[key] != value]:
+            raise UserError(
+                f"{run / CONFIG} is expected to be as the run wrote it, but its {changed[0]} is not the one in"
+                f" {IDENTITY}; one of the two was changed, get the folder anew."
+            )
+    return config.changed(taken)
+
+
+def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
+    """Raise ``UserError`` if the user set ``keys`` that captured updates fix to other values."""
+    if config.captured is None or app_captures(config.captured) is not None:
+        return
+    found = as_captured(config)
+    groups = captured_groups()
+    for key in keys:
+        where = f"choices.{key}" if key in groups else key
+        same = any(f"{key}.".startswith(f"{taken}.") or taken.startswith(f"{key}.") for taken in captured_keys())
+        if key.partition(".")[0] not in groups and not same:
+            continue
+        asked, recorded = select(config.plain(), where), select(found.plain(), where)
+        if asked != recorded:
+            raise UserError(
+                f"captured={config.captured} brings {key}={recorded} along, but got {key}={asked}; leave {key} out."
+            )

@@ -18,15 +18,7 @@ from fl_privacy.data import Vocabulary
 from fl_privacy.federation import Client, Failure, Replay, attempt
 from fl_privacy.federation.interception import WaitingUpdates, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
-from fl_privacy.measure import MetricFunction, VictimScore, evaluate_all, unjudged
-from fl_privacy.measure.distortion import (
-    Tracing,
-    UpdateDistortion,
-    distortion_of,
-    linear_system,
-    nearest,
-    tracing_distance,
-)
+from fl_privacy.measure import MetricFunction, VictimScore, distortion, evaluate_all, unjudged
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
@@ -41,8 +33,7 @@ from fl_privacy.types.film import viewed_by
 from fl_privacy.types.modality import modality_of
 from fl_privacy.types.schema import Schema
 
-PARTICIPANTS = 10
-"""Participants among whom the images of a single client are divided, as in SPN's Algorithm 6."""
+PARTICIPANTS = 10  # participants among whom the images of a single client are divided, as in SPN's Algorithm 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +49,7 @@ class Tracer:
     queries: int | None = None
     seed: int = 0
 
-    def __call__(self, scores: Sequence[VictimScore]) -> Tracing | None:
+    def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
         """Trace the guesses of ``scores`` to their owners; return ``None`` if there are fewer than two owners.
 
         Images without a guess count as traced wrongly. Left out are failed victims, unknown originals, texts and rows.
@@ -86,9 +77,11 @@ class Tracer:
         distance = of_attacked = 1.0
         if guessed.any():
             answers = torch.cat([score.guesses for score in scores])[guessed], owners[guessed]
-            distance = tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
-            of_attacked = tracing_distance(*answers, attacked, owners)
-        return Tracing(distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners))
+            distance = distortion.tracing_distance(*answers, torch.cat([attacked, others]), query_owners)
+            of_attacked = distortion.tracing_distance(*answers, attacked, owners)
+        return distortion.Tracing(
+            distance=distance, attacked_distance=of_attacked, participants=number, queries=len(query_owners)
+        )
 
     def _others(self, attacked: Tensor, clients: Tensor) -> tuple[Tensor, Tensor]:
         """Return further images (n, C, H, W) of ``clients``, none of them ``attacked``, and their owners (n,)."""
@@ -100,7 +93,7 @@ class Tracer:
         order = torch.randperm(len(owners), generator=derive_generator(self.seed, "tracing"))
         order = order[: room + len(attacked)]
         images = asked[0].examples.batch(torch.cat([client.indices for client in asked])[order]).inputs
-        new = (nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
+        new = (distortion.nearest(attacked, images)[0] > 0).nonzero().flatten()[:room]
         return images[new], owners[order[new]]
 
 
@@ -118,30 +111,23 @@ class Truth(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judge:
-    """Scores reconstructions and the defense's change to updates.
+    """Scores reconstructions and the defense's change to updates."""
 
-    Attributes:
-        truth: originals behind an observation; queried only after the attack. Without them, a guess is shown, not
-            scored.
-        transforms: ``True`` if the model sees other images than the originals; guesses are compared with both.
-        distorts: ``True`` if a defense changes updates; they are compared with undefended ones.
-        functions: see ``build_metrics``.
-        others: distractors and controls with which guesses are compared, for the outcome of each.
-        augments: ``True`` if the model sees the client's own crops and flips of the originals and no defense changes
-            them; reconstructions are then scored against the augmented images.
-        prior: ``True`` if the attack searches a generator's images; its results on other clients' updates are the
-            control.
-    """
-
+    # originals behind an observation; queried only after the attack. Without them, a guess is shown, not scored.
     truth: Truth
+    # ``True`` if the model sees other images than the originals; guesses are compared with both
     transforms: bool = False
-    distorts: bool = False
-    functions: Mapping[str, MetricFunction] = field(default_factory=dict)
+    distorts: bool = False  # ``True`` if a defense changes updates; they are compared with undefended ones
+    functions: Mapping[str, MetricFunction] = field(default_factory=dict)  # see ``build_metrics``
     tracer: Tracer = field(default_factory=Tracer)
     vocabulary: Vocabulary | None = None
     schema: Schema | None = None
+    # distractors and controls with which guesses are compared, for the outcome of each
     others: Distractors = field(default_factory=Distractors)
+    # ``True`` if the model sees the client's own crops and flips of the originals and no defense changes them;
+    # reconstructions are then scored against the augmented images
     augments: bool = False
+    # ``True`` if the attack searches a generator's images; its results on other clients' updates are the control
     prior: bool = False
 
     def scores(self, found: Sequence[Reconstruction], observations: Sequence[Observation]) -> list[VictimScore]:
@@ -196,7 +182,9 @@ def _sentences(
     return tuple(zip(*of_both, strict=True))
 
 
-def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDistortion, Mapping[str, float]]:
+def update_distortion(
+    truth: Truth, observation: Observation
+) -> tuple[distortion.UpdateDistortion, Mapping[str, float]]:
     """Measure how far the defense moved an intercepted update from the undefended one.
 
     If the model's first layer is fully connected and the update is of one example, also return figures of the equations
@@ -207,12 +195,12 @@ def update_distortion(truth: Truth, observation: Observation) -> tuple[UpdateDis
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)
     names = _fully_connected(observation.model, observation.input_shape) if alone else None
     if names is None or not seen.keys() >= set(names):
-        return distortion_of(clean, seen), {}
+        return distortion.distortion_of(clean, seen), {}
     tensors = [(update[names[0]], update[names[1]]) for update in (clean, seen)]
-    every, trusted = linear_system(*tensors), linear_system(*tensors, rows=1)
+    every, trusted = distortion.linear_system(*tensors), distortion.linear_system(*tensors, rows=1)
     of_trusted = {"contraction": trusted.contraction, "error_bound": trusted.error_bound}
     figures = {"condition": every.condition, **of_trusted, "solvable": float(trusted.solvable)}
-    return distortion_of(clean, seen), figures
+    return distortion.distortion_of(clean, seen), figures
 
 
 @lru_cache(maxsize=1)
@@ -227,36 +215,26 @@ def _fully_connected(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[st
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-FILMED = 3
-"""Default number of filmed victims of a round."""
-
-VICTIMS_PER_CALL = 256
-"""Victims after which results are saved; the attack's results do not depend on it."""
+FILMED = 3  # default number of filmed victims of a round
+VICTIMS_PER_CALL = 256  # victims after which results are saved; the attack's results do not depend on it
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackStage:
-    """Attacks observations and records the scores; the run continues if an attack fails.
-
-    Attributes:
-        threads: CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for
-            each part of an attack and PyTorch's default otherwise.
-        films: number of victims of a round, from the first, whose attack is filmed.
-        rehearsed: ``True`` if the server itself computed the uploads, not a client.
-        jobs: maximum number of processes that attack at once; ``None`` takes all cores.
-    """
+    """Attacks observations and records the scores; the run continues if an attack fails."""
 
     attack: ReconstructionAttack
     seed: int
+    # CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for each part of
+    # an attack and PyTorch's default otherwise.
     threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge
     folder: RunFolder
     monitor: Monitor
-    films: int = FILMED
-    rehearsed: bool = False
-    jobs: int | None = None
+    films: int = FILMED  # number of victims of a round, from the first, whose attack is filmed
+    rehearsed: bool = False  # ``True`` if the server itself computed the uploads, not a client
+    jobs: int | None = None  # maximum number of processes that attack at once; ``None`` takes all cores
 
     def run(self, observations: Sequence[Observation]) -> None:
         with cpu_threads(self.threads or torch.get_num_threads()):

@@ -17,11 +17,9 @@ from fl_privacy.runs.config.settings import ThreatModelSettings
 from fl_privacy.runs.folder import Attacker
 from fl_privacy.types import Batch, Observation, Reconstruction, VictimId
 
-ROUNDS_TOGETHER = 128
-"""Most updates of the same examples that the adaptive attacker keeps."""
+ROUNDS_TOGETHER = 128  # most updates of the same examples that the adaptive attacker keeps
 
-MOST_PUBLIC = 5000
-"""Most public images by default."""
+MOST_PUBLIC = 5000  # most public images by default
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,14 +30,12 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config._options import CUSTOM, called, options
 from fl_privacy.runs.config.building import check_arguments, instantiate, instantiate_as, locate_target, plain_settings
-from fl_privacy.runs.config.plugins import register_plugin_metrics
-from fl_privacy.runs.config.settings import BpkiSettings
+from fl_privacy.runs.config.settings import BpkiSettings, register_plugin_metrics
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
 from fl_privacy.types import LocalPlan
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 
-DEFENDERS = 1000
-"""Most public examples that clients hold."""
+DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
@@ -58,8 +56,7 @@ def defenders_examples(unattacked: LabelledExamples) -> torch.Tensor:
     return torch.arange(3, len(unattacked), 4)[:DEFENDERS]
 
 
-ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")
-"""Options that ``build_model`` accepts for every model."""
+ANY_MODEL = ("init", "mean", "std", "lora_rank", "lora_alpha")  # options that ``build_model`` accepts for every model
 
 
 def build_network(section: Mapping[str, Any], dataset: Dataset, *, seed: int) -> nn.Module:
@@ -214,8 +211,7 @@ _SUITS: Mapping[Modality, Callable[[Defense], bool]] = {
 }
 """Modality -> ``True`` for a defense that only needs data that such examples have."""
 
-_MOST_OF_PRIOR = 1000
-"""Number of public images, from the first, whose pixels are counted."""
+_MOST_OF_PRIOR = 1000  # number of public images, from the first, whose pixels are counted
 
 
 def build_metrics(

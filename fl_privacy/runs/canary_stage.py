@@ -129,10 +129,7 @@ class CanaryStage:
         return self._chosen
 
     def _by_clients(self, sent: Observation) -> Tensor:
-        """Score clients (m,) whose update is the canary, or nothing, after the upload's hooks.
-
-        The hooks get the chosen coordinates only, since all others are 0.
-        """
+        """Score clients (m,) that upload the canary or nothing; hooks get the chosen coordinates only."""
         places, directions = self._drawn(sent.upload.tensors)
         # count the sorted coordinates in each array
         ends = torch.tensor([value.numel() for value in sent.upload.tensors.values()]).cumsum(0)

@@ -21,8 +21,7 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, 
 ClientStates = defaultdict[int, ClientState]
 """States of simulated clients by id; users of a state share the examples that a defense made."""
 
-_AT_ONCE = 256
-"""Images converted to floats at a time."""
+_AT_ONCE = 256  # images converted to floats at a time
 
 
 @dataclass(frozen=True, eq=False)

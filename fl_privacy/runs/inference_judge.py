@@ -36,8 +36,7 @@ from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch
 
-PUBLIC = 5000
-"""Most examples that the attacker holds, from the split without members."""
+PUBLIC = 5000  # most examples that the attacker holds, from the split without members
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -180,8 +179,7 @@ def attributes_of(setup: Setup) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-TPR_AT = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}
-"""Measure -> FPR."""
+TPR_AT = {"tpr_at_0.1_percent": 0.001, "tpr_at_1_percent": 0.01}  # measure -> FPR
 
 FROM_TEST = (
     "Non-members come from the test split: differences between the splits count as membership (holdout=N takes them"

@@ -35,18 +35,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class InferenceStage:
-    """Runs inference attacks one round at a time; the training continues if they fail.
-
-    Attributes:
-        attributes: (V,) attributes of the probed examples; empty if no attack asks about them.
-        rehearsing: client of an attacker who knows the defense, for attributes.
-    """
+    """Runs inference attacks one round at a time; the training continues if they fail."""
 
     setup: Setup
     inferences: Mapping[str, Inference]
     asked: InferenceQuestions
-    attributes: torch.Tensor
-    rehearsing: Client | None
+    attributes: torch.Tensor  # (V,) attributes of the probed examples; empty if no attack asks about them
+    rehearsing: Client | None  # client of an attacker who knows the defense, for attributes
     folder: RunFolder
     monitor: Monitor
     privacy: Privacy

@@ -21,36 +21,28 @@ from fl_privacy.site.gate.plain_yaml import loaded
 if TYPE_CHECKING:
     from fl_privacy.runs.destination import Command
 
-FORM = "paper"
-"""Override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are."""
-
-_ALONE = ("captured", "weights", "evaluator")
-"""Settings with which a preset is one run."""
+FORM = "paper"  # override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are
+_ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is one run
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table of a paper that ``command`` fills, by the overrides in ``own``; fields are those of ``conf/papers.yaml``.
-
-    Attributes:
-        attack: settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains.
-        own: overrides of the user, with the preset.
-        short: overrides of the short form; empty if the user wants the full one.
-    """
+    """A table of a paper that ``command`` fills, by the overrides in ``own``; fields as in ``conf/papers.yaml``."""
 
     command: Command
     title: str
     about: str
     data: Sequence[Sequence[str]]
-    short: Sequence[str]
+    short: Sequence[str]  # overrides of the short form; empty if the user wants the full one
     lines: Mapping[str, Sequence[Sequence[str]]]
     figures: Mapping[str, str]
     published: Sequence[Mapping[str, Any]]
     picture: Mapping[str, Any]
     full: Sequence[str] = ()
     evaluator: Mapping[str, Sequence[str]] | None = None
+    # settings of the attack on uploads of an untrained model, a run of its own, if ``command`` only trains
     attack: Mapping[str, Sequence[str]] | None = None
-    own: Sequence[str] = ()
+    own: Sequence[str] = ()  # overrides of the user, with the preset
 
     @property
     def form(self) -> str:
@@ -91,11 +83,7 @@ def _tables() -> Mapping[str, Any]:
 
 
 def paper_table(command: Command, overrides: Sequence[str]) -> PaperTable | None:
-    """Return the table that ``overrides`` ask for; ``None`` if they name no paper's preset, or change its lines.
-
-    Raises:
-        UserError: ``paper=`` is given without such a preset, or is neither short nor full.
-    """
+    """Return the table that ``overrides`` ask for and do not change, if any; ``UserError`` for a wrong ``paper=``."""
     given = dict(zip(override_keys(overrides), overrides, strict=True))
     form, preset = (given.get(key, "").partition("=")[2] for key in (FORM, "experiment"))
     own = [text for key, text in given.items() if key not in (FORM, "experiment")]

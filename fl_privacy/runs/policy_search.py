@@ -14,22 +14,8 @@ from torch import nn
 from fl_privacy.checks import number, whole
 from fl_privacy.data import Dataset
 from fl_privacy.data.transformations import POLICY_FILE, TABLES, UNTRANSFORMED, Policy, Table, random_policies
-from fl_privacy.defenses.policy_search import (
-    GradientSimilarity,
-    PrivacyPlan,
-    Scored,
-    Selection,
-    Total,
-    TrainingPlan,
-    Variant,
-    accuracy_scores,
-    altered_shares,
-    fsim_scores,
-    normalized_scores,
-    privacy_scores,
-    require_fsim,
-    train_model,
-)
+from fl_privacy.defenses import policy_search as search
+from fl_privacy.defenses.policy_search import PrivacyPlan, Scored, Selection, TrainingPlan
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import read_text
@@ -60,7 +46,7 @@ class SearchSettings:
     policies: int
     table: Table
     keep: int
-    variant: Variant
+    variant: search.Variant
     points: int | None
     images_per_class: int
     alpha: float
@@ -95,7 +81,7 @@ class PolicyScorer:
         monitor: Monitor,
     ) -> None:
         dataset, self._device = _searched_data(config), resolve_device(config.device)
-        self._total: Total = "mean" if config.variant == "paper" else "sum"
+        self._total: search.Total = "mean" if config.variant == "paper" else "sum"
         self._privacy, self._seed, self._asks_fsim = privacy, config.seed, config.fsim_at_least is not None
         self._model = build_network(config.model, dataset, seed=config.seed).to(self._device)
         order = torch.randperm(len(dataset.train), generator=derive_generator(config.seed, "search", "split"))
@@ -105,7 +91,7 @@ class PolicyScorer:
         else:
             seen = dataset.train.batch(order[:number], self._device)
             state = _semi_trained(self._model, seen, training, config.seed, file=semi_trained, monitor=monitor)
-        self._similarity = GradientSimilarity(self._model, state, dataset.train.input_shape, device=self._device)
+        self._similarity = search.GradientSimilarity(self._model, state, dataset.train.input_shape, device=self._device)
         rest = dataset.train.subset(order[number:])
         rows = [
             (rest.labels == label).nonzero().flatten()[: config.images_per_class] for label in range(rest.num_classes)
@@ -122,12 +108,14 @@ class PolicyScorer:
         ]
 
     def __call__(self, policies: Sequence[Policy]) -> list[Scored]:
-        private = privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
-        accurate = accuracy_scores(self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total)
-        altered = altered_shares(self._batch.inputs, policies, seed=self._seed)
+        private = search.privacy_scores(self._similarity, self._batch, policies, plan=self._privacy, seed=self._seed)
+        accurate = search.accuracy_scores(
+            self._model, self._fresh, self._draws, policies, seed=self._seed, total=self._total
+        )
+        altered = search.altered_shares(self._batch.inputs, policies, seed=self._seed)
         alike: Sequence[float | None] = [None] * len(policies)
         if self._asks_fsim:
-            alike = fsim_scores(self._batch.inputs, policies, seed=self._seed)
+            alike = search.fsim_scores(self._batch.inputs, policies, seed=self._seed)
         rows = zip(policies, private, accurate, altered, alike, strict=True)
         parts = [{"mean": s.mean, "variance": s.variance} if self._privacy.normalized else {} for s in private]
         return [
@@ -157,7 +145,7 @@ def _semi_trained(
 ) -> ModelState:
     if not file.is_file():
         with monitor.counting("Training the model that policies are scored on", plan.epochs) as count:
-            state = train_model(model, batch, plan, seed=seed, progress=lambda done, total, loss: count(done))
+            state = search.train_model(model, batch, plan, seed=seed, progress=lambda done, total, loss: count(done))
         write_weights(file, state)
     return load_weights(file, ModelState.of(model))
 
@@ -180,7 +168,7 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
         plain, *scored = found = _score_all(config, plans, folder, monitor)
         if plans.privacy.normalized:
             means, variances = ([getattr(s, name) for s in found] for name in ("mean", "variance"))
-            scores = normalized_scores(means, variances, plans.privacy)
+            scores = search.normalized_scores(means, variances, plans.privacy)
             plain, *scored = [replace(s, privacy=score) for s, score in zip(found, scores, strict=True)]
         _write_results(config, plans, folder, scored, plain)
     finally:
@@ -208,7 +196,7 @@ class _Plans:
         check_arguments(TrainingPlan, training, "training")
         selection = Selection(**{field.name: getattr(config, field.name) for field in fields(Selection)})
         if selection.fsim_at_least is not None:
-            require_fsim()
+            search.require_fsim()
         return cls(
             privacy=PrivacyPlan.named(config.variant, points=config.points, alpha=config.alpha, beta=config.beta),
             selection=selection,

@@ -17,27 +17,19 @@ from fl_privacy.runs.setup import Setup, build_setup
 
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """Privacy guarantee of the client with the largest epsilon.
-
-    Attributes:
-        missing: reason why there is no guarantee, if so.
-        epsilons: epsilon after each round; ``None`` without guarantee.
-        unit: protected unit, ``example`` or ``client``.
-        covered: ``True`` if the accountant's assumptions hold for the sampling of batches.
-    """
+    """Privacy guarantee of the client with the largest epsilon."""
 
     statement: str
-    missing: str | None
-    epsilons: tuple[float, ...] | None
-    unit: str | None = None
-    covered: bool = False
+    missing: str | None  # reason why there is no guarantee, if so
+    epsilons: tuple[float, ...] | None  # epsilon after each round; ``None`` without guarantee
+    unit: str | None = None  # protected unit, ``example`` or ``client``
+    covered: bool = False  # ``True`` if the accountant's assumptions hold for the sampling of batches
 
     def epsilon(self, round: int) -> float | None:
         return self.epsilons[round - 1] if self.epsilons else None
 
 
 _UNKNOWN = "it depends on the clients' numbers of examples, which stay on their nodes"
-
 UNKNOWN = Privacy(statement=f"No differential privacy is claimed: {_UNKNOWN}.", missing=_UNKNOWN, epsilons=None)
 """Privacy of clients with data of their own."""
 
@@ -108,10 +100,7 @@ def calibrated(config: RunSettings) -> RunSettings:
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return the noise settings by which the worst-off client spends ``privacy.epsilon``, if set, by the last round.
-
-    An undefended run stays so; ``UserError`` if the defense gives no guarantee that noise could change.
-    """
+    """Return noise that spends ``privacy.epsilon``, if set, by the end; ``UserError`` without a guarantee."""
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

@@ -31,7 +31,6 @@ from fl_privacy.runs.weights import MODEL, write_weights
 from fl_privacy.types import Observation
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 SIMULATED_CLIENTS = Whereabouts()
 
 

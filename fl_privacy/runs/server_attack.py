@@ -18,11 +18,8 @@ from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import instantiate_as
 from fl_privacy.types import LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
-PUBLIC_IMAGES = 2000
-"""Public images that a server holds as its prior, from the split that is not attacked."""
-
-EVERYBODY = -1
-"""Client id if all are sent the same model."""
+PUBLIC_IMAGES = 2000  # public images that a server holds as its prior, from the split that is not attacked
+EVERYBODY = -1  # client id if all are sent the same model
 
 
 def expect_named(section: Mapping[str, Any], group: str) -> None:

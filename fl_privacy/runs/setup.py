@@ -22,6 +22,7 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.server_optimizer import ServerOptimizer
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.progress import counted
+from fl_privacy.runs import build
 from fl_privacy.runs.attack_stage import PARTICIPANTS, AttackStage, Judge, Tracer
 from fl_privacy.runs.attacker_knowledge import (
     MOST_PUBLIC,
@@ -29,16 +30,6 @@ from fl_privacy.runs.attacker_knowledge import (
     data_names,
     public_examples,
     side_information_of,
-)
-from fl_privacy.runs.build import (
-    agreed_network,
-    audit_of,
-    build_dataset,
-    build_guard,
-    build_metrics,
-    build_plan,
-    data_and_clients,
-    prepared_client,
 )
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.destination import Monitor
@@ -50,31 +41,24 @@ from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId
 from fl_privacy.types.schema import schema_of
 
-VICTIM = 0
-"""Attacked client if nobody trains."""
+VICTIM = 0  # attacked client if nobody trains
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setup:
-    """Parts of a run, an attack or a measurement.
-
-    Attributes:
-        clients: clients by id; without a training, those attacked and those that collude.
-        server: server at the initial values, or at ``config.weights``.
-        unattacked: examples without victims.
-        states: clients' private states when they are attacked.
-        masking: sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload.
-    """
+    """Parts of a run, an attack or a measurement."""
 
     config: RunSettings
     dataset: Dataset
     model: nn.Module
-    clients: Mapping[int, Client]
-    server: Server
+    clients: Mapping[int, Client]  # clients by id; without a training, those attacked and those that collude
+    server: Server  # server at the initial values, or at ``config.weights``
     audit: Audit
-    unattacked: LabelledExamples
+    unattacked: LabelledExamples  # examples without victims
+    # clients' private states when they are attacked
     states: ClientStates = field(default_factory=lambda: defaultdict(ClientState))
     server_attack: ServerAttack | None = None
+    # sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload
     masking: SummedProbes | None = None
 
     @property
@@ -171,7 +155,7 @@ class Setup:
             truth=truth,
             transforms=self.transforms,
             distorts=bool(self.defense.parts) and not private_names(self.model, self.defense),
-            functions=build_metrics(config.bpki, config.evaluator, self.dataset, self.unattacked),
+            functions=build.build_metrics(config.bpki, config.evaluator, self.dataset, self.unattacked),
             tracer=Tracer(
                 participants=PARTICIPANTS if config.tracing is None else config.tracing,
                 clients=self.clients,
@@ -233,14 +217,14 @@ class Setup:
 
 def build_setup(config: RunSettings) -> Setup:
     """Build the parts of a run; ``UserError`` if a setting is out of range or parts do not fit."""
-    dataset, clients = data_and_clients(config)
+    dataset, clients = build.data_and_clients(config)
     return Setup(
         config=config,
         dataset=dataset,
         model=clients[0].model,
         clients=clients,
         server=server_of(config, clients),
-        audit=audit_of(config, config.federation.rounds, clients),
+        audit=build.audit_of(config, config.federation.rounds, clients),
         unattacked=dataset.test,
         server_attack=build_server_attack(config.server, dataset.test, dataset.train),
     )
@@ -248,13 +232,15 @@ def build_setup(config: RunSettings) -> Setup:
 
 def build_untrained(config: RunSettings) -> Setup:
     """Build a client with a split of the data, and perhaps a colluder; ``UserError`` if there are too few examples."""
-    dataset, victims, batch_size = build_dataset(config.data), config.victims, config.batch_size
+    dataset, victims, batch_size = build.build_dataset(config.data), config.victims, config.batch_size
     attacked, unattacked = dataset.test, dataset.train
     if config.split == "train":
         attacked, unattacked = unattacked, attacked
-    plan = build_plan(config.federation.plan, config.model)
-    model = agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
-    owner = replace(prepared_client(config, plan, dataset, model, attacked), guard=build_guard(config, dataset))
+    plan = build.build_plan(config.federation.plan, config.model)
+    model = build.agreed_network(config, dataset, clients=1 if config.threat_model.colluder is None else 2)
+    owner = replace(
+        build.prepared_client(config, plan, dataset, model, attacked), guard=build.build_guard(config, dataset)
+    )
     sites = [replace(owner, id=k, examples=unattacked, indices=torch.arange(len(unattacked))) for k in config.sites]
     masking = SummedProbes.of(config, tuple(sites), server_plan_of(config))
     total = batch_size if masking is None else masking.total

@@ -163,15 +163,10 @@ def _attacked(audit: Audit) -> list[str]:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Location of the clients and their data.
+    """Location of the clients and their data."""
 
-    Attributes:
-        simulated: ``True`` if their randomness is derived from the run's seed, not from secrets of their own.
-        own_data: ``True`` if they train on folders of their nodes, not on the run's data.
-    """
-
-    simulated: bool = True
-    own_data: bool = False
+    simulated: bool = True  # ``True`` if their randomness is derived from the run's seed, not from secrets of their own
+    own_data: bool = False  # ``True`` if they train on folders of their nodes, not on the run's data
 
 
 def who_draws(clients: Whereabouts) -> str:
@@ -197,8 +192,7 @@ def expect_readable_updates(aggregation: str, where: str) -> None:
         )
 
 
-LOOKED_AT = 1000
-"""Number of images checked in the victims' split, evenly spaced."""
+LOOKED_AT = 1000  # number of images checked in the victims' split, evenly spaced
 
 MOST_SEEN = 10.0
 """Largest percentage of them that a generator may have seen: data sets have a few images in both splits."""

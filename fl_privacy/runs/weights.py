@@ -16,8 +16,7 @@ from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.types import ModelState
 
-MODEL = "model.safetensors"
-"""Name of the final global model in a run's folder."""
+MODEL = "model.safetensors"  # name of the final global model in a run's folder
 
 
 def write_weights(path: Path, state: ModelState) -> None:
@@ -27,10 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values with the names and shapes of ``like`` from a file or run; ``UserError`` if they do not fit.
-
-    The module ``fresh`` keeps the values of ``like`` if the file has none.
-    """
+    """Load values like ``like`` from a file or run, but for a missing ``fresh`` module; ``UserError`` if unfit."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")

@@ -12,7 +12,7 @@ import pytest
 from fl_privacy.cli import studies
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.report.benchmark_page import SCHEMA
-from fl_privacy.runs import study_results
+from fl_privacy.runs import study as study_results
 from fl_privacy.runs.config.study import AttackCell
 from fl_privacy.runs.folder import Attacker
 from fl_privacy.runs.study import Job

@@ -7,8 +7,8 @@ import time
 import pytest
 from rich.console import Console
 
-from fl_privacy.cli import underway
-from fl_privacy.cli.underway import Underway, WrittenMonitor
+from fl_privacy.cli import console as underway
+from fl_privacy.cli.console import Underway, WrittenMonitor
 from fl_privacy.progress import counted
 from fl_privacy.runs.folder import ongoing
 from fl_privacy.runs.folder.ongoing import PROGRESS, read_ongoing

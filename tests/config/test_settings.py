@@ -10,8 +10,15 @@ from omegaconf import OmegaConf
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import CONFIG_DIR, Role, compose_file, compose_run
-from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups, is_within, keys_of
 from fl_privacy.runs.config.parse import LATER, put, select
+from fl_privacy.runs.config.settings import (
+    captured_groups,
+    captured_keys,
+    declared_settings,
+    groups,
+    is_within,
+    keys_of,
+)
 from fl_privacy.runs.folder.identity import attacked_hash, run_hash, training_hash
 
 DECLARED = [key for key, _ in declared_settings()]

@@ -15,7 +15,7 @@ from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
-from fl_privacy.report.mechanisms import render_claims
+from fl_privacy.report.inferred import render_claims
 from fl_privacy.runs.folder.claims import read_claims, records_of, write_claims
 
 DELTA = 1e-5

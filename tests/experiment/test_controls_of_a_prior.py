@@ -5,8 +5,8 @@ import torch
 
 from fl_privacy.data import load_data
 from fl_privacy.measure.distractors import Distractors, other_updates
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.outcome import Outcome, outcome_of
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.runs.attack_stage import Judge
 from fl_privacy.types import Batch, Reconstruction, VictimId
 

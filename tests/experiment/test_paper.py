@@ -13,10 +13,10 @@ from fl_privacy.data import sources
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 from fl_privacy.report import share_report
-from fl_privacy.report.paper import paper_view_of
+from fl_privacy.report.ppc import paper_view_of
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run
-from fl_privacy.runs.folder.paper import PAPER, read_paper
+from fl_privacy.runs.folder.records import PAPER, read_paper
 from fl_privacy.runs.paper import PaperTable, paper_table
 from tests.experiment.runs import FEW_CANDIDATES, Run, run
 

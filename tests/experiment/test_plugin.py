@@ -10,7 +10,7 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.measure import METRICS, Metric, register_metric
 from fl_privacy.runs.config._options import config_folders
-from fl_privacy.runs.config.plugins import register_plugin_metrics
+from fl_privacy.runs.config.settings import register_plugin_metrics
 from tests.experiment.runs import TINY, run
 
 PLUGIN = Path(__file__).parents[1] / "plugin"

@@ -6,7 +6,7 @@ import pytest
 from safetensors import safe_open
 
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.report.texts import colored
+from fl_privacy.report.gallery import colored
 from fl_privacy.runs.folder import read_run
 from tests.selection import few
 

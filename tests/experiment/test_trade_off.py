@@ -12,7 +12,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.federation.processes import end_workers, worker_processes
-from fl_privacy.runs import study_results
+from fl_privacy.runs import study as study_results
 from fl_privacy.runs.config.study import load_grid
 from tests.experiment.runs import run, stamps, wait_until
 

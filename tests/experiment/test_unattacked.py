@@ -7,11 +7,10 @@ from torch.utils.data import DataLoader
 
 from fl_privacy.data import Examples
 from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.outcome import READ
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.runs.app_truth import KnownImages
-from fl_privacy.runs.distractors import shipped_others, unattacked_others
-from fl_privacy.runs.distractors_of_app import NO_CLASS, others_of_app
+from fl_privacy.runs.distractors import NO_CLASS, others_of_app, shipped_others, unattacked_others
 from fl_privacy.types import Batch, Reconstruction, VictimId
 
 SHAPE, CLASSES = (1, 16, 16), 4

@@ -119,7 +119,7 @@ def test_clients_without_a_mod_are_read_too(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_updates_of_many_steps_are_rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fl_privacy.runs import foreign_app as foreign  # noqa: PLC0415
+    from fl_privacy.runs import app as foreign  # noqa: PLC0415
 
     monkeypatch.setattr(foreign, "MOST_STEPS", 1)
     strategy = audit(app.fedavg(), model=Net, data=pictures, out=tmp_path, attack=QUICK, rounds=1, victims=2)

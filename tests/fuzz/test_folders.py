@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from fl_privacy.federation.interception.captures import load_observations
 from fl_privacy.report import write_report
-from fl_privacy.runs.app_captures import as_captured, expect_of
+from fl_privacy.runs.attack import as_captured, expect_of
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.config.keys import captured_groups, captured_keys
 from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.settings import captured_groups, captured_keys
 from fl_privacy.runs.folder import read_run
 from fl_privacy.runs.setup import build_setup
 from tests.fuzz.conftest import SETTINGS

@@ -15,7 +15,7 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.build import build_attack, build_defense, build_plan
 from fl_privacy.runs.config import RunSettings, compose_run, expand_sweep, options
 from fl_privacy.runs.config.compose import complete
-from fl_privacy.runs.config.keys import declared_settings
+from fl_privacy.runs.config.settings import declared_settings
 from tests.fuzz.judge import SECONDS, Case, cases, refused, wrong_for
 
 CORPUS = Path(__file__).with_name("corpus") / "commands.txt"

@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fl_privacy.measure.chance import (
+from fl_privacy.measure.intervals import (
     Coincidences,
     _strata,
     _with_overlap,
+    binomial_tail,
     chance_of_upload,
     chance_of_words,
     combined,
     either,
+    poisson_tail,
 )
-from fl_privacy.measure.intervals import binomial_tail, poisson_tail
 
 
 @pytest.mark.parametrize("size", [1, 4, 24])
@@ -42,7 +43,7 @@ def test_what_was_read_has_a_small_chance_and_nothing_without_others() -> None:
 @pytest.mark.parametrize("classes", [False, True])
 def test_so_many_own_among_the_best_are_as_seldom_as_said(classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ties, as of texts of the same words or rows that are all equal, count for nothing."""
-    monkeypatch.setattr("fl_privacy.measure.chance.OVERLAP", 0.5)
+    monkeypatch.setattr("fl_privacy.measure.intervals.OVERLAP", 0.5)
     rng, pages, found = np.random.default_rng(1), 1500, []
     for _ in range(pages):
         values = rng.integers(0, 3, (4, 34)).astype(float)

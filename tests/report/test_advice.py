@@ -13,7 +13,7 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.report.advice import ONCE, SHIPPED, advice_from
 from fl_privacy.runs.folder import Candidate, Measure
-from fl_privacy.runs.folder.measured import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
+from fl_privacy.runs.folder.study import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
 
 
 def read(largest: float, *, upper: float | None = None, failures: int = 0) -> Candidate:
@@ -403,8 +403,8 @@ def test_a_setting_of_the_grid_that_was_changed_has_its_new_value_alone(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a question about the old one would be answered by figures of the new."""
-    monkeypatch.setattr("fl_privacy.runs.study_results.read_study", lambda entries: [])
-    monkeypatch.setattr("fl_privacy.runs.study_results.measured_rows", lambda rows, **how: (TABLE.defenses, ()))
+    monkeypatch.setattr("fl_privacy.runs.study.read_study", lambda entries: [])
+    monkeypatch.setattr("fl_privacy.runs.study.measured_rows", lambda rows, **how: (TABLE.defenses, ()))
     assert run_command_line(["advise", "--grid", "tiny", "data=cifar10", "model=lenet", "threat=honest"]) == 0
     said = capfd.readouterr().out.splitlines()[0]
     assert said.startswith("Measured on data=cifar10 model=lenet ") and said.count("data=") == 1

@@ -20,7 +20,7 @@ from fl_privacy.report import write_brief
 from fl_privacy.report.audit_file import APP_DIGEST, MOST_VALUES, RECORD, WHOLE, read_audit, write_audit
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.report.audit_parts import CountedLeak, Line
-from fl_privacy.report.verify import verified
+from fl_privacy.report.brief import verified
 from tests.report import kinds
 from tests.report.browser import Browser, find_chromium
 

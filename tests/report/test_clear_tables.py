@@ -7,8 +7,8 @@ import torch
 
 from fl_privacy.measure import METRICS, Statistic
 from fl_privacy.measure.distractors import Distractors, compare_images, correlation
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.matching import match
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.report import write_report
 from fl_privacy.report.headline import _ways
 from fl_privacy.runs.folder import Counts, RunFolder

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from fl_privacy.measure.roc import finding_of
+from fl_privacy.report.advice import answer
 from fl_privacy.report.headline import headline_of
 from fl_privacy.report.inferred import sentence, views_of
-from fl_privacy.report.recommendation import answer
 from fl_privacy.runs.folder import Candidate, Finding, Measure
 from fl_privacy.runs.folder.defense_choice import asked_of, best_unread, strongest, told_apart
 from fl_privacy.runs.folder.leakage import AttackFacts

@@ -11,8 +11,7 @@ import pytest
 from fl_privacy.errors import UserError
 from fl_privacy.measure import Statistic
 from fl_privacy.report import write_report
-from fl_privacy.report.mechanisms import samples_of_runs
-from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows
+from fl_privacy.report.ppc import caps, ppc_view_of, samples_of_rows, samples_of_runs
 from fl_privacy.runs.config.study import AttackCell
 from fl_privacy.runs.folder import LeakageResult, Traced, read_run
 from fl_privacy.runs.folder.study import StudyRow, Versus

@@ -18,8 +18,7 @@ from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.folder import Attacker, Recognized, RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import candidate_of
 from fl_privacy.runs.folder.leakage import facts_of, few, leaks_most, worst_by
-from fl_privacy.runs.folder.measured import measured_rows
-from fl_privacy.runs.folder.study import read_study
+from fl_privacy.runs.folder.study import measured_rows, read_study
 from fl_privacy.runs.folder.summary import LeakageResult
 from fl_privacy.runs.folder.verdict import judged
 from tests.report.kinds import every_kind

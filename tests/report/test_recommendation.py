@@ -7,8 +7,8 @@ import pytest
 
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.cost import FIGURES, figures_of
-from fl_privacy.report.recommendation import answer
+from fl_privacy.report.advice import answer
+from fl_privacy.report.settings import FIGURES, figures_of
 from fl_privacy.report.words import below
 from fl_privacy.runs.folder import Candidate
 from fl_privacy.runs.folder.defense_choice import best_unread

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.report.headline import headline_of
-from fl_privacy.report.terminal import answers_of, run_in_words, to_do
+from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do
 from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.leakage import AttackFacts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict

@@ -14,7 +14,7 @@ from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts, counts_of
 from fl_privacy.measure.distractors import Distractors
-from fl_privacy.measure.public_images import PublicImages
+from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import LEVEL, above_chance
 from fl_privacy.runs.folder.leakage import AttackFacts

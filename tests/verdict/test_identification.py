@@ -9,9 +9,8 @@ from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.distractors import Distractors, other_updates
-from fl_privacy.measure.identification import LUCK, aligned, control, identify
+from fl_privacy.measure.identification import LUCK, PublicImages, aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.texts import most_frequent
 from fl_privacy.types import Batch, Reconstruction, VictimId
 

@@ -7,9 +7,8 @@ from torch.nn import functional
 from fl_privacy.data import load_data
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.distractors import Distractors
-from fl_privacy.measure.identification import aligned, control, identify
+from fl_privacy.measure.identification import PublicImages, aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.measure.turning import Gallery, Turning
 from fl_privacy.types import Batch, Reconstruction, VictimId
 

@@ -29,8 +29,7 @@ from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
-from fl_privacy.runs.distractors import MOST
-from fl_privacy.runs.distractors_of_app import at_random, others_among
+from fl_privacy.runs.distractors import MOST, at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload
 from fl_privacy.types.plan import Normalization

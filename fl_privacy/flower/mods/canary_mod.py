@@ -137,7 +137,7 @@ def write_canaries(
     noise: Literal["gaussian", "other"] = "gaussian",
 ) -> None:
     """Write ``claim.json`` and ``claim.html`` with the result of the canaries of ``context`` into ``folder``."""
-    from fl_privacy.report.mechanisms import write_claims_page  # noqa: PLC0415
+    from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
 
     about = _About.of(context)
     rounds = about.rounds if claimed is not None else 1

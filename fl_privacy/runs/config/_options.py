@@ -12,11 +12,8 @@ from fl_privacy.checks import meant_by
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 
-CUSTOM = "custom"
-"""Option for a user's own code."""
-
-PLUGINS = "fl_privacy.plugins"
-"""Entry points of packages whose folder ``conf`` adds options."""
+CUSTOM = "custom"  # option for a user's own code
+PLUGINS = "fl_privacy.plugins"  # entry points of packages whose folder ``conf`` adds options
 
 
 def options(group: str) -> dict[str, Path]:
@@ -48,8 +45,7 @@ def config_folders() -> tuple[Path, ...]:
     return tuple(folders)
 
 
-MOST_NAMED = 24
-"""Most names in an error."""
+MOST_NAMED = 24  # most names in an error
 
 
 def called(option: str, section: Any) -> str:

@@ -108,10 +108,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Allow importing ``target`` from the working directory, unless something installed has its first name.
-
-    The directory is searched last and for this import only, so that no file in it can replace a package.
-    """
+    """Allow importing ``target`` from the working directory, last, unless something installed has its name."""
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
         yield
@@ -133,7 +130,6 @@ def _unlogged() -> Iterator[None]:
 
 
 FILE = "signatures.json"
-
 _PLAIN = {"int": int, "float": float, "bool": bool, "str": str, "null": NoneType}
 _NAMES = {kind: name for name, kind in _PLAIN.items()}
 _UNIONS = (Union, UnionType)

@@ -23,9 +23,7 @@ from fl_privacy.runs.config.building import Signature, signature_of
 from fl_privacy.runs.config.settings import RunSettings
 from fl_privacy.site.gate.plain_yaml import loaded
 
-FEW = 3
-"""Compositions after which each section is composed by itself, once, as in a sweep."""
-
+FEW = 3  # compositions after which each section is composed by itself, once, as in a sweep
 _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
@@ -116,11 +114,8 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
 }
 """Section -> its settings that its ``_target_`` does not take."""
 
-NESTED = ("inference",)
-"""Sections of several options, each a section like those."""
-
+NESTED = ("inference",)  # sections of several options, each a section like those
 _ANY_MODEL = {"init": None, "lora_rank": None, "lora_alpha": None}
-
 _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model": _ANY_MODEL, **COMPLETED}
 """The same for all sections that are checked before anything is built."""
 
@@ -165,17 +160,12 @@ def _signature(section: object, name: str) -> Signature | None:
     return None if target is None else signature_of(str(target), name)
 
 
-_BEYOND_ASCII = re.compile(r"[\w./-]+")
-"""A word or a path in any script."""
-
+_BEYOND_ASCII = re.compile(r"[\w./-]+")  # A word or a path in any script
 NAMING = ("out", "name", "weights", "captured", "truth", "evaluator")
 """Settings of a run that name a file, a folder or a part of one."""
 
-LONGEST, DEEPEST = 1 << 15, 20
-"""Longest override in characters, and deepest nesting of brackets."""
-
-MOST_JOBS = 10_000
-"""Most jobs of a sweep; all are composed and checked before the first one starts."""
+LONGEST, DEEPEST = 1 << 15, 20  # longest override in characters, and deepest nesting of brackets
+MOST_JOBS = 10_000  # most jobs of a sweep; all are composed and checked before the first one starts
 
 
 def compose_run(overrides: Sequence[str] = ()) -> RunSettings:

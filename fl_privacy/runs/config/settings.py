@@ -3,16 +3,18 @@
 Checks, folder names, captured settings, pages and the table of settings derive from it; defaults are in ``conf/``.
 """
 
-# ruff: noqa: RUF009 (declarations are calls)
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal, Self
 
 from fl_privacy.errors import UserError
-from fl_privacy.runs.config._options import called
+from fl_privacy.runs.config._options import called, options
 from fl_privacy.runs.config.parse import Options, plain_value, put, read_section
+
+# ruff: noqa: RUF009 (declarations are calls)
 
 
 class Role(StrEnum):
@@ -310,3 +312,73 @@ class RunSettings:
         for key, value in changes.items():
             put(content, key, plain_value(value))
         return type(self).of(content)
+
+
+def declared_settings() -> Iterator[tuple[str, Field[Any]]]:
+    """Yield dotted key and declaration of every setting and group, groups first."""
+    yield from _walk(RunSettings, "")
+
+
+def groups(*, shown: bool = False) -> list[str]:
+    """Return the names of groups of options; with ``shown`` only those that pages name."""
+    return [f.name for f in fields(RunSettings) if "group" in f.metadata and (f.metadata["shown"] or not shown)]
+
+
+def sections() -> list[str]:
+    """Return the names of all sections."""
+    return [f.name for f in fields(RunSettings) if is_dataclass(f.type) or f.type is Options]
+
+
+def keys_of(role: Role) -> tuple[str, ...]:
+    """Return dotted keys of all settings, and choices of groups, with this role."""
+    found: list[str] = []
+    for key, declared in declared_settings():
+        if "group" in declared.metadata and role is Role.RUNTIME:
+            found += [f"{key}.{name}" for name in declared.metadata["runtime"]]
+        if declared.metadata["role"] is role and not is_dataclass(declared.type):
+            found.append(key)
+    of_choice = {f.name: f.metadata["role"] for f in fields(RunSettings) if "group" in f.metadata}
+    of_choice |= dict.fromkeys(("experiment", "threat_model"), Role.RUNTIME)  # short for settings with own roles
+    return (*found, *(f"choices.{name}" for name, of in of_choice.items() if of is role))
+
+
+def captured_keys() -> tuple[str, ...]:
+    """Return dotted keys that an attack on captured updates takes from the captured run."""
+    found: list[str] = []
+    for key, declared in declared_settings():
+        if declared.metadata["captured"] and key.partition(".")[0] not in found:
+            found.append(key)
+    return tuple(found)
+
+
+def captured_groups() -> tuple[str, ...]:
+    """Return the groups among the captured keys."""
+    return tuple(f.name for f in fields(RunSettings) if "group" in f.metadata and f.metadata["captured"])
+
+
+def is_within(key: str, keys: Iterable[str]) -> bool:
+    """Return ``True`` if the dotted ``key`` is one of ``keys`` or below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in keys)
+
+
+def _walk(kind: type, above: str) -> Iterator[tuple[str, Field[Any]]]:
+    for declared in fields(kind):
+        if "role" in declared.metadata:
+            yield f"{above}{declared.name}", declared
+        if is_dataclass(declared.type):
+            yield from _walk(declared.type, f"{above}{declared.name}.")  # type: ignore[arg-type]
+
+
+@cache
+def register_plugin_metrics() -> None:
+    """Register the metrics of all installed plugins once; ``UserError`` if one is no metric or its name is taken."""
+    for name, path in options("metric").items():
+        from fl_privacy.measure import Metric, register_metric  # noqa: PLC0415
+        from fl_privacy.runs.config.building import instantiate  # noqa: PLC0415  (Hydra: reading a run needs none)
+        from fl_privacy.site.gate.plain_yaml import loaded  # noqa: PLC0415
+
+        section = loaded(path.read_bytes(), str(path))
+        metric = instantiate(section, f"metric.{name}") if isinstance(section, dict) else None
+        if not isinstance(metric, Metric):
+            raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
+        register_metric(name, metric)

@@ -12,8 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR, PACKAGE
 from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
-from fl_privacy.runs.config.keys import is_within, keys_of
-from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.config.settings import Role, is_within, keys_of
 from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
 
 GRIDS = PACKAGE / "grids"
@@ -33,15 +32,10 @@ UNDEFENDED = "Undefended"
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A defense at one strength, as named by a grid.
+    """A defense at one strength, as named by a grid."""
 
-    Attributes:
-        family: name of the curve; ``UNDEFENDED`` without a defense.
-        strength: setting and value such as ``rate 0.9``; empty for a single strength and the undefended point.
-    """
-
-    family: str
-    strength: str = ""
+    family: str  # name of the curve; ``UNDEFENDED`` without a defense
+    strength: str = ""  # setting and value such as ``rate 0.9``; empty for a single strength and the undefended point
     overrides: tuple[str, ...] = ()
 
 
@@ -51,18 +45,12 @@ State = Literal["untrained", "early", "trained"]
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack on every defense; parts of which a study has only one are empty.
-
-    Attributes:
-        uploads: name of the clients' kind of upload.
-        state: state of the model sent to them.
-        server: name of a malicious server's attack; empty for an honest server.
-    """
+    """One attack on every defense; parts of which a study has only one are empty."""
 
     attack: str = ""
-    uploads: str = ""
-    state: State | Literal[""] = ""
-    server: str = ""
+    uploads: str = ""  # name of the clients' kind of upload
+    state: State | Literal[""] = ""  # state of the model sent to them
+    server: str = ""  # name of a malicious server's attack; empty for an honest server
 
     @property
     def title(self) -> str:
@@ -80,24 +68,17 @@ class AttackPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """Trainings and attacks on them, for every defense.
+    """Trainings and attacks on them, for every defense."""
 
-    Attributes:
-        settings: overrides of every job.
-        trainings: overrides of each training by name, the main one first.
-        points: defenses at their strengths, the undefended one first.
-        early: rounds of training before the state ``early``.
-        evaluators: training -> overrides of ``train-evaluator`` for Refiner's network.
-        entry: family of the user's own defense among ``points`` -> name of its runs, which includes the source's hash.
-    """
-
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # overrides of every job
     attack: tuple[str, ...]
-    trainings: Mapping[str, tuple[str, ...]]
+    trainings: Mapping[str, tuple[str, ...]]  # overrides of each training by name, the main one first
     attacks: Mapping[AttackCell, AttackPlan]
-    points: tuple[GridPoint, ...]
-    early: int = 1
+    points: tuple[GridPoint, ...]  # defenses at their strengths, the undefended one first
+    early: int = 1  # rounds of training before the state ``early``
+    # training -> overrides of ``train-evaluator`` for Refiner's network
     evaluators: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # family of the user's own defense among ``points`` -> name of its runs, which includes the source's hash
     entry: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -220,22 +201,15 @@ class UploadKind:
 
 @dataclass(frozen=True, kw_only=True)
 class Track(Study):
-    """A benchmark: a study with fixed settings.
-
-    Attributes:
-        version: figures of different versions are not compared.
-        accuracy_loss: percentage points, each with a leaderboard.
-        left_out: shipped defense -> reason for its absence.
-        sha256: hash of everything that determines the figures, without the user's own defenses.
-    """
+    """A benchmark: a study with fixed settings."""
 
     name: str
-    version: int
+    version: int  # figures of different versions are not compared
     about: str
     uploads: Mapping[str, UploadKind]
-    accuracy_loss: tuple[float, ...]
-    left_out: Mapping[str, str]
-    sha256: str
+    accuracy_loss: tuple[float, ...]  # percentage points, each with a leaderboard
+    left_out: Mapping[str, str]  # shipped defense -> reason for its absence
+    sha256: str  # hash of everything that determines the figures, without the user's own defenses
 
     def entered(self, points: Sequence[GridPoint], source: str) -> "Track":
         """Add points of the user's defense, whose code has the hash ``source``; ``UserError`` if its name is taken."""

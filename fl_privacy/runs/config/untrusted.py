@@ -16,8 +16,8 @@ from fl_privacy.errors import UserError
 from fl_privacy.runs.config._options import options, suggest
 from fl_privacy.runs.config.building import own_modules
 from fl_privacy.runs.config.compose import NAMING, compose_file, expand_sweep, parse_overrides
-from fl_privacy.runs.config.keys import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.runs.config.parse import LATER, select
+from fl_privacy.runs.config.settings import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.site.gate.plain_yaml import PlainLoader
 
 MOST_BYTES = 1 << 17

@@ -20,16 +20,7 @@ _MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ClaimRecord:
-    """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``.
-
-    Attributes:
-        rdp: epsilon recomputed by Renyi divergences.
-        pld: epsilon recomputed by the privacy loss distribution.
-        lower: lower bound by tests.
-        noticed: least epsilon that the test would have noticed, or largest that it could have shown.
-        estimate: estimate from one training, no bound.
-        estimate_least: its lower limit of 95 %, if the scores look Gaussian.
-    """
+    """Outcome of one claim; see ``dp_check.verdict.ClaimVerdict``."""
 
     subject: str
     status: Literal["contradicted", "doubted", "unsupported", "open", "untested", "unclaimed"]
@@ -42,15 +33,15 @@ class ClaimRecord:
     unit: str
     neighbors: str | None
     rounds: int | None
-    rdp: float | None
-    pld: float | None
-    lower: float | None
+    rdp: float | None  # epsilon recomputed by Renyi divergences
+    pld: float | None  # epsilon recomputed by the privacy loss distribution
+    lower: float | None  # lower bound by tests
     confidence: float | None
-    noticed: float | None
-    estimate: float | None
+    noticed: float | None  # least epsilon that the test would have noticed, or largest that it could have shown
+    estimate: float | None  # estimate from one training, no bound
     missing: Sequence[str]
     notes: Sequence[str]
-    estimate_least: float | None = None
+    estimate_least: float | None = None  # its lower limit of 95 %, if the scores look Gaussian
 
     @property
     def tone(self) -> Literal["leak", "open"]:

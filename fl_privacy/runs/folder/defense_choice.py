@@ -21,8 +21,7 @@ HEADLINE: Mapping[str, str] = {
 }
 """Question -> the measure by which methods are compared."""
 
-LOW_LEAKS = frozenset({"error"})
-"""Measures whose low values mean that more was inferred."""
+LOW_LEAKS = frozenset({"error"})  # measures whose low values mean that more was inferred
 
 TOLD: Mapping[str, str] = {
     "membership": "who took part",
@@ -44,10 +43,7 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions, keys of ``TOLD``, that any measure of any method answered better than by chance.
-
-    The bound is corrected for the number of measures: one of many is above chance by luck.
-    """
+    """Return the questions, keys of ``TOLD``, answered better than by chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -66,58 +62,36 @@ def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
-MEMBERSHIP_AT_MOST = 0.05
-"""TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished."""
-
-ATTRIBUTE_AT_MOST = 0.1
-"""Success above that of the most frequent answer: above it, an attribute counts as inferred."""
-
-ROUNDING = 1e-9
-"""Tolerance of accuracies: a loss of exactly the bound is within it."""
+MEMBERSHIP_AT_MOST = 0.05  # TPR at 1 % FPR, five times that of guessing: above it, members count as distinguished
+ATTRIBUTE_AT_MOST = 0.1  # success above that of the most frequent answer: above it, an attribute counts as inferred
+ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is within it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to train under all attacks tried; each figure is of its worst attack.
-
-    Attributes:
-        accuracy: final accuracy in [0, 1].
-        pmm: percent of the undefended accuracy; ``None`` if that is not known.
-        psnr: mean PSNR in dB; for other modalities, the mean of their main metric.
-        upper: upper end of its 95 % interval; infinite without one, as for a single image.
-        largest: PSNR of the best reconstructed image.
-        read: examples reconstructed by the attack that leaks most.
-        identified: examples of ``read`` identified among distractors.
-        images: examples scored for that attack.
-        unjudged: unscored examples of the attack with most of them, failures included.
-        groups: smallest number of independent uploads behind a count.
-        exposed: images recognizable as a defense's substitute.
-        failures: images on which an attack failed, for the attack that failed most.
-        by: attacker that leaks most, in words; empty if only one attacked.
-        inferred: question -> measure of the strongest attack; ``None`` if the attack failed or only others were
-            attacked.
-        over_control: least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without
-            the update; ``None`` if not measured.
-    """
+    """A way to train under all attacks tried; each figure is of its worst attack."""
 
     name: str
-    accuracy: float
-    pmm: float | None
-    psnr: float
-    upper: float
-    largest: float
-    read: int
+    accuracy: float  # final accuracy in [0, 1]
+    pmm: float | None  # percent of the undefended accuracy; ``None`` if that is not known
+    psnr: float  # mean PSNR in dB; for other modalities, the mean of their main metric
+    upper: float  # upper end of its 95 % interval; infinite without one, as for a single image
+    largest: float  # PSNR of the best reconstructed image
+    read: int  # examples reconstructed by the attack that leaks most
     exact: int
-    identified: int
-    images: int
-    unjudged: int
-    groups: int
-    exposed: int = 0
-    failures: int = 0
-    by: str = ""
+    identified: int  # examples of ``read`` identified among distractors
+    images: int  # examples scored for that attack
+    unjudged: int  # unscored examples of the attack with most of them, failures included
+    groups: int  # smallest number of independent uploads behind a count
+    exposed: int = 0  # images recognizable as a defense's substitute
+    failures: int = 0  # images on which an attack failed, for the attack that failed most
+    by: str = ""  # attacker that leaks most, in words; empty if only one attacked
     judged_by: str = IMAGE_METRIC
+    # question -> measure of the strongest attack; ``None`` if the attack failed or only others were attacked
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
     undefended: bool = False
+    # least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without the update;
+    # ``None`` if not measured
     over_control: float | None = None
 
     @property
@@ -152,10 +126,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return ``True`` if no example was reconstructed, none is unknown, and nothing else was inferred.
-
-        Nor may an image or an upper end of the mean's interval reach ``psnr_below`` dB, if given.
-        """
+        """Return ``True`` if all is known, nothing leaked, and no image reaches ``psnr_below`` dB, if given."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
@@ -177,10 +148,7 @@ def candidate_of(
     asked: Collection[str] = (),
     undefended: bool = False,
 ) -> Candidate | None:
-    """Build the candidate from all attacks on one training; return ``None`` without accuracy or images.
-
-    ``pmm`` is in percent; ``asked`` are the questions put to any of the compared candidates.
-    """
+    """Build the candidate of one training, ``pmm`` in percent; ``None`` without accuracy or scored examples."""
     name_of_main = main_of(found)
     worst, most = worst_by(name_of_main, found), leaks_most(found)
     if accuracy is None or worst is None or most is None:
@@ -211,10 +179,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of attacks over the best guess without the update.
-
-    In each round of an attack the better attacker counts; ``None`` if one of them has no control.
-    """
+    """Return the least excess of rounds' better attackers over a guess without the update, if all have one."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -242,10 +207,7 @@ def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def best_unread(candidates: Sequence[Candidate], psnr_below: float | None = None) -> Candidate | None:
-    """Return the most accurate candidate behind which nothing was reconstructed; of equals the one that leaks less.
-
-    ``None`` also if nothing was reconstructed undefended.
-    """
+    """Return the most accurate candidate that leaks nothing; ``None`` also if nothing leaked undefended."""
     if not comparable(candidates) or unread_undefended(candidates):
         return None
     least_first = sorted((c for c in candidates if c.unread(psnr_below)), key=lambda c: c.extent)

@@ -16,14 +16,9 @@ from fl_privacy.types import Reconstruction
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_EXAMPLES = ("image", "text", "row")
-"""Kinds of records of one attacked example each."""
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of spreadsheet formulas."""
-
-Tabled = VictimScore | Run | Path | str
-"""Result of ``evaluate`` or ``read_run``, or the folder of a run."""
+_EXAMPLES = ("image", "text", "row")  # kinds of records of one attacked example each
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of spreadsheet formulas
+Tabled = VictimScore | Run | Path | str  # result of ``evaluate`` or ``read_run``, or the folder of a run
 
 
 def to_dataframe(found: Tabled | Iterable[Tabled], *, kind: str | None = None) -> DataFrame:

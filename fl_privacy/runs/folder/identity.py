@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from fl_privacy.files import PACKAGE
-from fl_privacy.runs.config.keys import keys_of
 from fl_privacy.runs.config.parse import LATER, select
-from fl_privacy.runs.config.settings import Role
+from fl_privacy.runs.config.settings import Role, keys_of
 
 RUNTIME = keys_of(Role.RUNTIME)
-
-FORMAT = 1
-"""Format of a run's folder; raised if older readers would misread it."""
+FORMAT = 1  # format of a run's folder; raised if older readers would misread it
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
@@ -75,21 +72,8 @@ class Identity:
         return cls(label=label, undefended=undefended, config=config, **hashes)
 
 
-PACKAGES = (
-    "fl-privacy",
-    "torch",
-    "torchvision",
-    "numpy",
-    "scipy",
-    "flwr",
-    "ray",
-    "flwr-datasets",
-    "datasets",
-    "lpips",
-    "opacus",
-    "hydra-core",
-    "safetensors",
-)
+PACKAGES = ["fl-privacy", "torch", "torchvision", "numpy", "scipy", "flwr", "ray", "flwr-datasets", "datasets"]
+PACKAGES += ["lpips", "opacus", "hydra-core", "safetensors"]
 
 
 def describe_environment(*, seed: int) -> dict[str, Any]:

@@ -34,20 +34,13 @@ TRANSFORMED_METRIC = "transformed_psnr"
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """Amount of leakage; larger is more. Fields are compared in order.
+    """Amount of leakage; larger is more. Fields are compared in order."""
 
-    Attributes:
-        read: share of the attacked examples that were reconstructed; unscored ones count on request.
-        told: number of other questions, such as who took part, that were answered better than by chance.
-        exposed: share recognizable as a defense's substitute for the original.
-        upper: upper end of the 95 % interval of the main metric's mean; infinite if there is none.
-    """
-
-    read: float = 0.0
+    read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
-    told: int = 0
-    exposed: float = 0.0
-    upper: float = -math.inf
+    told: int = 0  # number of other questions, such as who took part, that were answered better than by chance
+    exposed: float = 0.0  # share recognizable as a defense's substitute for the original
+    upper: float = -math.inf  # upper end of the 95 % interval of the main metric's mean; infinite if there is none
     mean: float = -math.inf
 
 
@@ -128,9 +121,7 @@ REHEARSED = (
 )
 """Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
 
-NOT_TESTED = "Not tested:"
-"""Prefix of threat model sentences on attackers that were not tested."""
-
+NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
 _BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
 _PRIORS = ("generator", "prior", "image_prior", "denoiser")
 
@@ -145,33 +136,22 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """The attack: its attacker, budget, knowledge and uploads.
+    """The attack: its attacker, budget, knowledge and uploads."""
 
-    Attributes:
-        attack: name; empty if none or not known.
-        budget: settings that bound the work, such as ``60 iterations``; empty for the attack's defaults.
-        server: name of a malicious server's attack; empty for an honest server.
-        sites: number of sites that look instead of the server; 0 for the server.
-        knowledge: attacker's knowledge by the threat model, a sentence each.
-        prior: name of the image prior; empty without one.
-        examples: fewest and most examples behind an attacked upload; ``None`` if nothing was attacked.
-        uploads: most intercepted uploads of one example.
-        untried: threat model's list of untested attackers, a sentence each.
-    """
-
-    attack: str = ""
-    budget: str = ""
-    server: str = ""
-    sites: int = 0
-    knowledge: tuple[str, ...] = ()
-    prior: str = ""
+    attack: str = ""  # name; empty if none or not known
+    budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
+    server: str = ""  # name of a malicious server's attack; empty for an honest server
+    sites: int = 0  # number of sites that look instead of the server; 0 for the server
+    knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
+    prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
+    # fewest and most examples behind an attacked upload; ``None`` if nothing was attacked
     examples: tuple[int, int] | None = None
-    uploads: int = 1
+    uploads: int = 1  # most intercepted uploads of one example
     trained: bool = False
     undefended: bool = False
     defenses: tuple[str, ...] = ()
-    untried: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()  # threat model's list of untested attackers, a sentence each
 
 
 def facts_of(run: Run) -> AttackFacts:
@@ -192,8 +172,8 @@ def described_facts(
     for image in images:
         sizes[str(image["id"])] = max(sizes[str(image["id"])], int(image["image"]) + 1)
     sources = Counter(VictimId.parse(id).source for id in sizes)
-    attack, section = _chosen(identity, "attack")
-    server, _ = _chosen(identity, "server")
+    attack, section = chosen_option(identity, "attack")
+    server, _ = chosen_option(identity, "server")
     threat = identity.config.get("threat_model") or {}
     return AttackFacts(
         attack="" if attack == "none" else attack,
@@ -224,7 +204,8 @@ def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], thre
     return AttackedUploads.TRAINING if sizes and not probed else AttackedUploads.PROBES
 
 
-def _chosen(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
+def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any]]:
+    """Return a run's option of ``group``, for a user's own code its name, and its settings."""
     choices, section = identity.config.get("choices"), identity.config.get(group)
     settings = section if isinstance(section, Mapping) else {}
     option = called(str(choices.get(group) or ""), section) if isinstance(choices, Mapping) else ""

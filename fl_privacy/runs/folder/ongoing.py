@@ -31,11 +31,8 @@ if TYPE_CHECKING:
 CONFIG, IDENTITY, METRICS, SUMMARY = "config.yaml", "run.json", "metrics.jsonl", "summary.json"
 """Files of a run: configuration, identity, records, and the summary that marks its end."""
 
-CAPTURES = "captures"
-"""Subfolder of intercepted updates that are kept."""
-
-WAITING = ".waiting"
-"""Subfolder of updates that wait for their attack; deleted after it."""
+CAPTURES = "captures"  # subfolder of intercepted updates that are kept
+WAITING = ".waiting"  # subfolder of updates that wait for their attack; deleted after it
 
 
 def is_finished(path: Path) -> bool:
@@ -67,10 +64,7 @@ could then hold one each."""
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock ``folder``, which need not exist yet; release the result.
-
-    ``UserError`` if another process holds it, ``OSError`` if its parent is not writable.
-    """
+    """Lock ``folder``, which need not exist; ``UserError`` if another process holds it, or ``OSError``."""
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,11 +80,8 @@ def hold(folder: Path) -> FileLock:
 
 
 PROGRESS, PICTURES, TEXTS, PLAN = "progress.json", "progress.safetensors", "progress-texts.json", "plan.json"
-PICTURED = 3
-"""Guesses shown during an attack."""
-TELL_EVERY = 2.0
-"""Seconds between updates."""
-
+PICTURED = 3  # guesses shown during an attack
+TELL_EVERY = 2.0  # seconds between updates
 _MOST_BYTES = 1 << 20
 
 

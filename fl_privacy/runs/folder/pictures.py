@@ -31,47 +31,30 @@ UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, Attribu
 MOST_BYTES, _MOST_BYTES_OF_TEXTS, _MOST_BYTES_OF_FILM = 1 << 30, 1 << 28, 1 << 24
 """Largest file of pictures or their films, of texts or rows, and of films of texts."""
 
-Pixels = NDArray[np.uint8]
-"""Images of (C, H, W), grey or color."""
-
-Pieces = tuple[str, ...]
-"""Tokens as the tokenizer writes them, or cells as the table writes them."""
-
+Pixels = NDArray[np.uint8]  # images of (C, H, W), grey or color
+Pieces = tuple[str, ...]  # tokens as the tokenizer writes them, or cells as the table writes them
 Original = TypeVar("Original")
 Guess = TypeVar("Guess")
 
 
 @dataclass(frozen=True)
 class Guessed(Generic[Original, Guess]):
-    """An original and its guesses.
-
-    Attributes:
-        guess: plain attacker's guess; ``None`` if its attack failed.
-        adaptive: adaptive attacker's guess; ``None`` without one.
-        transformed: defense's substitute for the original, if any.
-        columns: names of the table's columns, for rows.
-    """
+    """An original and its guesses."""
 
     original: Original | None
-    guess: Guess | None = None
-    adaptive: Guess | None = None
-    transformed: Original | None = None
-    columns: Pieces = ()
+    guess: Guess | None = None  # plain attacker's guess; ``None`` if its attack failed
+    adaptive: Guess | None = None  # adaptive attacker's guess; ``None`` without one
+    transformed: Original | None = None  # defense's substitute for the original, if any
+    columns: Pieces = ()  # names of the table's columns, for rows
 
 
 @dataclass(frozen=True)
 class RowGuess:
-    """A guess at one row of a table.
+    """A guess at one row of a table."""
 
-    Attributes:
-        cells: cells as the table writes them.
-        right: marks of right cells; empty if the original is not known.
-        certain: attacker's certainty of each cell, in [0, 1].
-    """
-
-    cells: Pieces
-    right: tuple[bool, ...]
-    certain: tuple[float, ...]
+    cells: Pieces  # cells as the table writes them
+    right: tuple[bool, ...]  # marks of right cells; empty if the original is not known
+    certain: tuple[float, ...]  # attacker's certainty of each cell, in [0, 1]
 
 
 Pair = Guessed[Pixels, Pixels]
@@ -255,25 +238,18 @@ def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str
     return found, read_each(folder.glob(ROW_FILES), read)
 
 
-FRAMES_AT_MOST = 64
-"""Most frames of a victim in an untrusted file."""
+FRAMES_AT_MOST = 64  # most frames of a victim in an untrusted file
 
 
 @dataclass(frozen=True)
 class Film:
-    """Frames of an attack on one example.
-
-    Attributes:
-        member: sub-attack of the frames; empty for a single attack.
-        at: index of each frame in the history of losses.
-        frames: images (C, H, W), perhaps smaller than the original; tokens of each frame for a text.
-    """
+    """Frames of an attack on one example."""
 
     id: str
     image: int
-    member: str
-    at: tuple[int, ...]
-    frames: tuple[Any, ...]
+    member: str  # sub-attack of the frames; empty for a single attack
+    at: tuple[int, ...]  # index of each frame in the history of losses
+    frames: tuple[Any, ...]  # images (C, H, W), perhaps smaller than the original; tokens of each frame for a text
 
     def facts(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "frames"}

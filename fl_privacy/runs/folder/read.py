@@ -1,47 +1,31 @@
-"""Load run folders, finished or not."""
+"""Load run folders, finished or not, and copy them for others."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+import yaml
 
 from fl_privacy.checks import fits
 from fl_privacy.errors import UserError
-from fl_privacy.files.foreign import expect_regular_files
-from fl_privacy.runs.config.plugins import register_plugin_metrics
-from fl_privacy.runs.folder.claims import ClaimRecord, read_claims
+from fl_privacy.files import make_private_folder, write_private, write_whole
+from fl_privacy.files.foreign import expect_regular_files, read_text
+from fl_privacy.runs.config.settings import register_plugin_metrics
+from fl_privacy.runs.folder import pictures, records as checked
+from fl_privacy.runs.folder.claims import CLAIM, ClaimRecord, read_claims
 from fl_privacy.runs.folder.identity import FORMAT, Identity, training_hash
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS, SUMMARY, WAITING
-from fl_privacy.runs.folder.pictures import (
-    Film,
-    Pair,
-    RowPair,
-    Sentence,
-    read_films,
-    read_pairs,
-    read_rows,
-    read_sentences,
-)
-from fl_privacy.runs.folder.records import (
-    ENVIRONMENT,
-    PARTS,
-    SENTENCES,
-    parse_json,
-    read_records,
-    records_of,
-    wrong_field,
-    wrong_identity,
-    wrong_partition,
-)
-from fl_privacy.runs.folder.share import Shared, shared_as
+from fl_privacy.runs.folder.records import PAPER
 from fl_privacy.runs.folder.summary import Summary, summarize
 from fl_privacy.types.victim_ids import Attacker
 
-MOST_BYTES = 1 << 26
-"""Largest file of a run, except records and tensors."""
-
+MOST_BYTES = 1 << 26  # largest file of a run, except records and tensors
 _FIGURES = list[float | None]
+Shared = Literal["figures", "originals"]  # content of a copy: figures alone, or also originals and reconstructions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,49 +38,42 @@ class PartitionTable:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
-    """All records of a run.
-
-    Attributes:
-        strengths: settings that set the defense's strength, the first part's first.
-        partition: examples of each client and class; ``None`` if not recorded, as by an attack without training.
-        problems: damages, a line each.
-        shared: contents of a copy made for others; ``None`` for the run itself.
-        claims: checked claims of differential privacy, false ones first.
-    """
+    """All records of a run."""
 
     path: Path
     identity: Identity
     config_text: str
     environment: Mapping[str, Any]
     threat_model: tuple[str, ...]
-    strengths: tuple[str, ...]
+    strengths: tuple[str, ...]  # settings that set the defense's strength, the first part's first
+    # examples of each client and class; ``None`` if not recorded, as by an attack without training
     partition: PartitionTable | None
     records: tuple[Mapping[str, Any], ...]
     summary: Summary
     finished: bool
-    problems: tuple[str, ...]
-    shared: Shared | None = None
+    problems: tuple[str, ...]  # damages, a line each
+    shared: Shared | None = None  # contents of a copy made for others; ``None`` for the run itself
     defenses: tuple[str, ...] = ()
-    claims: tuple[ClaimRecord, ...] = ()
+    claims: tuple[ClaimRecord, ...] = ()  # checked claims of differential privacy, false ones first
 
     @property
     def name(self) -> str:
         return self.path.name
 
     def of_kind(self, kind: str, attacker: Attacker = Attacker.PLAIN) -> list[Mapping[str, Any]]:
-        return records_of(self.records, kind, attacker)
+        return checked.records_of(self.records, kind, attacker)
 
-    def read_pairs(self) -> tuple[Mapping[tuple[str, int], Pair], list[str]]:
-        return read_pairs(self.path / "reconstructions")
+    def read_pairs(self) -> tuple[Mapping[tuple[str, int], pictures.Pair], list[str]]:
+        return pictures.read_pairs(self.path / "reconstructions")
 
-    def read_sentences(self) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-        return read_sentences(self.path / "reconstructions")
+    def read_sentences(self) -> tuple[Mapping[tuple[str, int], pictures.Sentence], list[str]]:
+        return pictures.read_sentences(self.path / "reconstructions")
 
-    def read_rows(self) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-        return read_rows(self.path / "reconstructions")
+    def read_rows(self) -> tuple[Mapping[tuple[str, int], pictures.RowPair], list[str]]:
+        return pictures.read_rows(self.path / "reconstructions")
 
-    def read_films(self) -> tuple[Mapping[Attacker, Sequence[Film]], list[str]]:
-        return read_films(self.path / "reconstructions")
+    def read_films(self) -> tuple[Mapping[Attacker, Sequence[pictures.Film]], list[str]]:
+        return pictures.read_films(self.path / "reconstructions")
 
 
 def run_folder_of(path: Path) -> Path:
@@ -116,16 +93,16 @@ def read_run(path: Path) -> Run:
             " `fl-privacy run` printed last."
         )
     expect_regular_files(path, without=(CAPTURES, WAITING))
-    records, problems = read_records(path / METRICS)
+    records, problems = checked.read_records(path / METRICS)
     stored = _read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
     partition = _read_json(path / "partition.json")
     threats = _read_json(path / "threat_model.json") or []
     defense = _read_json(path / "defense.json") or []
     for name, wrong in (
-        ("partition.json", wrong_partition(partition) if partition else None),
-        ("defense.json", None if fits(defense, PARTS) else "it is no list of parts"),
-        ("threat_model.json", None if fits(threats, SENTENCES) else "it is no list of sentences"),
+        ("partition.json", checked.wrong_partition(partition) if partition else None),
+        ("defense.json", None if fits(defense, checked.PARTS) else "it is no list of parts"),
+        ("threat_model.json", None if fits(threats, checked.SENTENCES) else "it is no list of sentences"),
     ):
         if wrong:
             raise _damaged(path / name, wrong)
@@ -155,13 +132,13 @@ def read_summary(path: Path) -> Summary | None:
     """Return the summary of the run in folder ``path``; ``None`` if it has not finished."""
     expect_regular_files(path, without=(CAPTURES, WAITING))
     stored = _read_json(path / SUMMARY)
-    return None if stored is None else _summary(path, stored, read_records(path / METRICS)[0])
+    return None if stored is None else _summary(path, stored, checked.read_records(path / METRICS)[0])
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
     """Return versions, hardware and seed of a run, empty if not recorded; ``UserError`` if damaged."""
     found = _read_json(path / "environment.json") or {}
-    if wrong := wrong_field(found, ENVIRONMENT):
+    if wrong := checked.wrong_field(found, checked.ENVIRONMENT):
         raise _damaged(path / "environment.json", wrong)
     return found
 
@@ -169,11 +146,11 @@ def read_environment(path: Path) -> Mapping[str, Any]:
 def read_identity(path: Path) -> Identity:
     """Load a ``run.json``; ``UserError`` if it is damaged or of a later version."""
     try:
-        content = parse_json(_read_text(path))
+        content = checked.parse_json(_read_text(path))
         found = content.pop("format")
         if found != FORMAT:
             raise UserError(f"{path} is expected in format {FORMAT}, but is in format {found}; update fl-privacy.")
-        if wrong := wrong_identity(content):
+        if wrong := checked.wrong_identity(content):
             raise _damaged(path, wrong)
         return Identity(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -184,7 +161,7 @@ def _read_json(path: Path) -> Any:
     if not path.is_file():
         return None
     try:
-        return parse_json(_read_text(path))
+        return checked.parse_json(_read_text(path))
     except ValueError as error:
         raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
 
@@ -215,10 +192,10 @@ def _damaged(path: Path, what: str) -> UserError:
 
 def failed_attackers(path: Path) -> dict[Attacker, str]:
     """Return attackers that failed on every image of a run, with their most common reason."""
-    records, _ = read_records(path / METRICS)
+    records, _ = checked.read_records(path / METRICS)
     found: dict[Attacker, str] = {}
     for attacker in Attacker:
-        reasons = [record.get("failure") for record in records_of(records, "image", attacker)]
+        reasons = [record.get("failure") for record in checked.records_of(records, "image", attacker)]
         if reasons and all(reasons):
             found[attacker] = Counter(map(str, reasons)).most_common(1)[0][0]
     return found
@@ -230,9 +207,77 @@ def find_baseline(out: Path, config: Mapping[str, Any]) -> tuple[Path, float] | 
     for summary in sorted(out.glob("*/summary.json")):
         try:
             identity = read_identity(summary.with_name(IDENTITY))
-            accuracy = parse_json(_read_text(summary))["final_accuracy"]
+            accuracy = checked.parse_json(_read_text(summary))["final_accuracy"]
         except (UserError, OSError, ValueError, KeyError, TypeError):  # no reason to stop another run
             continue
         if identity.undefended and identity.training == wanted and isinstance(accuracy, float | int):
             return summary.parent, accuracy
     return None
+
+
+NOTE = "share.json"
+_MOST_NOTE = 1 << 12
+FIGURES = ("environment.json", "threat_model.json", "defense.json", "partition.json", CLAIM, PAPER, METRICS, SUMMARY)
+PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures/*.png")
+
+
+def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
+    """Copy a run without captured updates and final weights, which reveal images, with paths cut to their last part.
+
+    A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
+    a file is a link, ``OSError`` if something can't be read or written.
+    """
+    for name in (IDENTITY, CONFIG, *FIGURES):
+        if (source / name).is_symlink():
+            raise UserError(f"{source / name} is expected to be a file of the run, but is a link; remove it.")
+    kept = with_originals and shared_as(source) != "figures"
+    write = write_private if kept else write_whole
+    if kept:
+        make_private_folder(destination, destination)
+    else:
+        destination.mkdir(parents=True)
+    _copy_configuration(source, destination, write)
+    for name in FIGURES:
+        if (source / name).is_file():
+            write(destination / name, (source / name).read_bytes())
+    for pattern in PICTURES if kept else ():
+        for path in sorted(source.glob(pattern)):
+            if path.is_file() and not path.is_symlink():
+                make_private_folder(destination / path.parent.name, destination / path.parent.name)
+                write_private(destination / path.parent.name / path.name, path.read_bytes())
+    write(destination / NOTE, json.dumps({"holds": "originals" if kept else "figures"}))
+
+
+def shared_as(folder: Path) -> Shared | None:
+    """Return the content of the copy in ``folder``; ``None`` for the run itself, ``UserError`` for a damaged note."""
+    note = folder / NOTE
+    if not note.is_file():
+        return None
+    with suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
+        found = json.loads(read_text(note, _MOST_NOTE))["holds"]
+        if found in get_args(Shared):
+            return found
+    raise UserError(f'{note} is expected to hold {{"holds": "figures"}} or "originals", but is damaged; share it anew.')
+
+
+def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
+    try:
+        content = json.loads(read_text(source / IDENTITY))
+        shown = {**content, "config": _with_names_only(content["config"])}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
+    write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
+    if (source / CONFIG).is_file():  # its text may fold or quote a path
+        write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
+
+
+def _with_names_only(value: Any) -> Any:
+    """Cut absolute paths to their last part."""
+    match value:
+        case str() if Path(value).is_absolute():
+            return Path(value).name or value
+        case Mapping():
+            return {key: _with_names_only(entry) for key, entry in value.items()}
+        case list():
+            return [_with_names_only(entry) for entry in value]
+    return value

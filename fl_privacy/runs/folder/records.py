@@ -1,4 +1,4 @@
-"""Write and load ``metrics.jsonl``, one record a line, and check the types of a run's untrusted files."""
+"""Write and load ``metrics.jsonl``, one record a line, and ``paper.json``; check a run's untrusted files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hint
 
 from fl_privacy.checks import fits, in_words
 from fl_privacy.errors import UserError
-from fl_privacy.files import UNENCODABLE
+from fl_privacy.files import UNENCODABLE, write_whole
+from fl_privacy.files.foreign import read_text
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.roc import FINDING
-from fl_privacy.runs.config.keys import sections
 from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.settings import sections
 from fl_privacy.runs.folder.identity import Identity
 from fl_privacy.types.victim_ids import Attacker, VictimId
 
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
     from fl_privacy.measure.outcome import ImageScore
 
 Text = Mapping[str, str]
-Number = float | None
-"""A number; NaN becomes null in JSON."""
+Number = float | None  # A number; NaN becomes null in JSON
 
 RECORDS: dict[str, dict[str, Any]] = {
     "round": {
@@ -87,20 +87,13 @@ _OF_ROUND = ("seconds", "defense_seconds", "upload_bytes", "delta", "distance", 
 AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))
 """Fields of any kind whose numbers are finite and at least zero."""
 
-MOST = 1e18
-"""Largest such amount."""
-
+MOST = 1e18  # largest such amount
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}
 SENTENCES = list[str]
 PARTS = list[Mapping[str, str | None]]
-
-LARGEST = 10**12
-"""Largest whole number that can be a count here."""
-
-_SIZES = ("batch_size", "federation.plan.batch_size")
-"""Settings that pages compute with."""
-
+LARGEST = 10**12  # largest whole number that can be a count here
+_SIZES = ("batch_size", "federation.plan.batch_size")  # settings that pages compute with
 _PLAIN = str | float | bool | None
 _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
@@ -171,11 +164,8 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-MOST_BYTES = 1 << 29
-"""Largest file of records."""
-
-SYNC_EVERY = 5.0
-"""Seconds between syncs to disk; lines survive the death of the process in any case."""
+MOST_BYTES = 1 << 29  # largest file of records
+SYNC_EVERY = 5.0  # seconds between syncs to disk; lines survive the death of the process in any case
 
 
 class RecordWriter:
@@ -295,9 +285,7 @@ def _restored(value: Any) -> Any:
 
 
 T = TypeVar("T")
-
-Part = Callable[[object, str], object]
-"""Builds a field from its value and place; raises ``ValueError``."""
+Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
@@ -334,3 +322,45 @@ def beginning(value: object) -> str:
     """Return the first 40 characters of a value."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
+PAPER = "paper.json"
+_MOST_OF_PAPER = 1 << 20
+_TEXTS = ("title", "at", "ours", "about", "picture")
+_LISTS = {"notes": list[str], "columns": list[str], "strips": list[list[str]], "lines": list[Mapping[str, Any]]}
+FIELDS: Mapping[str, Any] = {**dict.fromkeys(_TEXTS, str), **_LISTS}
+"""Fields of the record; ``at`` names data and network of the published figures, ``ours`` those of ours, and ``strips``
+rows of the picture: title, line, and kind of image (a field of ``Pair``)."""
+
+LINE: Mapping[str, Any] = {"name": str, "folders": list[list[str]], "figures": list[list[float | None]]}
+"""Fields of a line: names of the runs of each strength, next to the record's folder, and for each column the published
+figure, ours, the ends of its 95 % interval and the number of examples or strengths; ``None`` if not known."""
+
+
+def write_paper(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write ``paper.json`` into ``folder``."""
+    write_whole(folder / PAPER, dump_json(record, indent=1))
+
+
+def read_paper(folder: Path) -> Mapping[str, Any] | None:
+    """Load the record in ``folder``, if any; ``UserError`` if the file is damaged."""
+    if not (folder / PAPER).is_file():
+        return None
+    try:
+        found = parse_json(read_text(folder / PAPER, _MOST_OF_PAPER))
+        wrong = wrong_field(found, FIELDS) or next(filter(None, (wrong_field(of, LINE) for of in found["lines"])), None)
+        if not wrong:
+            sizes = {(len(figure), 5) for of in found["lines"] for figure in of["figures"]}
+            sizes |= {(len(strip), 3) for strip in found["strips"]}
+            sizes |= {(len(of["figures"]), len(found["columns"])) for of in found["lines"]}
+            names = [name for of in found["lines"] for runs in of["folders"] for name in runs]
+            wrong = "a list has another length" if any(own != expected for own, expected in sizes) else None
+            wrong = (
+                "a folder has more than a name" if any(Path(n).name != n or n in {"", ".."} for n in names) else wrong
+            )
+    except ValueError as error:
+        wrong = str(error)
+    if wrong:
+        raise UserError(f"{folder / PAPER} is expected to hold a paper's table, but {wrong}; remove it.")
+    assert isinstance(found, Mapping)
+    return found

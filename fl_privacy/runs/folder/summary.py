@@ -41,30 +41,25 @@ class Traced(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageResult:
-    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each.
-
-    Attributes:
-        attack: name of the attack, if there are several.
-        metrics: statistics by name, over the images on which the attack did not fail; intervals are over uploads.
-        label_sources: source of labels -> number of images.
-        certainties: attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`.
-        members: sub-attack that reconstructed them -> number of images; empty for a single attack.
-        over_control: mean excess of the guesses' main metric over that of the best guess without the update; for images
-            aligned PSNR of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
-    """
+    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each."""
 
     attacker: Attacker = Attacker.PLAIN
     round: int = 0
-    attack: str = ""
+    attack: str = ""  # name of the attack, if there are several
+    # statistics by name, over the images on which the attack did not fail; intervals are over uploads
     metrics: Mapping[str, Statistic] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     thresholds: tuple[Recognized, ...] = ()
     tracing: Traced | None = None
-    label_sources: Mapping[str, int] = field(default_factory=dict)
+    label_sources: Mapping[str, int] = field(default_factory=dict)  # source of labels -> number of images
+    # attacker's own certainty -> number of images, see :class:`fl_privacy.types.Certainty`
     certainties: Mapping[str, int] = field(default_factory=dict)
+    # sub-attack that reconstructed them -> number of images; empty for a single attack
     members: Mapping[str, int] = field(default_factory=dict)
     images: int = 0
     failures: int = 0
+    # mean excess of the guesses' main metric over that of the best guess without the update; for images aligned PSNR
+    # of at most ``LARGEST_PSNR``. ``None`` if no control was measured.
     over_control: float | None = None
 
     @property
@@ -101,21 +96,14 @@ class TestedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Epsilon after the last round, and its scope.
+    """Epsilon after the last round, and its scope."""
 
-    Attributes:
-        epsilon: privacy budget spent; ``None`` without a guarantee.
-        missing: reason why there is no guarantee.
-        unit: protected unit, ``example`` or ``client``; ``None`` if not recorded.
-        covered: ``True`` if the accountant's assumptions hold for the sampling of batches in this run.
-    """
-
-    epsilon: float | None
+    epsilon: float | None  # privacy budget spent; ``None`` without a guarantee
     delta: float
     accountant: str
-    missing: str | None
-    unit: str | None = None
-    covered: bool = False
+    missing: str | None  # reason why there is no guarantee
+    unit: str | None = None  # protected unit, ``example`` or ``client``; ``None`` if not recorded
+    covered: bool = False  # ``True`` if the accountant's assumptions hold for the sampling of batches in this run
     rounds: int = 0
 
     @property
@@ -137,25 +125,17 @@ class Seconds:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Summary of a run.
-
-    Attributes:
-        countermeasures: adaptive attacker's measures against the defense, a sentence each.
-        batch_norm: batch norm modes in the attacked uploads, none for models without.
-        update_distortion: defense's change to updates, by figure.
-        upload: ``upload_bytes`` and ``defense_seconds`` of one client's reply in one round.
-        final_accuracy: accuracy in [0, 1]; ``None`` if nothing was tested.
-    """
+    """Summary of a run."""
 
     finished: bool
     attacked: tuple[LeakageResult, ...]
-    countermeasures: tuple[str, ...]
-    batch_norm: tuple[str, ...]
-    update_distortion: Mapping[str, Statistic]
-    upload: Mapping[str, Statistic]
+    countermeasures: tuple[str, ...]  # adaptive attacker's measures against the defense, a sentence each
+    batch_norm: tuple[str, ...]  # batch norm modes in the attacked uploads, none for models without
+    update_distortion: Mapping[str, Statistic]  # defense's change to updates, by figure
+    upload: Mapping[str, Statistic]  # ``upload_bytes`` and ``defense_seconds`` of one client's reply in one round
     privacy: Spent | None
     tested: tuple[TestedRound, ...]
-    final_accuracy: float | None
+    final_accuracy: float | None  # accuracy in [0, 1]; ``None`` if nothing was tested
     undefended_accuracy: float | None
     pmm: float | None
     seconds: Seconds

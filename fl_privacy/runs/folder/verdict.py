@@ -31,19 +31,15 @@ from fl_privacy.types.victim_ids import Certainty
 if TYPE_CHECKING:
     from fl_privacy.runs.folder.read import Run
 
-Tone = Literal["leak", "bounded", "open"]
-"""Red, green, gray."""
-
+Tone = Literal["leak", "bounded", "open"]  # red, green, gray
 LEAK: Tone = "leak"
 BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
-
 BOUNDED_AT_MOST = 0.1
 """Largest identification probability of a guarantee that counts as a bound: nine of ten attempts
 of any attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
 
-CANDIDATES = 1000
-"""Number of distractors for the bound if guesses were compared with none, or with more."""
+CANDIDATES = 1000  # number of distractors for the bound if guesses were compared with none, or with more
 
 
 class Ground(StrEnum):
@@ -76,28 +72,20 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verdict:
-    """Verdict on a run.
-
-    Attributes:
-        most: result that leaks most; ``None`` if nothing could be scored.
-        by_round: result that leaks most in each attacked round.
-        told: other questions answered better than by chance.
-        exposed: images that came out as a defense's substitutes; ``None`` if none did.
-        proven: most examples proven by one attacker.
-    """
+    """Verdict on a run."""
 
     tone: Tone
     ground: Ground
     modality: Modality = IMAGES
     facts: AttackFacts = field(default_factory=AttackFacts)
-    most: LeakageResult | None = None
-    by_round: Mapping[int, LeakageResult] = field(default_factory=dict)
+    most: LeakageResult | None = None  # result that leaks most; ``None`` if nothing could be scored
+    by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
-    told: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()  # other questions answered better than by chance
     asked: tuple[Finding, ...] = ()
     bound: Bound | None = None
-    exposed: Recognized | None = None
-    proven: int = 0
+    exposed: Recognized | None = None  # images that came out as a defense's substitutes; ``None`` if none did
+    proven: int = 0  # most examples proven by one attacker
 
     @property
     def counts(self) -> Counts:
@@ -158,9 +146,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     )
 
 
-CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}
-"""``True`` for an inference above chance -> its tone."""
-
+CHANCE_TONES: Mapping[bool, Tone] = {True: LEAK, False: OPEN}  # ``True`` for an inference above chance -> its tone
 _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BOUNDED: BOUNDED}
 
 

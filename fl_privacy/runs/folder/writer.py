@@ -144,10 +144,7 @@ class RunFolder:
         candidates_from: str | None = None,
         uploads: str | None = None,
     ) -> None:
-        """Record one call of the attack; ``uploads`` is a value of ``AttackedUploads``.
-
-        ``batch_norm`` is the clients' mode, if any, ``candidates_from`` the name of the distractors.
-        """
+        """Record a call of the attack; ``uploads`` is of ``AttackedUploads``, ``batch_norm`` the clients' mode."""
         figures = {"victims": victims, "seconds": seconds, "batch_norm": batch_norm, "candidates_from": candidates_from}
         figures |= {"uploads": uploads}
         self._append(kind="attack", attacker=attacker, round=round, countermeasures=list(countermeasures), **figures)

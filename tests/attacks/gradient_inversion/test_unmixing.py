@@ -8,10 +8,9 @@ import torch
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.gradient_inversion.grouping import as_mixture, unmixed
 from fl_privacy.effects import Mixed, OtherImages, Part, Transformed, from_plain, mixing, to_plain
-from fl_privacy.measure.identification import identify
+from fl_privacy.measure.identification import PublicImages, identify
 from fl_privacy.measure.images import psnr
 from fl_privacy.measure.outcome import LEAD
-from fl_privacy.measure.public_images import PublicImages
 from fl_privacy.types import Batch, Certainty
 from tests.attacks.likelihood.test_reading import uploads
 

@@ -1,8 +1,9 @@
-"""Training of Refiner's evaluation network on public images or texts, unless it is already trained."""
+"""Training of Refiner's evaluation network or of a generator on public data, unless it is already trained."""
 
 import copy
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,35 +16,29 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.cli.console import progress_bar
+from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, progress_bar
 from fl_privacy.data import LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
 from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.models.pretrained import evaluator as networks, evaluator_files as files
+from fl_privacy.models.pretrained import evaluator as networks, evaluator_files as files, generator as generators
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, Progress
 from fl_privacy.models.pretrained.evaluator_files import Evaluator
-from fl_privacy.models.pretrained.generator_training import GeneratorPlan
+from fl_privacy.models.pretrained.generator_training import GeneratorPlan, GeneratorTraining
 from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file
 from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import expect_type
 
-SHOWN = 1000
-"""Number of images or texts of the other split behind the table of predictions."""
-
-RATIOS = torch.linspace(0, 1, 11)
-"""True noise ratios in that table."""
+SHOWN = 1000  # number of images or texts of the other split behind the table of predictions
+RATIOS = torch.linspace(0, 1, 11)  # true noise ratios in that table
 
 
 def train(overrides: Sequence[str], *, console: Console) -> Path:
-    """Train the network of ``conf/evaluator.yaml`` and ``overrides``, and return its file.
-
-    ``UserError`` if a setting is wrong, or the file holds another network.
-    """
+    """Train the network of ``conf/evaluator.yaml``, and return its file; ``UserError`` if it holds another."""
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
@@ -117,8 +112,7 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
     return teacher
 
 
-Splits = tuple[LabelledExamples, LabelledExamples]
-"""Split to train on, and the other one."""
+Splits = tuple[LabelledExamples, LabelledExamples]  # split to train on, and the other one
 
 
 @dataclass(frozen=True)
@@ -126,8 +120,7 @@ class _Work:
     key: str
     about: Mapping[str, str]
     train: Callable[..., Evaluator]
-    curve: Callable[[Any], Tensor]
-    """(R, N) predictions for the other split at each of :data:`RATIOS`."""
+    curve: Callable[[Any], Tensor]  # (R, N) predictions for the other split at each of :data:`RATIOS`
 
 
 def _images(
@@ -184,3 +177,73 @@ def _table(trained: Mapping[str, Evaluator | None], curve: Callable[[Any], Tenso
         if network is not None:
             table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
     return table
+
+
+SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is saved
+
+
+def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
+    """Train the generator of ``conf/generator.yaml``, and return its file; ``UserError`` if it holds another."""
+    settings = checked_settings("generator", overrides)
+    chosen = {name: settings[name] for name in GeneratorPlan.__dataclass_fields__}
+    check_arguments(GeneratorPlan, chosen, "generator")
+    plan, seed, split, number = GeneratorPlan(**chosen), settings["seed"], settings["split"], settings["images"]
+    dataset = build_dataset(settings["data"])
+    one_of("split", split, ("train", "test"))
+    public = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
+    if number is not None:
+        public = public.subset(torch.arange(len(public))[thinned(len(public), number, at_least=2)])
+    device = resolve_device(settings["device"])
+    # without the number of steps: a training that was stopped may be extended
+    training_key = key_of(replace(plan, steps=1), seed, public.images, public.labels)
+    key, shape = f"{training_key}-{plan.steps}", "x".join(map(str, public.input_shape))
+    name = f"generator-{dataset.name.replace('/', '--')}-{split}-{shape}-{key}.safetensors"
+    file, trained = place_of(settings, name, key, generators.read_generator_header, console)
+    if trained:
+        return file
+    training = GeneratorTraining(public.images, public.labels, public.num_classes, plan, seed=seed, device=device)
+    cached = user_cache_folder() / f"generator-{training_key}.training"
+    state = cached if settings["out"] is None else file.with_name(f"{file.name}.training")
+    if not settings["overwrite"] and state.exists() and generators.load_training(state, training_key) is None:
+        raise UserError(
+            f"{state} is expected to be of this very training, but is of another that was stopped; name another out, go"
+            " on with its settings, or set overwrite=true."
+        )
+    _train(training, state, training_key, console)
+    marks = generators.image_fingerprints(public.images)
+    data = {"data": dataset.name, "split": split, "images": len(public)}
+    about = generators.Provenance(**data, seed=seed, steps=plan.steps, fingerprints=marks)
+    generators.save_generator(training.result(), about, file, {"key": key, "settings": json.dumps(settings)})
+    state.unlink(missing_ok=True)
+    return file
+
+
+def _train(training: GeneratorTraining, state: Path, key: str, console: Console) -> None:
+    if (before := generators.load_training(state, key)) is not None:
+        training.load(before)
+        if training.done > training.plan.steps:
+            raise UserError(
+                f"steps is expected to be at least {training.done}, which are done already, but got"
+                f" {training.plan.steps}; set steps={training.done}, or remove {state}."
+            )
+        console.print(f"Going on after {training.done} of {training.plan.steps} steps.", highlight=False)
+    kept, kept_at, printed_at = training.done, time.monotonic(), time.monotonic()
+    with progress_bar(console, "Training, losses {task.fields[losses]}") as bar:
+        task = bar.add_task("", total=None, losses="")
+
+        def tell(done: int, total: int, discriminator: float, generator: float) -> None:
+            nonlocal kept, kept_at, printed_at
+            losses = f"{discriminator:.2f} and {generator:.2f}"
+            bar.update(task, completed=done, total=total, losses=losses)
+            if not console.is_terminal and time.monotonic() - printed_at > SECONDS_BETWEEN_LINES:
+                printed_at = time.monotonic()
+                console.print(f"Training: {done}/{total} steps, losses {losses}", highlight=False)
+            if time.monotonic() - kept_at > SECONDS_BETWEEN_STATES:
+                generators.save_training(training.state(), state, key)
+                kept, kept_at = done, time.monotonic()
+
+        try:
+            training.run(tell)
+        finally:
+            if training.done > kept:
+                generators.save_training(training.state(), state, key)
