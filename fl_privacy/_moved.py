@@ -10,6 +10,21 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
+    flower.masked_replies=flower.grids
+    data.columns=data.examples
+    defenses.condensation=defenses.dc_dsa_dm
+    models.pretrained.word_evaluator=models.pretrained.evaluator
+    models.gradients.layer_rules=models.gradients.layered
+    models.gradients.batch=models.gradients.victims
+    models.gradients.sketch=models.gradients.per_example
+    attacks.gradient_inversion.table_rows=attacks.gradient_inversion.other_modalities
+    attacks.exact.april=attacks.exact.first_layer
+    attacks.exact.analytic=attacks.exact.first_layer
+    attacks.exact.repeats=attacks.exact.certificate
+    attacks.optimizers.cma=attacks.optimizers.first_order
+    attacks.malicious.from_layer=attacks.malicious.server_attack
+    attacks.feature_inversion.features=attacks.feature_inversion.attack
+    attacks.feature_presets=attacks.presets
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
     attacks.auto.budget=attacks.auto.sub_attacks attacks.auto.judgment=attacks.auto.race
@@ -32,7 +47,7 @@ _NAMES = """
     attacks.gradient_inversion.rounds=attacks.gradient_inversion.preparation
     attacks.gradient_inversion.solved_labels=attacks.gradient_inversion.labels
     attacks.gradient_inversion.starts=attacks.gradient_inversion.settings
-    attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.table_rows
+    attacks.gradient_inversion.table_evidence=attacks.gradient_inversion.other_modalities
     attacks.gradient_inversion.undisclosed=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.unmixing=attacks.gradient_inversion.grouping
     attacks.inference.canaries=attacks.inference.inference attacks.inference.source=attacks.inference.attribute
@@ -76,7 +91,7 @@ _NAMES = """
     interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer interception=federation.interception
-    losses=models.losses malicious.reading=attacks.malicious.from_layer malicious=attacks.malicious
+    losses=models.losses malicious.reading=attacks.malicious.server_attack malicious=attacks.malicious
     measure.comparison=measure.identification measure.inferred=measure.roc measure.pinned_rows=measure.tables
     measure.spn=measure.distortion measure.trade_off=measure.intervals metrics.controls=measure.distractors
     metrics.looks=measure.descriptors metrics=measure modality=types.modality models.alexnet_vgg=models.small_networks

@@ -16,8 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.examples import Examples, LabelledExamples, expect_images
+from fl_privacy.data.examples import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Examples,
+    LabelledExamples,
+    encode_labels,
+    expect_images,
+    find_column,
+)
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.data.sources import (
     OWNERS,

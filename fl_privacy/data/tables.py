@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import one_of
-from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
-from fl_privacy.data.examples import TableExamples
+from fl_privacy.data.examples import LABEL_COLUMNS, TableExamples, encode_labels, find_column
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded

@@ -12,9 +12,8 @@ from torch.func import functional_call
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.models.gradients import example_gradients, gradient_by_inputs, plain_attention
 from fl_privacy.models.gradients.hooks import entering, owners
-from fl_privacy.models.pretrained.evaluator import uniform_noise
+from fl_privacy.models.pretrained.evaluator import WordBox, WordEvaluator, uniform_noise
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator
-from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
 

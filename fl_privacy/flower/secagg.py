@@ -31,9 +31,8 @@ from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower import records
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient, PrivacyClient
-from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, MaskedReplies, PromptGrid, Traffic, pair
 from fl_privacy.flower.inside import legacy
-from fl_privacy.flower.masked_replies import MaskedReplies
 from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
 from fl_privacy.flower.nodes import Nodes
 from fl_privacy.rng import SecretGenerator, derive_seed

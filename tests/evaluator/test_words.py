@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.pretrained.evaluator import EvaluatorPlan
-from fl_privacy.models.pretrained.evaluator_files import find_evaluator, find_word_evaluator, save_evaluator
-from fl_privacy.models.pretrained.word_evaluator import (
+from fl_privacy.models.pretrained.evaluator import (
+    EvaluatorPlan,
     WordBox,
     mix_with_random_words,
     random_word_curve,
     train_word_evaluator,
 )
+from fl_privacy.models.pretrained.evaluator_files import find_evaluator, find_word_evaluator, save_evaluator
 
 VOCABULARY, WIDTH = 200, 16
 PLAN = EvaluatorPlan(widths=(16,), epochs=6, batch_size=32, lr=1e-2)

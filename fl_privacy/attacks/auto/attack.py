@@ -26,7 +26,6 @@ from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
-from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
@@ -34,6 +33,7 @@ from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
+from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
 from fl_privacy.errors import UserError

@@ -7,8 +7,13 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer
 from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.malicious.from_layer import first_layer, reconstruction_of
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.attacks.malicious.server_attack import (
+    ServerAttack,
+    ThreatLevel,
+    expect_whole,
+    first_layer,
+    reconstruction_of,
+)
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.choose_method import decayed, number_of_steps

@@ -8,9 +8,16 @@ from torch import Tensor, nn
 from fl_privacy.attacks.exact.first_layer import distinct_ratios
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import LEVELS, first_layer, is_one_image, reconstruction_of
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.attacks.malicious.server_attack import (
+    LEVELS,
+    ServerAttack,
+    ThreatLevel,
+    expect_whole,
+    first_layer,
+    is_one_image,
+    reconstruction_of,
+)
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator

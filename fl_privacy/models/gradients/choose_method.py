@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fl_privacy.models.gradients.batch import LossChange, drops_out, loss_gradients
 from fl_privacy.models.gradients.layered import Layered
 from fl_privacy.models.gradients.victims import (
+    LossChange,
     OneByOne,
     Vectorized,
     VictimGradients,
     VictimLoss,
     VictimModel,
     differentiable_twice,
+    drops_out,
     frozen_copy,
+    loss_gradients,
 )
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 

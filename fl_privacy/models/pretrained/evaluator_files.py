@@ -19,8 +19,13 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder, write_private
 from fl_privacy.files.foreign import expanded
 from fl_privacy.files.networks import read_network, read_once, readable, take_values
-from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
-from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
+from fl_privacy.models.pretrained.evaluator import (
+    EvaluationNetwork,
+    EvaluatorPlan,
+    WordEvaluator,
+    train_evaluator,
+    train_word_evaluator,
+)
 
 Evaluator = EvaluationNetwork | WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
