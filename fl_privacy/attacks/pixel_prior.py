@@ -138,11 +138,9 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
     order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
     waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]
-    mixes = _colors(channels)
-    bases = torch.einsum("kc,mhw->kmchw", mixes, waves).flatten(0, 1).flatten(1)
+    bases = torch.einsum("kc,mhw->kmchw", _colors(channels), waves).flatten(0, 1).flatten(1)
     left = _CONTRAST**2 - float(waves.square().sum()) / (height * width)
-    mean = torch.full((1, math.prod(shape)), 0.5)
-    return PixelPrior(mean, bases.float()[None], math.sqrt(max(left, 1e-6)), 0)
+    return PixelPrior(torch.full((1, math.prod(shape)), 0.5), bases.float()[None], math.sqrt(max(left, 1e-6)), 0)
 
 
 def _cosines(side: int) -> Tensor:

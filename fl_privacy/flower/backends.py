@@ -44,8 +44,7 @@ def rounds_on_grid(
     seen, ended = deque[Observation](), list[RoundReport]()
     settings = asdict(rules or NodeRules())
     federated = Federated(server=server, audit=audit, on_round=ended.append, timeout=timeout, **settings)
-    observing = replace(interceptor, sink=seen.append)
-    curious = HonestButCurious(federated, observing, audit, states=_states(grid))
+    curious = HonestButCurious(federated, replace(interceptor, sink=seen.append), audit, states=_states(grid))
 
     def steps(round: int) -> Steps:
         config = ConfigRecord()

@@ -337,8 +337,7 @@ def answered_once(
         return content
 
     other = None if probe is not None else instead
-    answer = Answers(context, rounds).once([kind], round, question, work, instead=other)
-    return Message(answer, reply_to=message)
+    return Message(Answers(context, rounds).once([kind], round, question, work, instead=other), reply_to=message)
 
 
 def content_of(reply: Message) -> RecordDict:

@@ -43,8 +43,7 @@ class Federated(NodeRules, Strategy):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        rules = {rule.name: getattr(self, rule.name) for rule in fields(NodeRules)}
-        self._nodes = Nodes(self.server.clients, **rules)
+        self._nodes = Nodes(self.server.clients, **{rule.name: getattr(self, rule.name) for rule in fields(NodeRules)})
         self._started = 0.0
         self._asked: list[int] = []
         self._absent: list[int] = []

@@ -193,8 +193,7 @@ def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, contex
         context.state.pop(KEPT, None)
         return
     layers = {name.rpartition(".")[0] for name in norms}
-    own = {name: value for name, value in after.items() if name.rpartition(".")[0] in layers}
-    context.state[KEPT] = to_record(own)
+    context.state[KEPT] = to_record({name: value for name, value in after.items() if name.rpartition(".")[0] in layers})
 
 
 def own_norms(context: Context) -> dict[str, Tensor]:

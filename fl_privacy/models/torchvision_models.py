@@ -91,11 +91,10 @@ class MobileNetV2(TorchvisionNetwork):
         number("model.width_multiplier", width_multiplier, above=0, example=1.0)
         number("model.dropout", dropout, at_least=0, below=1, example=0.2)
         first, *strides = _SMALL_STRIDES if image["image_size"] <= _SMALL else _STRIDES
-        settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
         self.network = TorchvisionMobileNetV2(
             image["num_classes"],
             width_mult=width_multiplier,
-            inverted_residual_setting=settings,
+            inverted_residual_setting=[[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)],
             dropout=dropout,
             norm_layer=BatchNorm2d,
         )

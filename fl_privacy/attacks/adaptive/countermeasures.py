@@ -5,38 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 
-from fl_privacy.attacks.adaptive.constraints import (
-    Clipping,
-    HiddenGradient,
-    Rule,
-    Transform,
-    bare_layers,
-    beyond_cut,
-    only_layer,
-    outcomes,
-    shared_columns,
-    where_shared,
-    within_bins,
-)
-from fl_privacy.effects import (
-    AdversarialPerturbation,
-    Clipped,
-    ClippedExamples,
-    Effect,
-    MutedFeatures,
-    Noise,
-    NoisedLayers,
-    PrivateLayers,
-    PrivateLoss,
-    Quantized,
-    RobustGradient,
-    SlicedNoise,
-    Sparse,
-    Summed,
-    Transformed,
-    Truncated,
-    Withheld,
-)
+from fl_privacy import effects
+from fl_privacy.attacks.adaptive import constraints
 from fl_privacy.types import LocalPlan
 
 
@@ -76,13 +46,13 @@ class Countermeasure:
     """
 
     sentence: str
-    rule: Rule | None = None
-    clipping: Clipping | None = None
+    rule: constraints.Rule | None = None
+    clipping: constraints.Clipping | None = None
     smoothness: float = 0.0
     noisy: bool = False
-    hidden: HiddenGradient | None = None
+    hidden: constraints.HiddenGradient | None = None
     loss_factor: float = 1.0
-    transforms: tuple[Transform, ...] = ()
+    transforms: tuple[constraints.Transform, ...] = ()
 
 
 FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
@@ -97,15 +67,15 @@ UNSCALED, UNTOLD = 1.0, 1.0
 is as large as the head's weights."""
 
 
-def looks_noisy(effect: Effect) -> bool:
+def looks_noisy(effect: effects.Effect) -> bool:
     """Return ``True`` if every element carries noise whose size shows in the update, as with coarse random rounding."""
-    if isinstance(effect, Quantized):
+    if isinstance(effect, effects.Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
-    return isinstance(effect, Noise | ClippedExamples | SlicedNoise)
+    return isinstance(effect, effects.Noise | effects.ClippedExamples | effects.SlicedNoise)
 
 
 @singledispatch
-def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
+def countermeasures_against(effect: effects.Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
     """Return the countermeasures against a known ``effect``; ``None`` if none is known.
 
     A function under ``@countermeasures_against.register`` adds an effect. Unknown fields of an effect are ``None``.
@@ -114,46 +84,49 @@ def countermeasures_against(effect: Effect, circumstances: Circumstances) -> Seq
 
 
 @countermeasures_against.register
-def _against_sparsity(effect: Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_sparsity(effect: effects.Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
     return [
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
             " have been shared.",
-            rule=partial(where_shared, effect),
+            rule=partial(constraints.where_shared, effect),
         ),
         *_prefer_smooth(circumstances, BLURRED if effect.noise_std else HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_truncation(effect: Truncated, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_truncation(effect: effects.Truncated, circumstances: Circumstances) -> Sequence[Countermeasure]:
     sentence = "It accepts every value beyond the bound for elements that were cut to it."
-    return [Countermeasure(sentence=sentence, rule=partial(beyond_cut, effect)), *_prefer_smooth(circumstances, FINE)]
+    return [
+        Countermeasure(sentence=sentence, rule=partial(constraints.beyond_cut, effect)),
+        *_prefer_smooth(circumstances, FINE),
+    ]
 
 
 @countermeasures_against.register
-def _against_withholding(effect: Withheld, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_withholding(effect: effects.Withheld, circumstances: Circumstances) -> Sequence[Countermeasure]:
     return _prefer_smooth(circumstances, FINE)
 
 
 @countermeasures_against.register
-def _against_quantization(effect: Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_quantization(effect: effects.Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
         return _smooth_away(circumstances)
     sentence = "It accepts every gradient that rounds to the levels observed."
     return [
-        Countermeasure(sentence=sentence, rule=partial(within_bins, effect)),
+        Countermeasure(sentence=sentence, rule=partial(constraints.within_bins, effect)),
         *_prefer_smooth(circumstances, FINE if (effect.bits or 0) >= _MANY_BITS else HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_soteria(effect: effects.MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Mute the columns that are zero, which works a little better than muting the whole layer."""
     if circumstances.head is None:
         return []
-    rule = partial(shared_columns, circumstances.head, effect.dropped)
+    rule = partial(constraints.shared_columns, circumstances.head, effect.dropped)
     return [
         Countermeasure(sentence="It mutes those columns of the last layer's gradient that are zero.", rule=rule),
         *_prefer_smooth(circumstances, HIDDEN),
@@ -161,21 +134,21 @@ def _against_soteria(effect: MutedFeatures, circumstances: Circumstances) -> Seq
 
 
 @countermeasures_against.register
-def _against_mixing(effect: SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_mixing(effect: effects.SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     return _smooth_away(circumstances)
 
 
-@countermeasures_against.register(RobustGradient)
-@countermeasures_against.register(AdversarialPerturbation)
-@countermeasures_against.register(PrivateLayers)
-def _against_lookalikes(effect: Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
+@countermeasures_against.register(effects.RobustGradient)
+@countermeasures_against.register(effects.AdversarialPerturbation)
+@countermeasures_against.register(effects.PrivateLayers)
+def _against_lookalikes(effect: effects.Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Prefer smooth images: perturbations look like noise, and of private layers only stand-ins are known."""
     return _prefer_smooth(circumstances, BLURRED)
 
 
 @countermeasures_against.register
-def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    transforms = outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
+def _against_ats(effect: effects.Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    transforms = constraints.outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
     if not transforms:
         return []
     return [
@@ -189,7 +162,7 @@ def _against_ats(effect: Transformed, circumstances: Circumstances) -> Sequence[
 
 
 @countermeasures_against.register
-def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_noise(effect: effects.Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter noise on the update or on the local steps' gradients, after clipping it."""
     unit, clips = circumstances.matched_per_uploaded, circumstances.unrolls or not circumstances.plan.weight_decay
     if effect.at == "gradient":
@@ -200,45 +173,44 @@ def _against_noise(effect: Noise, circumstances: Circumstances) -> Sequence[Coun
 
 
 @countermeasures_against.register
-def _against_bare_layers(effect: NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    noise = effect.added or Noise(std=None, clip=None)
+def _against_bare_layers(effect: effects.NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
+    noise = effect.added or effects.Noise(std=None, clip=None)
     one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
     reach = math.inf if noise.std is None or not one else _REACH * noise.std
     clip = noise.clip if noise.clip and noise.clip.norm else None
-    clipping = _against_noise(Noise(std=0.0, clip=clip, at=noise.at), replace(circumstances, pixels=False))
     return [
-        *clipping,
+        *_against_noise(effects.Noise(std=0.0, clip=clip, at=noise.at), replace(circumstances, pixels=False)),
         Countermeasure(
             sentence="It matches the layers without noise exactly, and the others within what the noise hides.",
-            rule=partial(bare_layers, effect, reach),
+            rule=partial(constraints.bare_layers, effect, reach),
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_clipping(effect: Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_clipping(effect: effects.Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
     clips = circumstances.unrolls or not circumstances.plan.weight_decay
     return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
 
 
 @countermeasures_against.register
-def _against_sum(effect: Summed, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_sum(effect: effects.Summed, circumstances: Circumstances) -> Sequence[Countermeasure]:
     return [Countermeasure(sentence=f"It takes the sum over {effect.clients} clients for the update of one batch.")]
 
 
 @countermeasures_against.register
-def _against_dp_sgd(effect: ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_dp_sgd(effect: effects.ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter DP-SGD's noise; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
     alone = circumstances.batch_size == 1 and not circumstances.unrolls
-    clipping = _clip(Clipped(norm=norm), 1.0, std, circumstances) if alone else []
+    clipping = _clip(effects.Clipped(norm=norm), 1.0, std, circumstances) if alone else []
     return [*clipping, *_smooth_away(circumstances)]
 
 
 @countermeasures_against.register
-def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_spn(effect: effects.PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
     """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
 
     Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
@@ -256,28 +228,28 @@ def _against_spn(effect: PrivateLoss, circumstances: Circumstances) -> Sequence[
     if weight is not None and weight in circumstances.learnable:
         sentence = "It learns what the private head sends back into the features, jointly with the image."
         rms, layers = effect.bound and effect.bound / math.sqrt(3), 1 + len(effect.widths)
-        hidden = HiddenGradient(weight=weight, strength=strength, weight_rms=rms, layers=layers)
+        hidden = constraints.HiddenGradient(weight=weight, strength=strength, weight_rms=rms, layers=layers)
         return [Countermeasure(sentence=sentence, hidden=hidden, loss_factor=factor)]
     if circumstances.head is None:
         return []
     return [
         Countermeasure(
             sentence="It matches only the output layer, where the private loss has no part.",
-            rule=partial(only_layer, circumstances.head.rpartition(".")[0]),
+            rule=partial(constraints.only_layer, circumstances.head.rpartition(".")[0]),
             loss_factor=factor,
         ),
         *_prefer_smooth(circumstances, HIDDEN),
     ]
 
 
-def _clip(clip: Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
+def _clip(clip: effects.Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
     """Clip the guess as the client clips; an unknown norm counts as global."""
     scope = clip.scope if clip.norm else "global"
     if scope == "global" and not (circumstances.scales and circumstances.complete):
         return []
     estimated = "" if clip.norm else ", to the norm that it sees"
     sentence = f"It clips the guessed gradient as the clients clip theirs{estimated}."
-    clipping = Clipping(norm=clip.norm and clip.norm * unit, noise_std=std, scope=scope)
+    clipping = constraints.Clipping(norm=clip.norm and clip.norm * unit, noise_std=std, scope=scope)
     return [Countermeasure(sentence=sentence, clipping=clipping)]
 
 

@@ -10,15 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.adaptive.constraints import (
-    Bounds,
-    Clips,
-    HiddenGradient,
-    Transform,
-    UpdateConstraints,
-    estimate_noise_std,
-    widest,
-)
+from fl_privacy.attacks.adaptive import constraints
 from fl_privacy.attacks.adaptive.countermeasures import (
     Circumstances,
     Countermeasure,
@@ -72,12 +64,12 @@ class KnownDefense:
         return tuple(dict.fromkeys(said))
 
     @property
-    def hidden(self) -> HiddenGradient | None:
+    def hidden(self) -> constraints.HiddenGradient | None:
         """Return the strongest hidden gradient, which alone is guessed; those of the same features add up to it."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
-    def _hidden(self) -> list[HiddenGradient]:
+    def _hidden(self) -> list[constraints.HiddenGradient]:
         return [countermeasure.hidden for countermeasure in self.countermeasures if countermeasure.hidden]
 
     @property
@@ -85,7 +77,7 @@ class KnownDefense:
         return math.prod(countermeasure.loss_factor for countermeasure in self.countermeasures)
 
     @property
-    def transforms(self) -> tuple[Transform, ...]:
+    def transforms(self) -> tuple[constraints.Transform, ...]:
         """Return the client's possible transforms, with several defenses all sequences up to ``MOST_SEQUENCES``."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
@@ -105,20 +97,22 @@ class KnownDefense:
     def noisy(self) -> bool:
         return any(m.noisy for m in self.countermeasures)
 
-    def bounds(self, update: Tensors, number: int | None = None) -> Bounds:
+    def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
         """Bound the undefended tensors of ``update`` by the first ``number`` rules; others are as observed."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
-        return widest(rule(update, std) for rule in rules)
+        return constraints.widest(rule(update, std) for rule in rules)
 
     def _noise_std(self, update: Tensors) -> float:
         if not self.noise_stds:
             return 0.0
         told = [std for std in self.noise_stds if std is not None]
-        most = estimate_noise_std(update)
+        most = constraints.estimate_noise_std(update)
         return min(most, math.hypot(*told)) if len(told) == len(self.noise_stds) else most
 
-    def update_constraints(self, observations: Sequence[Observation], matched: Matched) -> UpdateConstraints:
+    def update_constraints(
+        self, observations: Sequence[Observation], matched: Matched
+    ) -> constraints.UpdateConstraints:
         updates = [o.update() for o in observations]
         clippings = [(number, m.clipping) for number, m in enumerate(self.countermeasures) if m.clipping]
         clipped = [matched(o) for o in observations] if clippings else []
@@ -131,7 +125,7 @@ class KnownDefense:
         each = [_in_matched_units(o, self.bounds(u), matched) for o, u in zip(observations, updates, strict=True)]
         low, high = ({name: torch.stack([bounds[name][end] for bounds in each]) for name in each[0]} for end in (0, 1))
         bounds = {name: (low[name], high[name]) for name in low}
-        return UpdateConstraints(bounds=bounds, clip=Clips(tuple(clips)) if clips else None)
+        return constraints.UpdateConstraints(bounds=bounds, clip=constraints.Clips(tuple(clips)) if clips else None)
 
 
 def _as_seen(parts: Description) -> Description:
@@ -172,13 +166,13 @@ def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
     return None if std is None else std * unit
 
 
-def _in_turn(transforms: Sequence[Transform], images: Tensor) -> Tensor:
+def _in_turn(transforms: Sequence[constraints.Transform], images: Tensor) -> Tensor:
     for transform in transforms:
         images = transform(images)
     return images
 
 
-def _in_matched_units(observation: Observation, bounds: Bounds, matched: Matched) -> Bounds:
+def _in_matched_units(observation: Observation, bounds: constraints.Bounds, matched: Matched) -> constraints.Bounds:
     plan = observation.plan
     plan = replace(plan, shares="delta") if plan.shares == "weights" else plan
 

@@ -43,8 +43,7 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
     Each row a R has a c = 1, where (G R^T) c = g.
     """
     columns = weights.double() @ basis.mT
-    gram = columns.mT @ columns
-    balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
+    balance = torch.linalg.solve_ex(columns.mT @ columns, columns.mT @ biases.double()[..., None])[0]
     inputs: Tensor = directions / (directions @ balance) @ basis
     return inputs
 

@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
-from fl_privacy.attacks.exact.certificate import (
-    ROUNDING,
-    Read,
-    Reproduction,
-    is_muted,
-    model_as_sent,
-    times_of,
-    within_range,
-)
+from fl_privacy.attacks.exact import certificate
 from fl_privacy.attacks.exact.spear import AGREEMENT, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion import labels as labeling
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, without_labels
@@ -220,7 +212,7 @@ def first_hidden_layer(observation: Observation) -> str | None:
     return None
 
 
-def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
+def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
     One image is left to :class:`fl_privacy.attacks.ModelInversion`: matching its features, a quotient of gradients (Gu
@@ -247,11 +239,11 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     return None
 
 
-def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
+def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
     """Repeat features (R, N) as often as they occur, with labels; ``None`` if either is not clear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
-        times = times_of(reproduction, features, rest)(size)
+        times = certificate.times_of(reproduction, features, rest)(size)
         if times is None:
             return None
         features = features.repeat_interleave(torch.tensor(times, device=features.device), 0)
@@ -324,8 +316,8 @@ class AnalyticInversion:
 
 def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
     shape = (observation.upload.num_examples, *observation.input_shape)
-    images, notes = within_range(
-        layer.pixels(inputs).reshape(shape), solved=loss < ROUNDING, schema=schema_of(observation.model)
+    images, notes = certificate.within_range(
+        layer.pixels(inputs).reshape(shape), solved=loss < certificate.ROUNDING, schema=schema_of(observation.model)
     )
     images = images.to(observation.precision)
     labels, source = observation.knowledge.labels, "known"
@@ -342,7 +334,7 @@ def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
     if output is None:
         return None
     if not is_plain(observation.loss or CROSS_ENTROPY):
-        return Reproduction(observation, model_as_sent(observation)).labels(images)
+        return certificate.Reproduction(observation, certificate.model_as_sent(observation)).labels(images)
     sent = observation.assumed()
     values = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
@@ -410,7 +402,7 @@ def find_patch_embedding(
     return PatchEmbedding(*names, *found, input_shape, kernel, seen.black, seen.white - seen.black)
 
 
-def solve(embedding: PatchEmbedding, gradients: Tensors) -> Read:
+def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
     """Solve by least squares for the image (1, C, H, W), float64, of an update of one image.
 
     The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW =
@@ -431,8 +423,8 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> Read:
         deviation = max(apart / math.sqrt(1 - unknowns / equations), _ROUNDING * length) / math.sqrt(weight.numel())
         spread = math.sqrt(float(values.square().reciprocal().sum()) / unknowns)
         error = deviation * spread / float(embedding.scale.abs().min())
-    muted = is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
-    return Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
+    muted = certificate.is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
+    return certificate.Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
 
 
 def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:

@@ -9,25 +9,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
+from fl_privacy.attacks.gradient_inversion import settings
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.settings import (
-    Blank,
-    DType,
-    Projection,
-    Scaling,
-    Settings,
-    Space,
-    Start,
-    Uniform,
-    expect_choices,
-    project,
-    scaled_to_range,
-)
 from fl_privacy.attacks.gradient_inversion.targets import (
     NotAttackableError,
     as_gradient,
@@ -189,8 +177,8 @@ class InversionProblem:
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         return loss.detach(), gradient
 
-    def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        pixels = self.attack.space.to_variables(project(self.images(variables), how)).flatten(1)
+    def projected(self, variables: Tensor, how: settings.Projection) -> Tensor:
+        pixels = self.attack.space.to_variables(settings.project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def select(self, rows: Tensor) -> "InversionProblem":
@@ -282,20 +270,20 @@ class ModelInversion:
     anchor: float = 1e-2
     optimizer: Optimizer = field(default_factory=LBFGS)
     priors: tuple[Prior, ...] = (TotalVariation(weight=1e-3),)
-    start: Start = field(default_factory=Uniform)
-    space: Space = field(default_factory=Space)
-    projection: Projection = "none"
-    into_range: Scaling = "clamp"
+    start: settings.Start = field(default_factory=settings.Uniform)
+    space: settings.Space = field(default_factory=settings.Space)
+    projection: settings.Projection = "none"
+    into_range: settings.Scaling = "clamp"
     iterations: int = 1500
     restarts: int = 1
-    dtype: DType = "float32"
+    dtype: settings.DType = "float32"
     device: str | None = None
     most_rows: int = 256
 
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts", "most_rows"):
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
-        expect_choices(self)
+        settings.expect_choices(self)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
@@ -345,8 +333,7 @@ class ModelInversion:
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
         needed = [o for o, f in zip(observations, known, strict=True) if f is None]
         if needed and self.features == "known":
-            missing = "The attack needs the features, but was given none; set threat_model=shown_features."
-            return [missing] * len(known)
+            return ["The attack needs the features, but was given none; set threat_model=shown_features."] * len(known)
 
         def progress(done: int, total: int) -> None:
             report(0.5 * done / max(1, total))
@@ -374,20 +361,24 @@ class ModelInversion:
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         pairs = zip(victims, starts, strict=True)
-        blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
+        blanks = [settings.Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
         found = minimize(
             problem,
             torch.cat([pixels, *[value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
-            settings=Settings(optimizer=self.optimizer, iterations=self.iterations, projection=self.projection),
+            settings=settings.Settings(
+                optimizer=self.optimizer, iterations=self.iterations, projection=self.projection
+            ),
             evaluate=InversionProblem.evaluate,
             report=report,
             filmed=filmed_rows(victims),
         )
         films = films_of(problem, found)
-        images = scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
+        images = (
+            settings.scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
+        )
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(

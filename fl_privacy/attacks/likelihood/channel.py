@@ -403,8 +403,7 @@ def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
     if head is None or head not in setting.observed:
         return None
     shaped = setting.observed[head].view(-1, *setting.shapes[head])
-    empty = (shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1)
-    hidden = torch.where(empty, torch.inf, 0.0).to(shaped)
+    hidden = torch.where((shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1), torch.inf, 0.0).to(shaped)
     return lambda belief: replace(belief, hidden={**belief.hidden, head: hidden})
 
 

@@ -308,8 +308,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
     rows = torch.cat([gradient[name].double() for name in names])
     solved = least_squares(directions.T, rows.T)
     of_words, behind = solved[: len(words)], solved[len(words) : -1]
-    of_positions = torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind])
-    pairs = [(of_words, of_positions)]
+    pairs = [(of_words, torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind]))]
     if model.word_weight in gradient and model.position_weight in gradient:
         rows_of = gradient[str(model.position_weight)][model.first_position :][:longest]
         pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))

@@ -82,8 +82,7 @@ def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
-    kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]), least)
-    return directions[kept], width
+    return directions[values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]), least)], width
 
 
 class _EnteredError(Exception):

@@ -387,8 +387,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
     )
     best, most = None, -torch.inf
     for model in expected.models:
-        ratios = _ratios(values, model, scales, variance)
-        total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
+        total = torch.log1p(odds[:, None] * _ratios(values, model, scales, variance).clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
             best, most = (model, scales[at, None]), float(total[at])

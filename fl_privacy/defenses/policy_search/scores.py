@@ -282,8 +282,7 @@ def accuracy_scores(
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)
-        stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
-        jacobian = input_jacobian(model, state, stacked)
+        jacobian = input_jacobian(model, state, torch.cat([transformed_by(batch, policy, own) for policy in policies]))
         draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total))
     return torch.stack(draws).mean(0).tolist()
 

@@ -16,16 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from fl_privacy.models.gradients.convolution import (
-    FoldedConvolution,
-    FrozenConv2d,
-    convolution_gradients,
-    fold,
-    foldable,
-    freeze_convolutions,
-    pads_with_zeros,
-    unfolded,
-)
+from fl_privacy.models.gradients import convolution
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.gradients.normalization import Affine, FrozenNorm, separated_copy
 from fl_privacy.models.gradients.victims import VictimGradients, VictimModel
@@ -108,25 +99,25 @@ def _linear(call: LayerCall, names: Collection[str]) -> Tensors:
 def _convolution_factors(call: LayerCall) -> tuple[Tensor, Tensor] | None:
     module = call.module
     assert isinstance(module, nn.Conv2d)
-    if module.groups != 1 or not pads_with_zeros(module):
+    if module.groups != 1 or not convolution.pads_with_zeros(module):
         return None
-    columns = unfolded(module, call.inputs, (module.stride, module.padding, module.dilation))[:, :, 0]
+    columns = convolution.unfolded(module, call.inputs, (module.stride, module.padding, module.dilation))[:, :, 0]
     return _merge_images(call.deltas.flatten(-2)), _merge_images(columns)
 
 
-@register_layer_rule(nn.Conv2d, FrozenConv2d, factors=_convolution_factors)
+@register_layer_rule(nn.Conv2d, convolution.FrozenConv2d, factors=_convolution_factors)
 def _convolution(call: LayerCall, names: Collection[str]) -> Tensors:
     module, inputs, deltas = call.module, call.inputs, call.deltas
     assert isinstance(module, nn.Conv2d)
     if "weight" not in names:
         return {"bias": deltas.sum((1, -2, -1))} if "bias" in names else {}
-    weight, bias = convolution_gradients(module, inputs, deltas, with_bias="bias" in names)
+    weight, bias = convolution.convolution_gradients(module, inputs, deltas, with_bias="bias" in names)
     return {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
 
 
-@register_layer_rule(Affine, FrozenNorm, FoldedConvolution)
+@register_layer_rule(Affine, FrozenNorm, convolution.FoldedConvolution)
 def _by_itself(call: LayerCall, names: Collection[str]) -> Tensors:
-    assert isinstance(call.module, Affine | FrozenNorm | FoldedConvolution)
+    assert isinstance(call.module, Affine | FrozenNorm | convolution.FoldedConvolution)
     return call.module.gradients(call.inputs, call.deltas, names)
 
 
@@ -198,14 +189,14 @@ class Layered(VictimGradients):
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
         self._model, renamed, self._victims = separated_copy(victim_model.model)
-        freeze_convolutions(self._model)
+        convolution.freeze_convolutions(self._model)
         self._names = {id(self._model.get_parameter(renamed[name])): name for name in victim_model.names}
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
         """Fold norms into convolutions if that saves work on images (V, B, ...), and return itself."""
         self._victims.count = len(inputs)
-        self._fold(foldable(self._model, inputs.flatten(0, 1)))
+        self._fold(convolution.foldable(self._model, inputs.flatten(0, 1)))
         return self
 
     def under(self, victim_model: VictimModel) -> Self:
@@ -215,7 +206,7 @@ class Layered(VictimGradients):
 
     def _fold(self, pairs: Sequence[tuple[str, str]]) -> None:
         self._pairs = pairs
-        fold(self._model, pairs)
+        convolution.fold(self._model, pairs)
         self._layers = dict(_layers(self._model, self._names))
 
     def __call__(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> Tensors:

@@ -47,10 +47,8 @@ class _VictimBatchNorm(nn.Module):
         self._eps, self._victims = eps, victims
 
     def forward(self, inputs: Tensor) -> Tensor:
-        count = self._victims.count
-        apart = inputs.reshape(count, -1, *inputs.shape[1:])
-        side_by_side = apart.transpose(0, 1).flatten(1, 2)
-        normalized = F.batch_norm(side_by_side, None, None, training=True, eps=self._eps)
+        apart = inputs.reshape(self._victims.count, -1, *inputs.shape[1:])
+        normalized = F.batch_norm(apart.transpose(0, 1).flatten(1, 2), None, None, training=True, eps=self._eps)
         return normalized.reshape(apart.transpose(0, 1).shape).transpose(0, 1).flatten(0, 1)
 
 

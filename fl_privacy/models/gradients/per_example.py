@@ -14,17 +14,9 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fl_privacy.errors import UserError
+from fl_privacy.models.gradients import victims
 from fl_privacy.models.gradients.choose_method import same_gradients
 from fl_privacy.models.gradients.layered import LayerCall, Layered, add_up, parameter_gradients, pays, weight_factors
-from fl_privacy.models.gradients.victims import (
-    LossChange,
-    VictimModel,
-    batch_loss,
-    drops_out,
-    frozen_copy,
-    loss_gradients,
-    plain_attention,
-)
 from fl_privacy.models.layers import has_batch_norm
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
@@ -150,7 +142,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 
 @without_checkpointing()
 def example_gradients(
-    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
+    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
     """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
     names = list(state.parameters)
@@ -169,7 +161,7 @@ def clipped_sum(
     clip_norm: float,
     *,
     plan: LocalPlan,
-    changes: Sequence[LossChange] = (),
+    changes: Sequence[victims.LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
     """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
@@ -211,7 +203,7 @@ def _one_by_one(
     state: ModelState,
     batch: Batch,
     plan: LocalPlan,
-    changes: Sequence[LossChange],
+    changes: Sequence[victims.LossChange],
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
@@ -225,15 +217,15 @@ def _one_by_one(
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
         one = Batch(image.unsqueeze(0), label.unsqueeze(0))
-        return batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
+        return victims.batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
 
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     try:
-        with plain_attention():
+        with victims.plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
         pairs = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
-        each = [loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
+        each = [victims.loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
         gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
         return gradients, torch.stack([own.loss for own in each])
     return found
@@ -244,12 +236,12 @@ def _layered(
     state: ModelState,
     batch: Batch,
     plan: LocalPlan,
-    changes: Sequence[LossChange],
+    changes: Sequence[victims.LossChange],
     *,
     names: Sequence[str],
 ) -> Layered | None:
     """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
-    if not len(batch) or changes or drops_out(model):
+    if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
     right = tried.get(wanted)
@@ -257,15 +249,14 @@ def _layered(
         return None
     value = next(iter(state.parameters.values()))
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
-    frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
+    frozen = victims.frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
-        layered = Layered(VictimModel(frozen, names, plan))
+        layered = Layered(victims.VictimModel(frozen, names, plan))
         if right is None:
             # at most two examples of zeros and ones, valid for any modality; real ones must not affect the time
             inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
             labels[..., 0] = 1
-            drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
-            few = Batch(drawn.round().to(inputs), labels)
+            few = Batch(torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).round().to(inputs), labels)
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))

@@ -68,8 +68,7 @@ class GeneratorShape:
 
     @property
     def filters(self) -> list[int]:
-        doublings = (self.size // self.smallest).bit_length() - 1
-        return [self.width << step for step in reversed(range(doublings))]
+        return [self.width << step for step in reversed(range((self.size // self.smallest).bit_length() - 1))]
 
     @property
     def image(self) -> tuple[int, int, int]:
