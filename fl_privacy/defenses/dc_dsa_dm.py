@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -122,8 +122,7 @@ def _augmented(images: Tensor, kind: str, draws: Tensor) -> Tensor:
         grey = images.mean(-3, keepdim=True)
         images = grey + (images - grey) * (2 * second)
         middle = images.mean((-3, -2, -1), keepdim=True)
-        changed: Tensor = middle + (images - middle) * (third + 0.5)
-        return changed
+        return cast(Tensor, middle + (images - middle) * (third + 0.5))
     if kind == "crop":
         reach_y, reach_x = round(height / 8), round(width / 8)
         top, left = int(draws[0] * (2 * reach_y + 1)), int(draws[1] * (2 * reach_x + 1))
@@ -183,12 +182,10 @@ class CondensationNet(nn.Module):
 
     def embed(self, inputs: Tensor) -> Tensor:
         """Embed images (B, C, H, W) -> (B, D)."""
-        embedding: Tensor = self.features(inputs).flatten(1)
-        return embedding
+        return cast(Tensor, self.features(inputs).flatten(1))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.embed(inputs))
-        return logits
+        return cast(Tensor, self.classifier(self.embed(inputs)))
 
 
 def fresh_network(
@@ -264,8 +261,7 @@ def class_gradients(network: CondensationNet, images: Tensor, labels: Tensor) ->
     def loss(values: Tensors, inputs: Tensor, label: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(network, dict(values), (inputs,)), label.expand(len(inputs)))
 
-    gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels)
-    return gradients
+    return cast(Tensors, vmap(grad(loss), in_dims=(None, 0, 0))(parameters, images, labels))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Networks of torchvision, for any image size and number of channels."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from torch import Tensor, nn
 from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2, ResNet as TorchvisionResNet, VisionTransformer
@@ -17,8 +17,7 @@ class TorchvisionNetwork(ImageNetwork):
     network: Any
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.network(self.normalize(inputs))
-        return logits
+        return cast(Tensor, self.network(self.normalize(inputs)))
 
 
 class ViT(TorchvisionNetwork):

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -72,8 +72,7 @@ class Bert(text_model.BlockModel):
         entering = self.embedding_norm(self.positions(embeddings))
         states = self.through_blocks(entering, there, first=self.pooler is not None)
         pooled = text_model.mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
-        classes: Tensor = self.classifier(pooled)
-        return classes
+        return cast(Tensor, self.classifier(pooled))
 
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -70,8 +70,7 @@ class _Stretched(nn.Module):
         self.rest, self.low, self.width = rest, low, width
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.rest(self.low + self.width * inputs)
-        return logits
+        return cast(Tensor, self.rest(self.low + self.width * inputs))
 
 
 @dataclass(frozen=True, kw_only=True)

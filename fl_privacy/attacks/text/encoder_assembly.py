@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -332,8 +333,7 @@ def shares_of(parts: Parts) -> Tensor:
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = moved + (momentum - 1) / following * (moved - found)
         found, momentum = moved, following
-    shares: Tensor = found / lengths
-    return shares
+    return cast(Tensor, found / lengths)
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
@@ -395,5 +395,4 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
         direction = nn.functional.normalize(left[picked[-1]], dim=0)
         left = left - (left @ direction)[:, None] * direction
     u, _, v = torch.linalg.svd(leading[picked].T)
-    groups: Tensor = (leading @ (u @ v)).abs().argmax(1)
-    return groups
+    return cast(Tensor, (leading @ (u @ v)).abs().argmax(1))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,8 +47,7 @@ class Span:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
         rest = vectors - (vectors @ basis.T) @ basis
-        apart: Tensor = rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
-        return apart
+        return cast(Tensor, rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12))
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -192,8 +192,7 @@ def _solarize(images: Tensor, threshold: float) -> Tensor:
 
 def _autocontrast(images: Tensor) -> Tensor:
     if not images.is_floating_point():
-        stretched: Tensor = _torchvision("autocontrast")(images)
-        return stretched
+        return cast(Tensor, _torchvision("autocontrast")(images))
     low, high = images.amin((-2, -1), keepdim=True), images.amax((-2, -1), keepdim=True)
     varies = high > low
     return torch.where(varies, (images - low) / torch.where(varies, high - low, 1), images)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -100,8 +100,7 @@ class FrozenConv2d(nn.Conv2d):
 
     def convolved(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         settings = (self.stride, self.padding, self.dilation, self.groups)
-        output: Tensor = _Convolution.apply(images, weight, bias, settings)
-        return output
+        return cast(Tensor, _Convolution.apply(images, weight, bias, settings))
 
 
 def freeze_convolutions(model: nn.Module) -> None:
@@ -238,8 +237,7 @@ def _convolution(images: Tensor, weight: Tensor, bias: Tensor | None, settings: 
     positions = len(images) * (height // down + 1) * (width // right + 1)
     if groups != 1 or dilation != (1, 1) or not _is_little(images, weight, positions):
         return F.conv2d(images, weight, bias, *settings)
-    found: Tensor = torch.ops.aten._slow_conv2d_forward(images, weight, weight.shape[2:], bias, *settings[:2])
-    return found
+    return cast(Tensor, torch.ops.aten._slow_conv2d_forward(images, weight, weight.shape[2:], bias, *settings[:2]))
 
 
 def _is_little(images: Tensor, weight: Tensor, positions: int) -> bool:

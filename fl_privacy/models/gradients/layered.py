@@ -9,7 +9,7 @@ squares, of which only ``|L' delta U' R - C|^2`` is a difference: precise near G
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -131,11 +131,9 @@ def _by_vjp(call: LayerCall, names: Collection[str]) -> Tensors:
 
     def pull_back(inputs: Tensor, delta: Tensor) -> Tensors:
         back = vjp(lambda values: functional_call(call.module, values, (inputs,)), parameters)[1]
-        gradients: Tensors = back(delta)[0]
-        return gradients
+        return cast(Tensors, back(delta)[0])
 
-    result: Tensors = vmap(pull_back)(call.inputs, call.deltas)
-    return result
+    return cast(Tensors, vmap(pull_back)(call.inputs, call.deltas))
 
 
 _SPARE = 4

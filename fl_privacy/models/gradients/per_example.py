@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -81,8 +81,7 @@ class GradientClassifier:
     head: nn.Module
 
     def __call__(self, sketched: Tensor) -> Tensor:
-        logits: Tensor = self.head((_directions(sketched) - self.mean) @ self.basis)
-        return logits
+        return cast(Tensor, self.head((_directions(sketched) - self.mean) @ self.basis))
 
     @classmethod
     def fit(
@@ -129,8 +128,7 @@ def _head(widths: Sequence[int], rng: torch.Generator, device: torch.device) -> 
 
 
 def _directions(sketched: Tensor) -> Tensor:
-    found: Tensor = sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12)
-    return found
+    return cast(Tensor, sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12))
 
 
 _CHUNK_ELEMENTS = 1 << 26
@@ -335,8 +333,7 @@ def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
 
 
 def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
-    summed: Tensor = torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1)
-    return summed
+    return cast(Tensor, torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1))
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:

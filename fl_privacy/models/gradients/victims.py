@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypedDict, Unpack
+from typing import Any, Literal, Self, TypedDict, Unpack, cast
 
 import torch
 import torch.nn.functional as F
@@ -166,8 +166,7 @@ class Vectorized(VictimGradients):
         self._parameters = {name: parameters[name] for name in victim_model.names}
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        gradients: Tensors = vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels)
-        return gradients
+        return cast(Tensors, vmap(grad(self._loss), in_dims=(None, 0, 0))(self._parameters, inputs, labels))
 
 
 class OneByOne(VictimGradients):

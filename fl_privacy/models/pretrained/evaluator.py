@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,8 +40,7 @@ class EvaluationNetwork(nn.Module):
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the log odds of noise (N,) for images (N, C, H, W) in [0, 1]."""
-        logits: Tensor = self.head(self.features(images).flatten(1)).squeeze(1)
-        return logits
+        return cast(Tensor, self.head(self.features(images).flatten(1)).squeeze(1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Predict the noise ratio (N,) in [0, 1] of images (N, C, H, W) in [0, 1]."""
@@ -242,8 +241,7 @@ class WordEvaluator(nn.Module):
         states = (2 * words - 1).mT * kept
         for layer in self.layers:
             states = layer(states).relu() * kept
-        logits: Tensor = self.head(states.mT).squeeze(-1)
-        return logits
+        return cast(Tensor, self.head(states.mT).squeeze(-1))
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
         """Predict the share (N,) of random words in [0, 1]."""
