@@ -10,6 +10,14 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
+    flower.wrappers=flower.curious
+    flower.nodes=flower.strategy
+    defenses.importance=defenses.robust_data
+    flower.mods.defense_mod=flower.mods.defend
+    auditing.regression.comparison=auditing.regression.measurement
+    data.transformations.policies=data.transformations.operations
+    models.gradients.normalization=models.gradients.convolution
+    attacks.adaptive.countermeasures=attacks.adaptive.known_defense
     flower.masked_replies=flower.grids
     data.columns=data.examples
     defenses.condensation=defenses.dc_dsa_dm
@@ -76,13 +84,13 @@ _NAMES = """
     federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
-    flower._defense_mod=flower.mods.defense_mod flower._guard_mod=flower.mods.guard_mod
+    flower._defense_mod=flower.mods.defend flower._guard_mod=flower.mods.guard_mod
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
     flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
     flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
     flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
-    flower.kept_norms=flower.wrappers flower.local_batch_norm=flower.wrappers flower.malicious=flower.curious
+    flower.kept_norms=flower.curious flower.local_batch_norm=flower.curious flower.malicious=flower.curious
     flower.probe=flower.mods.probe flower.untouched.app=auditing.app.bundle
     flower.untouched.moved=auditing.app.environment flower.untouched.own_files=auditing.app.environment
     flower.untouched=auditing.app foreign_files=files.foreign gate.kernel=site.gate.linux_calls gate=site.gate

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
-from fl_privacy.defenses.importance import integrated_gradients, integrated_gradients_of_step
 from fl_privacy.defenses.robust_data import (
     Gap,
     Importance,
@@ -22,6 +21,8 @@ from fl_privacy.defenses.robust_data import (
     descend,
     example_gap,
     importance,
+    integrated_gradients,
+    integrated_gradients_of_step,
     layer_depths,
     own_gradients,
     pull_within,

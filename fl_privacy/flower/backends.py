@@ -18,9 +18,8 @@ from fl_privacy.federation.rounds import Steps, one_by_one
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
-from fl_privacy.flower.nodes import NodeRules
 from fl_privacy.flower.records import PARTITION, load_state
-from fl_privacy.flower.strategy import Federated
+from fl_privacy.flower.strategy import Federated, NodeRules
 from fl_privacy.types import Observation
 
 

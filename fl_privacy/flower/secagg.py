@@ -34,7 +34,7 @@ from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, Mask
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, MaskedReplies, PromptGrid, Traffic, pair
 from fl_privacy.flower.inside import legacy
 from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
-from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.strategy import Nodes
 from fl_privacy.rng import SecretGenerator, derive_seed
 from fl_privacy.types import Tensors, Upload
 

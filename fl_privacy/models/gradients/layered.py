@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from fl_privacy.models.gradients import convolution
+from fl_privacy.models.gradients.convolution import Affine, FrozenNorm, separated_copy
 from fl_privacy.models.gradients.hooks import leaving
-from fl_privacy.models.gradients.normalization import Affine, FrozenNorm, separated_copy
 from fl_privacy.models.gradients.victims import VictimGradients, VictimModel
 from fl_privacy.models.losses import is_plain
 from fl_privacy.types import Tensors

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import _SpectralNorm
 
-from fl_privacy.models.gradients.normalization import separated_copy
+from fl_privacy.models.gradients.convolution import separated_copy
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
