@@ -28,10 +28,7 @@ class Sphere:
     """Objective: difference of the loss from that of a gradient at distance ``radius`` (Refiner, appendix M).
 
     Refiner's projection leaves the upload that far from the true gradient. As a cosine distance it is that of the
-    tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
-
-    Attributes:
-        radius: Refiner's epsilon, an l2 norm.
+    tangent, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
     """
 
     objective: L2 | Cosine

@@ -91,7 +91,6 @@ def rounds_on_ray(
     ``UserError`` if no process fits into the machine, or ``rounds_on_grid`` raises.
 
     Args:
-        source: maker of the clients, called in each process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
         timeout: seconds for one message, after which a process is ended and its client excluded.

@@ -293,12 +293,8 @@ def secure_rounds_on_grid(
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
-    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
-
-    Args:
-        nodes: node of each partition.
-        masking: clip, levels and threshold; nodes take theirs from the run's configuration.
-        timeout: seconds to wait for the replies of each of the protocol's four stages.
+    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients. ``nodes``: node
+    of each partition. ``timeout``: seconds to wait for the replies of each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)

@@ -46,7 +46,6 @@ class StageState:
         cut: ``True`` once the clock has ended a search for exact solutions.
         starts: images that one may start from, and the attacks that found them.
         features: features that a later fully connected layer leaks exactly.
-        likeliest: likeliest images.
     """
 
     group: Group

@@ -140,7 +140,6 @@ class Attempt:
         margin: least fall of the logarithm of ``widest`` before these images are left.
         variables: (N,); ``None`` before the first rung.
         mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
-        history: losses of all rungs.
     """
 
     member: int

@@ -103,9 +103,7 @@ class Guesser:
 class Explained:
     """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
 
-    Attributes:
-        loss: (V,) negative log posterior density, up to a constant.
-        history: (T, V).
+    ``loss``: (V,) negative log posterior density, up to a constant. ``history``: (T, V).
     """
 
     images: Tensor

@@ -130,11 +130,9 @@ class Channel:
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        One victim's channel takes many guesses.
-
-        Args:
-            softening: further noise at the start of a descent, as a share of each tensor's root mean square.
-            doubt: relative error up to which a rounded tensor's largest magnitude is held; 0 leaves it free.
+        One victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share of
+        each tensor's root mean square. ``doubt``: relative error up to which a rounded tensor's largest magnitude is
+        held; 0 leaves it free.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}

@@ -314,11 +314,8 @@ class LikeliestRows:
     The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same rows. Searches start from public rows, or from some drawn by the schema, which also
     give the prior: a tree of dependent columns. They change cells, alone or together, classes and whole rows, at a
-    falling temperature.
-
-    Attributes:
-        evaluations: work for a victim, in evaluations of loss and gradient.
-        device: device of the computation; ``None``: that of the values sent.
+    falling temperature. ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: device of
+    the computation; ``None``: that of the values sent.
     """
 
     evaluations: int = 4800

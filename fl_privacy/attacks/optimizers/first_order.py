@@ -74,7 +74,6 @@ class FirstOrder:
     """Settings of an optimizer that moves by the gradient and its moments.
 
     Attributes:
-        lr: learning rate, above 0.
         moments: values of state per variable.
     """
 

@@ -58,9 +58,7 @@ class _Read:
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
     """Extend prefixes by every token whose state lies in the span, until no token continues them, the longest first.
 
-    Args:
-        tolerance: largest distance from the span.
-        texts: number of texts; fewer are returned if some are equal.
+    ``tolerance``: largest distance from the span. ``texts``: number of texts; fewer are returned if some are equal.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)

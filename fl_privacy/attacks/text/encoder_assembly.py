@@ -247,10 +247,8 @@ class Parts:
 class GuessedTexts:
     """Reconstructed texts in which most tokens are right.
 
-    Attributes:
-        tokens: (n,) possible ones for each position.
-        texts: (L,) each, the shortest first; as long as the longest if lengths are unknown.
-        held: (L,) ``True`` for a word that stood at one position only.
+    ``texts``: (L,) each, the shortest first; as long as the longest if lengths are unknown. ``held``: (L,) ``True`` for
+    a word that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -380,9 +378,7 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
     """Assign each (T,) to a group by mutual ``support``: normalized affinity's eigenvectors (Damle, Minden, Ying 2019).
 
-    Args:
-        support: (T, T) at least 0.
-        positions: (T,) different ones within a group.
+    ``support``: (T, T) at least 0. ``positions``: (T,) different ones within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

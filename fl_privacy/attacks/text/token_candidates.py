@@ -54,11 +54,7 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
     """Find the span of the inputs of the attention of ``block``, from the stacked gradients of its layers.
 
     Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
-    that of B.
-
-    Args:
-        queries: ``True`` for the first layer alone.
-        least: singular values below are rounding.
+    that of B. ``queries``: ``True`` for the first layer alone. ``least``: singular values below are rounding.
 
     Raises:
         NotAttackableError: no such gradient was uploaded.
@@ -122,9 +118,7 @@ def readable_model(model: nn.Module) -> TextModel:
 class Lengths:
     """Knowledge of the lengths of a batch's texts.
 
-    Attributes:
-        number: texts.
-        told: given numbers of tokens, the shortest first; ``None`` if unknown.
+    ``number``: texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
     number: int

@@ -222,10 +222,8 @@ _ULPS = 4.0  # roundings of a weight in single precision by which an untouched r
 class WordRows:
     """Rows of updates that belong to tokens.
 
-    Attributes:
-        values: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
-            the upload.
-        untouched: (n, V) ``True`` if the row is that of an absent token, up to rounding.
+    ``values``: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
+    the upload. ``untouched``: (n, V) ``True`` if the row is that of an absent token, up to rounding.
     """
 
     values: Tensor

@@ -97,9 +97,7 @@ def measured(
 ) -> Measurement:
     """Build a measurement of known values.
 
-    Args:
-        values: values (N,) of the metric, NaN for a failed attack.
-        uploads: names (N,) of the uploads.
+    ``values``: values (N,) of the metric, NaN for a failed attack. ``uploads``: names (N,) of the uploads.
 
     Raises:
         UserError: there is no such metric, no image, or an unknown value.

@@ -116,12 +116,9 @@ def train_evaluator(
 ) -> EvaluationNetwork:
     """Fit the predicted to the true noise ratio of ``images`` blended with uniform noise, by binary cross entropy.
 
-    Cross entropy has the form of Refiner's Eq. 5. ``UserError`` if the teacher is for other images.
-
-    Args:
-        images: (N, C, H, W) uint8, public.
-        teacher: larger network, on ``device``, whose predictions replace the true ratios (knowledge distillation,
-            Hinton et al. 2015).
+    Cross entropy has the form of Refiner's Eq. 5. ``UserError`` if the teacher is for other images. ``images``: (N, C,
+    H, W) uint8, public. ``teacher``: larger network, on ``device``, whose predictions replace the true ratios
+    (knowledge distillation, Hinton et al. 2015).
     """
     if teacher is not None and teacher.input_shape != tuple(images.shape[1:]):
         expected, got = ("x".join(map(str, shape)) for shape in (images.shape[1:], teacher.input_shape))
