@@ -178,20 +178,17 @@ class SolvedInversion(GradientInversion):
         tensors, values = observation.upload.tensors, observation.sent.parameters
         if not tensors or not tensors.keys() <= values.keys():
             return observation
-        weights = self._weights(tensors, values)
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
+        depth = {layer: number for number, layer in enumerate(layers, start=1)}
+        weights = {
+            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
+            for name, g in tensors.items()
+        }
         mean = float(torch.cat([w.flatten() for w in weights.values()]).double().square().mean())
         squared = self.constant if self.constant is not None else self.radius**2 * mean
         rng = derive_generator(seed, "solve", str(observation.id))
         moved = solve_gradient(tensors, weights, max(squared, 1e-300), rng, scaled=self.scaled)
         return replace(observation, upload=replace(observation.upload, tensors=moved))
-
-    def _weights(self, tensors: Tensors, values: Tensors) -> dict[str, Tensor]:
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
-        depth = {layer: number for number, layer in enumerate(layers, start=1)}
-        return {
-            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
-            for name, g in tensors.items()
-        }
 
 
 @takes(GradientOptions)

@@ -103,7 +103,14 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
     few = labels is None or pixels.shape[1] > 1024 or len(pixels) < 100 * kinds
     number = min(_MOST_COMPONENTS, pixels.shape[1], max(1, len(pixels) - kinds))
     if few:
-        bases = _components(centered, number)[None]
+        if min(centered.shape) <= 1024:
+            _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
+            directions = columns.T
+        bases = torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])[None]
     else:
         within, each = centered.T @ centered / len(centered), []
         for kind in range(kinds):
@@ -115,17 +122,6 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
     variance = centered.square().mean() - bases.square().sum((1, 2)).mean() / pixels.shape[1]
     residual = math.sqrt(max(float(variance), 1e-4 * float(centered.square().mean()), 1e-8))
     return PixelPrior(means.float(), bases.float(), residual, len(pixels))
-
-
-def _components(centered: Tensor, number: int) -> Tensor:
-    if min(centered.shape) <= 1024:
-        _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
-        directions = columns.T
-    return torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])
 
 
 @lru_cache(maxsize=8)

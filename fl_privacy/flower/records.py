@@ -4,7 +4,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from io import BytesIO
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ def array_values(array: Array) -> np.ndarray:
         header = _header(dtype, shape)
         if len(array.data) == len(header) + _PLAIN[dtype] * math.prod(shape) and array.data.startswith(header):
             return np.frombuffer(array.data, dtype=dtype, offset=len(header)).reshape(shape)
-    return cast(np.ndarray, array.numpy())
+    return array.numpy()
 
 
 _KINDS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")

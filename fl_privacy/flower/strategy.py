@@ -13,8 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Evaluation, Failure, LocalResult, Personalized, RoundReport, Server
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Audit, Evaluation, Failure, LocalResult, Personalized, RoundReport, Server, attempt
 from fl_privacy.federation.rounds import finish_round, with_personalized
 from fl_privacy.flower import records
 from fl_privacy.flower.grids import SILENCE, pair

@@ -14,8 +14,7 @@ from fl_privacy.attacks.gradient_inversion.grouping import without_labels
 from fl_privacy.attacks.gradient_inversion.infer_client import DRAWS, precision_of
 from fl_privacy.attacks.gradient_inversion.labels import Head, labels_behind, output_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, is_sum_of_gradients, why_not_attackable
-from fl_privacy.models.gradients import frozen_copy, loss_gradients
-from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.models.gradients import frozen_copy, loss_gradients, number_of_steps
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Tensors

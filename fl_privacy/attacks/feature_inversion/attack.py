@@ -9,19 +9,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
-from fl_privacy.attacks.gradient_inversion import settings
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion import GradientInversion, settings, targets
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.targets import (
-    NotAttackableError,
-    as_gradient,
-    expect_images,
-    why_not_attackable,
-)
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.checks import whole
 from fl_privacy.effects import PrivateLayers
@@ -86,7 +79,7 @@ class Recovery:
         layer = first.model.get_submodule(front.layer)
         if applies(layer, shape, first.upload.num_examples):
             by_lemma: list[Tensor | str] = []
-            for gradient in map(as_gradient, observations):
+            for gradient in map(targets.as_gradient, observations):
                 weight, bias = (gradient.get(f"{front.layer}.{name}") for name in ("weight", "bias"))
                 input_ = None if weight is None or bias is None else recover_by_lemma(layer, weight, bias)
                 missing = f"The gradient of {front.layer} was withheld or is zero."
@@ -220,7 +213,7 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     if layer is None:
         return unknown
     values, scale = next(model.parameters()), observation.plan.loss_scale
-    gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
+    gradient = {n: g.to(values) / scale for n, g in targets.as_gradient(observation).items() if n in layer}
     if not any(g.any() for g in gradient.values()):
         return unknown
     if is_plain(observation.loss or CROSS_ENTROPY):
@@ -228,7 +221,7 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     else:
         try:
             labels, _ = choose_labels(observation, "auto", model, loss_scale=scale, seed=0)
-        except NotAttackableError:
+        except targets.NotAttackableError:
             return unknown
     return unknown if labels is None else labels
 
@@ -289,14 +282,14 @@ class ModelInversion:
     ) -> list[Reconstruction]:
         def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
-            return why_not_attackable(observation, informative=recovers)
+            return targets.why_not_attackable(observation, informative=recovers)
 
         groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
         return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
-        expect_images(first)
+        targets.expect_images(first)
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
         values, knowledge, layer = first.assumed(), first.knowledge, self.recover_at
@@ -307,7 +300,7 @@ class ModelInversion:
         try:
             layer = layer or cut_layer(first.model, first.input_shape, first.sent.parameters)
         except UserError as error:
-            raise NotAttackableError(str(error)) from error
+            raise targets.NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # features must not depend on the batch
         front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
         found = self._features(list(group.observations.values()), front, seed=seed, report=report)

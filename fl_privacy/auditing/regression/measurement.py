@@ -25,9 +25,8 @@ from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files import write_whole
-from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all
+from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all, share_at_most
 from fl_privacy.measure.distractors import Distractors
-from fl_privacy.measure.intervals import share_at_most
 from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.rng import derive_generator, derive_seed
@@ -35,9 +34,8 @@ from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST
 from fl_privacy.runs.distractors_of_app import at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 from fl_privacy.types.plan import Normalization
-from fl_privacy.types.victim_ids import VictimId
 
 
 @dataclass(frozen=True, kw_only=True)

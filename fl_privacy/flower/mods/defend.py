@@ -16,20 +16,9 @@ from fl_privacy.defenses import Defense
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import attempt, expect_sound
-from fl_privacy.flower import audit_protocol, records, upload_defense
+from fl_privacy.flower import audit_protocol, records, reply_cache, upload_defense
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
-from fl_privacy.flower.records import ROUND, kinds_of_arrays, plain_array, rounded, to_tensor
-from fl_privacy.flower.reply_cache import (
-    Answers,
-    Instead,
-    answered_once,
-    content_of,
-    digest_of_records,
-    like_form,
-    refusing,
-)
-from fl_privacy.flower.upload_defense import BufferPolicy, GuardedUpload, Shares, generator_of_round, made_of
 from fl_privacy.types import Tensors
 
 LOSS = "loss"
@@ -52,7 +41,7 @@ class DefendedClient(NumPyClient):
     """
 
     inner: NumPyClient
-    guard: GuardedUpload
+    guard: upload_defense.GuardedUpload
     names: Sequence[str] | None = None
     seed: int | None = None
     client: int = 0
@@ -91,7 +80,9 @@ class DefendedClient(NumPyClient):
 
         def work() -> RecordDict:
             loss, num_examples, metrics = self.inner.evaluate(parameters, config)
-            return _records([], num_examples, {k: rounded(v) for k, v in {LOSS: float(loss), **metrics}.items()})
+            return _records(
+                [], num_examples, {k: records.rounded(v) for k, v in {LOSS: float(loss), **metrics}.items()}
+            )
 
         _, num_examples, figures = _reply_of(self._once(MessageType.EVALUATE, parameters, config, work))
         return float(figures.pop(LOSS)), num_examples, figures
@@ -112,9 +103,9 @@ class DefendedClient(NumPyClient):
             return self._defended(sent, parameters, config)
 
         def instead(form: RecordDict) -> RecordDict | None:
-            if (kinds := kinds_of_arrays(form, sent)) is None:
+            if (kinds := records.kinds_of_arrays(form, sent)) is None:
                 return None
-            return like_form(form, self._guarded(sent, self.guard.unchanged(sent, kinds), config))
+            return reply_cache.like_form(form, self._guarded(sent, self.guard.unchanged(sent, kinds), config))
 
         private = instead if promises_privacy(self.guard.defense) else None
         work = lambda: _records(*self._defended(sent, parameters, config))  # noqa: E731
@@ -126,19 +117,19 @@ class DefendedClient(NumPyClient):
         parameters: Arrays,
         config: Config,
         work: Callable[[], RecordDict],
-        instead: Instead | None = None,
+        instead: reply_cache.Instead | None = None,
     ) -> RecordDict:
-        round = config.get(ROUND)
+        round = config.get(records.ROUND)
         if not isinstance(round, int) or isinstance(round, bool):
             raise UserError(
-                f"A defended client expects the number of the round as {ROUND!r} in the server's config, but got"
-                f" {round!r}: the same round could be asked for until the noise is averaged away."
+                f"A defended client expects the number of the round as {records.ROUND!r} in the server's config, but"
+                f" got {round!r}: the same round could be asked for until the noise is averaged away."
             )
         if round < 0 or (self.rounds is not None and round > self.rounds):
             raise UserError(f"A round of 0 to {self.rounds} is expected, but got {round}; the question is refused.")
-        question, known = digest_of_records(kind, _records(parameters, 0, config)), self.memory
+        question, known = reply_cache.digest_of_records(kind, _records(parameters, 0, config)), self.memory
         context = known if isinstance(known, Context) else SimulatedContext(0, 0, {}, known, {})
-        return Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
+        return reply_cache.Answers(context, self.rounds).once([kind], round, question, work, instead=instead)
 
     def _sent(self, parameters: Arrays, config: Config) -> dict[str, torch.Tensor]:
         names: Any = [str(i) for i in range(len(parameters))] if self.names is None else self.names
@@ -149,7 +140,7 @@ class DefendedClient(NumPyClient):
                 raise UserError(f"{NAMES} is expected to be a list of names in JSON, each once, but got {text!r:.100}.")
         if len(names) != len(parameters):
             raise UserError(f"{len(parameters)} names are expected, one for each array, but got {len(names)}.")
-        return {n: to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
+        return {n: records.to_tensor(np.asarray(a)) for n, a in zip(names, parameters, strict=True)}
 
     def _defended(self, sent: Tensors, parameters: Arrays, config: Config) -> Reply:
         trained, num_examples, metrics = self.inner.fit(parameters, config)
@@ -158,18 +149,21 @@ class DefendedClient(NumPyClient):
                 f"{type(self.inner).__name__}.fit is expected to return weights of the shapes it was sent, but returned"
                 f" {len(trained)} arrays for {len(sent)} or other shapes; a defense around it needs weights."
             )
-        reply = self._guarded(sent, {n: to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config)
+        reply = self._guarded(
+            sent, {n: records.to_tensor(np.asarray(a)) for n, a in zip(sent, trained, strict=True)}, config
+        )
         private = promises_privacy(self.guard.defense)
         told = {k: v for k, v in metrics.items() if k != NAMES and (not private or k in self.metrics)}
         return reply, num_examples, told
 
     def _guarded(self, sent: Tensors, replied: Tensors, config: Config) -> Arrays:
-        records = self.memory.state if isinstance(self.memory, Context) else self.memory
-        return self.guard.remembering(records, sent, replied, generator_of_round(self.seed, config, self.client))
+        kept = self.memory.state if isinstance(self.memory, Context) else self.memory
+        rng = upload_defense.generator_of_round(self.seed, config, self.client)
+        return self.guard.remembering(kept, sent, replied, rng)
 
 
 def _records(arrays: Arrays, number: int, settings: Config) -> RecordDict:
-    listed = ArrayRecord({str(k): plain_array(np.asarray(a)) for k, a in enumerate(arrays)})
+    listed = ArrayRecord({str(k): records.plain_array(np.asarray(a)) for k, a in enumerate(arrays)})
     plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
     return RecordDict({"arrays": listed, "settings": ConfigRecord(plain), "n": ConfigRecord({"n": int(number)})})
 
@@ -182,8 +176,8 @@ def _reply_of(kept: RecordDict) -> Reply:
 class _Options(TypedDict, total=False):
     model: nn.Module | Callable[[], nn.Module] | None
     names: Sequence[str] | None
-    buffers: BufferPolicy
-    shares: Shares
+    buffers: upload_defense.BufferPolicy
+    shares: upload_defense.Shares
     metrics: Sequence[str]
     seed: int | None
     number: int
@@ -207,8 +201,8 @@ def defend(
     *,
     model: nn.Module | Callable[[], nn.Module] | None = None,
     names: Sequence[str] | None = None,
-    buffers: BufferPolicy = "kept",
-    shares: Shares = "weights",
+    buffers: upload_defense.BufferPolicy = "kept",
+    shares: upload_defense.Shares = "weights",
     metrics: Sequence[str] = (),
     seed: int | None = None,
     number: int = 0,
@@ -223,8 +217,8 @@ def defend(
             names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
         metrics: see ``DefendedClient``.
     """
-    guard = GuardedUpload.around(defense, model, names, buffers, shares)
-    ordered = names if model is None else list(made_of(model).state_dict())
+    guard = upload_defense.GuardedUpload.around(defense, model, names, buffers, shares)
+    ordered = names if model is None else list(upload_defense.made_of(model).state_dict())
 
     def wrap(inner: NumPyClient, memory: RecordDict | Context | None) -> DefendedClient:
         kept = RecordDict() if memory is None else memory
@@ -295,7 +289,9 @@ def defense_mod(
             logger.warning(text, defense.name, len(shown), shown[0])
     like = None if made is None else records.model_tensors(made)
     promised = metrics if promises_privacy(defense) else None
-    return refusing(_Defending(guard=guard, like=like, names=names, metrics=promised, rounds=rounds, seed=seed))
+    return reply_cache.refusing(
+        _Defending(guard=guard, like=like, names=names, metrics=promised, rounds=rounds, seed=seed)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -313,7 +309,7 @@ class _Defending:
         expect_sound(sent)
 
         def answer(message: Message, context: Context) -> Message:
-            content = content_of(call_next(message, context))
+            content = reply_cache.content_of(call_next(message, context))
             if audit_protocol.is_training(message):
                 return Message(self._defended(sent, message, context, content), reply_to=message)
             return Message(self._stated(content), reply_to=message)
@@ -322,11 +318,11 @@ class _Defending:
             if (kinds := records.kinds_of_arrays(form, sent)) is None:
                 return None
             values = self._guarded(sent, self.guard.unchanged(sent, kinds), message, context) if sent else []
-            return like_form(form, values)
+            return reply_cache.like_form(form, values)
 
         if self.seed is None:
             private = None if self.metrics is None else instead
-            return answered_once(message, context, answer, rounds=self.rounds, instead=private)
+            return reply_cache.answered_once(message, context, answer, rounds=self.rounds, instead=private)
         return answer(message, context)
 
     def read(self, content: RecordDict) -> dict[str, torch.Tensor]:

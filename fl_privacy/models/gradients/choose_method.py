@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -105,7 +105,7 @@ class Unrolled(victims.VictimGradients):
         self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        return cast(Tensors, vmap(self._train)(inputs, labels))
+        return vmap(self._train)(inputs, labels)
 
     def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
         plan = self._victim_model.plan

@@ -133,7 +133,7 @@ def _by_vjp(call: LayerCall, names: Collection[str]) -> Tensors:
         back = vjp(lambda values: functional_call(call.module, values, (inputs,)), parameters)[1]
         return cast(Tensors, back(delta)[0])
 
-    return cast(Tensors, vmap(pull_back)(call.inputs, call.deltas))
+    return vmap(pull_back)(call.inputs, call.deltas)
 
 
 _SPARE = 4
