@@ -71,7 +71,7 @@ def test_countermeasures_read_what_there_is_also_where_little_is_told(part):
         for effect in (part.effect, replace(part.effect, **untold)):
             found = countermeasures_against(effect, circumstances)
             assert (found is None) == (part.name in UNCOUNTERED), (
-                "say what an attacker does about it in attacks/adaptive/countermeasures.py, or name it in UNCOUNTERED"
+                "say what an attacker does about it in attacks/adaptive/known_defense.py, or name it in UNCOUNTERED"
             )
             assert all(taken.sentence for taken in found or ())
 

@@ -40,10 +40,8 @@ OWN = (
     "fl_privacy/attacks/gradient_inversion/other_modalities.py",
     "fl_privacy/attacks/gradient_inversion/embeddings.py",
     "fl_privacy/attacks/gradient_inversion/word_order.py",
-    "fl_privacy/attacks/gradient_inversion/table_",
     "fl_privacy/measure/texts.py",
     "fl_privacy/measure/tables.py",
-    "fl_privacy/models/pretrained/word_evaluator.py",
 )
 """Files of one kind of examples, and those that hold the table of kinds."""
 

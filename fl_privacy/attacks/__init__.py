@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         ExactInversion as ExactInversion,
     )
     from fl_privacy.attacks.feature_inversion import ModelInversion as ModelInversion
-    from fl_privacy.attacks.feature_presets import model_inversion as model_inversion
     from fl_privacy.attacks.gradient_inversion.attack import GradientInversion as GradientInversion
     from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel as SurrogateModel
     from fl_privacy.attacks.likelihood import (
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
         idlg as idlg,
         inverting_gradients as inverting_gradients,
         lamp as lamp,
+        model_inversion as model_inversion,
         sapag as sapag,
         tableak as tableak,
         tag as tag,

@@ -28,10 +28,7 @@ class Sphere:
     """Objective: difference of the loss from that of a gradient at distance ``radius`` (Refiner, appendix M).
 
     Refiner's projection leaves the upload that far from the true gradient. As a cosine distance it is that of the
-    tangent, 1 - sqrt(1 - radius^2 / ||g||^2).
-
-    Attributes:
-        radius: Refiner's epsilon, an l2 norm.
+    tangent, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
     """
 
     objective: L2 | Cosine
@@ -181,20 +178,17 @@ class SolvedInversion(GradientInversion):
         tensors, values = observation.upload.tensors, observation.sent.parameters
         if not tensors or not tensors.keys() <= values.keys():
             return observation
-        weights = self._weights(tensors, values)
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
+        depth = {layer: number for number, layer in enumerate(layers, start=1)}
+        weights = {
+            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
+            for name, g in tensors.items()
+        }
         mean = float(torch.cat([w.flatten() for w in weights.values()]).double().square().mean())
         squared = self.constant if self.constant is not None else self.radius**2 * mean
         rng = derive_generator(seed, "solve", str(observation.id))
         moved = solve_gradient(tensors, weights, max(squared, 1e-300), rng, scaled=self.scaled)
         return replace(observation, upload=replace(observation.upload, tensors=moved))
-
-    def _weights(self, tensors: Tensors, values: Tensors) -> dict[str, Tensor]:
-        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in values))
-        depth = {layer: number for number, layer in enumerate(layers, start=1)}
-        return {
-            name: (g.detach() * values[name].detach().to(g)).abs() * self.decay ** depth[name.rpartition(".")[0]]
-            for name, g in tensors.items()
-        }
 
 
 @takes(GradientOptions)

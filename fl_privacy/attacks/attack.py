@@ -75,10 +75,7 @@ T = TypeVar("T")
 class Limit:
     """Time limit of a piece of work.
 
-    Attributes:
-        end: time on the clock of ``time.perf_counter``.
-        around: outer limit.
-        cut: ``True`` once the clock has ended a search.
+    ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the clock has ended a search.
     """
 
     end: float = math.inf

@@ -160,8 +160,7 @@ def _on(
     models = {id(one.model): detached_copy(one.model).to(device) for one in asked}  # one for all: they are batched
     sent = {id(one.sent): one.sent.to(device) for one in asked}
     moved = [replace(one.to(device), model=models[id(one.model)], sent=sent[id(one.sent)]) for one in asked]
-    found = attack(moved, seed=seed, progress=progress)
     return [
         one if one.batch is None else replace(one, batch=Batch(one.batch.inputs.cpu(), one.batch.labels.cpu()))
-        for one in found
+        for one in attack(moved, seed=seed, progress=progress)
     ]

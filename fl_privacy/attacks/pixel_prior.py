@@ -103,7 +103,14 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
     few = labels is None or pixels.shape[1] > 1024 or len(pixels) < 100 * kinds
     number = min(_MOST_COMPONENTS, pixels.shape[1], max(1, len(pixels) - kinds))
     if few:
-        bases = _components(centered, number)[None]
+        if min(centered.shape) <= 1024:
+            _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
+        else:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
+            directions = columns.T
+        bases = torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])[None]
     else:
         within, each = centered.T @ centered / len(centered), []
         for kind in range(kinds):
@@ -117,17 +124,6 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
     return PixelPrior(means.float(), bases.float(), residual, len(pixels))
 
 
-def _components(centered: Tensor, number: int) -> Tensor:
-    if min(centered.shape) <= 1024:
-        _, sizes, directions = torch.linalg.svd(centered, full_matrices=False)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            _, sizes, columns = torch.svd_lowrank(centered, q=number, niter=3)
-        directions = columns.T
-    return torch.mul(sizes[:number, None] / len(centered) ** 0.5, directions[:number])
-
-
 @lru_cache(maxsize=8)
 def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987)."""
@@ -138,11 +134,9 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
     order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
     waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]
-    mixes = _colors(channels)
-    bases = torch.einsum("kc,mhw->kmchw", mixes, waves).flatten(0, 1).flatten(1)
+    bases = torch.einsum("kc,mhw->kmchw", _colors(channels), waves).flatten(0, 1).flatten(1)
     left = _CONTRAST**2 - float(waves.square().sum()) / (height * width)
-    mean = torch.full((1, math.prod(shape)), 0.5)
-    return PixelPrior(mean, bases.float()[None], math.sqrt(max(left, 1e-6)), 0)
+    return PixelPrior(torch.full((1, math.prod(shape)), 0.5), bases.float()[None], math.sqrt(max(left, 1e-6)), 0)
 
 
 def _cosines(side: int) -> Tensor:

@@ -4,17 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, Unpack, get_args
 
-from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
+from fl_privacy.attacks.feature_inversion import ModelInversion, Recovery
+from fl_privacy.attacks.gradient_inversion import GradientInversion, Space, priors
 from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Penalty
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel, WeightedL2L1
-from fl_privacy.attacks.gradient_inversion.priors import (
-    BatchNormStatistics,
-    ColorRange,
-    GroupConsistency,
-    ImageNorm,
-    TotalVariation,
-)
-from fl_privacy.attacks.gradient_inversion.settings import Rearranging
+from fl_privacy.attacks.gradient_inversion.settings import Rearranging, Uniform
 from fl_privacy.attacks.optimizers import (
     LBFGS,
     Adam,
@@ -27,7 +21,7 @@ from fl_privacy.attacks.optimizers import (
 )
 from fl_privacy.attacks.optimizers.first_order import Sign
 from fl_privacy.attacks.optimizers.lbfgs import LineSearch
-from fl_privacy.attacks.preset_options import GenerativeOptions, GradientOptions, takes, vary
+from fl_privacy.attacks.preset_options import FeatureOptions, GenerativeOptions, GradientOptions, takes, vary
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import expect_generator
@@ -61,11 +55,11 @@ def inverting_gradients(
     deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
     ``projection="minmax"``, or ``"none"`` with the penalty ``color_range`` on pixels outside [0, 1].
     """
-    smooth = TotalVariation(weight=total_variation / std, isotropic=isotropic)
+    smooth = priors.TotalVariation(weight=total_variation / std, isotropic=isotropic)
     published = GradientInversion(
         objective=Cosine(per_layer=per_layer),
         optimizer=Adam(lr=lr, sign=sign, schedule=StepDecay()),
-        priors=(smooth, ColorRange(weight=color_range)) if color_range else (smooth,),
+        priors=(smooth, priors.ColorRange(weight=color_range)) if color_range else (smooth,),
         space=Space(mean=mean, std=std),
         projection="clamp",
         iterations=4800,
@@ -98,10 +92,10 @@ def grad_inversion(
         objective=L2(),
         optimizer=Adam(lr=lr, schedule=CosineRate(warmup=warmup)),
         priors=(
-            TotalVariation(weight=total_variation, isotropic=isotropic),
-            ImageNorm(weight=image_norm),
-            BatchNormStatistics(weight=batch_norm, first=first_layer),
-            *([ColorRange(weight=color_range)] if color_range else []),
+            priors.TotalVariation(weight=total_variation, isotropic=isotropic),
+            priors.ImageNorm(weight=image_norm),
+            priors.BatchNormStatistics(weight=batch_norm, first=first_layer),
+            *([priors.ColorRange(weight=color_range)] if color_range else []),
         ),
         projection="clamp",
         iterations=20_000,
@@ -109,7 +103,7 @@ def grad_inversion(
     attack = vary(published, options)
     if attack.restarts == 1:
         return attack
-    return replace(attack, priors=(*attack.priors, GroupConsistency(weight=consistency)))
+    return replace(attack, priors=(*attack.priors, priors.GroupConsistency(weight=consistency)))
 
 
 _DISTANCES: Mapping[str, type[L1] | type[L2] | type[Cosine]] = {"l1": L1, "l2": L2, "cosine": Cosine}
@@ -152,14 +146,14 @@ def ats_attack(
     elif variant == "paper":
         published = GradientInversion(optimizer=LBFGS(), iterations=300, restarts=16)
     elif distance == "l2":
-        blurred, slow = TotalVariation(weight=1e-3 / _STD), LBFGS(lr=1e-4)
+        blurred, slow = priors.TotalVariation(weight=1e-3 / _STD), LBFGS(lr=1e-4)
         published = GradientInversion(optimizer=slow, space=_SPACE, priors=(blurred,), iterations=50, restarts=2)
     else:
         published = replace(published, optimizer=LBFGS(lr=1e-4, sign="hard"), iterations=300, restarts=16)
     published = replace(published, objective=_DISTANCES[distance]())
     if total_variation is not None:
         weight = total_variation / _STD
-        published = replace(published, priors=(TotalVariation(weight=weight),) if weight else ())
+        published = replace(published, priors=(priors.TotalVariation(weight=weight),) if weight else ())
     return vary(published, options)
 
 
@@ -183,7 +177,7 @@ def dlg(
     published = GradientInversion(
         objective=L2(relative=relative),
         optimizer=LBFGS(lr=lr, history=history, line_search=line_search),
-        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        priors=(priors.TotalVariation(weight=total_variation),) if total_variation else (),
         enough=1e-9,
         accept=1e-7,
         labels="optimize",
@@ -262,7 +256,7 @@ def tableak(
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
     ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others
-    (:mod:`fl_privacy.attacks.gradient_inversion.table_rows`); a third of the paper's work then reconstructs more.
+    (:mod:`fl_privacy.attacks.gradient_inversion.other_modalities`); a third of the paper's work then reconstructs more.
     ``pooled`` takes the median of the attempts' ordered rows instead of the best.
     """
     optimizer = Adam(lr=lr, sign=sign)
@@ -424,10 +418,53 @@ def gifd(
     published = GradientInversion(
         objective=Cosine(),
         optimizer=Adam(lr=lr, schedule=StepDecay()),
-        priors=(TotalVariation(weight=total_variation),) if total_variation else (),
+        priors=(priors.TotalVariation(weight=total_variation),) if total_variation else (),
         source=Generated(generator=NamedGenerator(generator), deeper=layers, reach=reach),
         evident=True,
         projection="clamp",
         iterations=1000,
+    )
+    return vary(published, options)
+
+
+@takes(FeatureOptions)
+def model_inversion(
+    *,
+    lr: float = 0.01,
+    line_search: LineSearch = "none",
+    total_variation: float | None = None,
+    form: Literal["relative", "published"] = "relative",
+    isotropic: bool = False,
+    matching: Literal["l2", "cosine"] = "cosine",
+    matching_iterations: int = 2000,
+    matching_lr: float = 0.01,
+    **options: Unpack[FeatureOptions],
+) -> ModelInversion:
+    """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
+
+    ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
+    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides by the features' squared
+    length and takes the mean (weight 1e-3).
+
+    The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
+    ``line_search="strong_wolfe"`` reaches that minimum in a tenth.
+
+    ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
+    private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
+    """
+    found = GradientInversion(objective=L2(), optimizer=LBFGS(), start=Uniform(), iterations=matching_iterations)
+    if matching != "l2":
+        adam = Adam(lr=matching_lr, sign="hard", schedule=StepDecay())
+        found = replace(found, objective=Cosine(), optimizer=adam, projection="clamp")
+    one_of("attack.form", form, ("relative", "published"))
+    weight = total_variation if total_variation is not None else 0.1 if form == "published" else 1e-3
+    prior = priors.TotalVariation(weight=weight, isotropic=isotropic, summed=form == "published")
+    published = ModelInversion(
+        recovery=Recovery(matching=found),
+        optimizer=LBFGS(lr=lr, line_search=line_search),
+        priors=(prior,) if weight else (),
+        relative=form == "relative",
+        iterations=1500,
+        restarts=10,
     )
     return vary(published, options)

@@ -13,8 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS
-from fl_privacy.attacks.exact.analytic import AnalyticInversion
-from fl_privacy.attacks.exact.first_layer import agreed_ratios, find_first_layer
+from fl_privacy.attacks.exact.first_layer import AnalyticInversion, agreed_ratios, find_first_layer
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched

@@ -30,8 +30,8 @@ from fl_privacy.federation import Audit, Failure, audited_rounds
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.replies import attempt, printable
 from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
+from fl_privacy.flower.curious import StrategyAround
 from fl_privacy.flower.grids import pair
-from fl_privacy.flower.wrappers import StrategyAround
 from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.folder.claims import write_claims
 from fl_privacy.types import LocalPlan, VictimId

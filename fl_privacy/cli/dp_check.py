@@ -138,7 +138,7 @@ def check_leakage(
     one-sided at 5 %. In pytest the same is the fixture `leakage`, run by `pytest --fl-privacy`.
     """
     from fl_privacy.auditing.regression import compare, measure_run, read_baseline, write_baseline  # noqa: PLC0415
-    from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
+    from fl_privacy.auditing.regression.measurement import expect_enough  # noqa: PLC0415
 
     now, kept = measure_run(run, metric=metric), read_baseline(baseline)
     if update:

@@ -27,9 +27,9 @@ from fl_privacy.flower.audit_protocol import is_training
 from fl_privacy.flower.backends import NodeRules
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.grids import PromptGrid, in_simulation_engine
-from fl_privacy.flower.nodes import MOST_NODES, Nodes, partitions_of
 from fl_privacy.flower.records import CLIENT_RAISED, DATA_PATH, PARTITION, PARTITIONS
 from fl_privacy.flower.reply_cache import in_actor
+from fl_privacy.flower.strategy import MOST_NODES, Nodes, partitions_of
 from fl_privacy.report.headline import PAGE, run_in_words
 from fl_privacy.runs.build import clients_of
 from fl_privacy.runs.config import RunSettings, compose_run

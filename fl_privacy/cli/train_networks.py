@@ -24,10 +24,17 @@ from fl_privacy.files.foreign import expanded, expect_writable
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.models.pretrained import evaluator as networks, evaluator_files as files, generator as generators
-from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, Progress
+from fl_privacy.models.pretrained.evaluator import (
+    TEXTS,
+    EvaluationNetwork,
+    EvaluatorPlan,
+    Progress,
+    WordEvaluator,
+    random_word_curve,
+    train_word_evaluator,
+)
 from fl_privacy.models.pretrained.evaluator_files import Evaluator
 from fl_privacy.models.pretrained.generator_training import GeneratorPlan, GeneratorTraining
-from fl_privacy.models.pretrained.word_evaluator import TEXTS, WordEvaluator, random_word_curve, train_word_evaluator
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file
 from fl_privacy.runs.config.building import check_arguments

@@ -16,21 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
-from fl_privacy.data.examples import Examples, LabelledExamples, expect_images
-from fl_privacy.data.images import Fit, decode_images
-from fl_privacy.data.sources import (
-    OWNERS,
-    ImageFolder,
-    MnistMini,
-    ParquetFolder,
-    Photographs,
-    Source,
-    environment_folder,
-    hub_source,
-    local_source,
-    require,
+from fl_privacy.data import sources
+from fl_privacy.data.examples import (
+    IMAGE_COLUMNS,
+    LABEL_COLUMNS,
+    Examples,
+    LabelledExamples,
+    encode_labels,
+    expect_images,
+    find_column,
 )
+from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_missing_private, user_cache_folder
 from fl_privacy.files.foreign import expanded
@@ -91,7 +87,7 @@ def _write(file: Path, train: Examples, test: Examples) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-_EMBEDDED: Mapping[str, Source] = {"mnist_mini": MnistMini(), "photograph": Photographs()}
+_EMBEDDED: Mapping[str, sources.Source] = {"mnist_mini": sources.MnistMini(), "photograph": sources.Photographs()}
 TEST_SPLITS = ("test", "valid", "validation", "val")
 """Names of a test split; the first that exists is used."""
 
@@ -162,7 +158,7 @@ def load_data(
     reading = _Reading(image_size, channels, fit, image_column, label_column, group_column)
     source = find_source(name, root)
     if classes is not None:
-        if not isinstance(source, ImageFolder):
+        if not isinstance(source, sources.ImageFolder):
             raise UserError(
                 f"data.classes is expected with folders of images alone, but {name} has labels of its own; leave it"
                 " out."
@@ -175,7 +171,7 @@ def load_data(
     return Dataset(train, test, name)
 
 
-def find_source(name: str, root: str | None = None) -> Source:
+def find_source(name: str, root: str | None = None) -> sources.Source:
     """Return the source of the data set ``name``, see ``load_data``."""
     if name in _EMBEDDED:
         if root is not None:
@@ -187,12 +183,12 @@ def find_source(name: str, root: str | None = None) -> Source:
     if name == "image_folder":
         if root is None:
             raise UserError("data=image_folder needs a folder, but got none; set data.root=FOLDER.")
-        return local_source(expanded(root))
-    folder = expanded(root) / name if root is not None else environment_folder(name)
-    return local_source(folder) if folder is not None else hub_source(name)
+        return sources.local_source(expanded(root))
+    folder = expanded(root) / name if root is not None else sources.environment_folder(name)
+    return sources.local_source(folder) if folder is not None else sources.hub_source(name)
 
 
-def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examples]:
+def _read(source: sources.Source, reading: _Reading, name: str) -> tuple[Examples, Examples]:
     tables = source.tables()
     expect_train(tables, name)
     parts = [tables[split] for split in ("train", *[s for s in TEST_SPLITS if s in tables][:1])]
@@ -201,7 +197,7 @@ def _read(source: Source, reading: _Reading, name: str) -> tuple[Examples, Examp
     names = getattr(parts[0].features[label_column], "names", None)
     labels, names = encode_labels([part[label_column][:] for part in parts], names, label_column, name)
     groups: list[Tensor | None] = [None] * len(parts)
-    without_owners = isinstance(source, ParquetFolder) and reading.group_column == OWNERS.get(name)
+    without_owners = isinstance(source, sources.ParquetFolder) and reading.group_column == sources.OWNERS.get(name)
     if reading.group_column is not None and not (without_owners and reading.group_column not in columns):
         group_column = find_column(columns, reading.group_column, (), kind="group", name=name)
         groups = list(encode_labels([part[group_column][:] for part in parts], None, group_column, name)[0])
@@ -221,7 +217,11 @@ def expect_train(tables: Mapping[str, Any], name: str) -> None:
 
 
 def _decode(parts: Sequence[Any], column: str, reading: _Reading, name: str) -> Tensor:
-    hf, progress, console = require("datasets"), require("rich.progress"), require("rich.console")
+    hf, progress, console = (
+        sources.require("datasets"),
+        sources.require("rich.progress"),
+        sources.require("rich.console"),
+    )
     encoded = (part.select_columns([column]).cast_column(column, hf.Image(decode=False)) for part in parts)
     cells, number = (row[column] for part in encoded for row in part), sum(map(len, parts))
     aside, few = console.Console(stderr=True), number < 20_000

@@ -6,7 +6,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -94,15 +94,13 @@ def fit_images(images: Tensor, size: int, fit: Fit) -> Tensor:
         return images
     functional = require("torchvision.transforms.v2.functional")
     if fit == "resize":
-        cropped: Tensor = functional.center_crop(functional.resize(images, [size], antialias=True), [size, size])
-        return cropped
+        return cast(Tensor, functional.center_crop(functional.resize(images, [size], antialias=True), [size, size]))
     longer = max(height, width)
     if longer > size:
         height, width = max(1, round(height * size / longer)), max(1, round(width * size / longer))
         images = functional.resize(images, [height, width], antialias=True)
     left, top = (size - width) // 2, (size - height) // 2
-    padded: Tensor = functional.pad(images, [left, top, size - width - left, size - height - top])
-    return padded
+    return cast(Tensor, functional.pad(images, [left, top, size - width - left, size - height - top]))
 
 
 def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
@@ -121,8 +119,7 @@ def _decode(cell: Cell, channels: int | None, which: str) -> tuple[Tensor, int]:
         if (values := gray_values(picture)) is not None:  # which Pillow's own conversion cuts off at 0 and 255
             return values.expand(channels or 1, *values.shape).contiguous(), channels or 1
         channels = channels or (1 if picture.mode in _GREY_MODES else 3)
-        upright = ImageOps.exif_transpose(picture)
-        pixels = torch.from_numpy(np.array(upright.convert("L" if channels == 1 else "RGB")))
+        pixels = torch.from_numpy(np.array(ImageOps.exif_transpose(picture).convert("L" if channels == 1 else "RGB")))
     except _UNREADABLE as error:
         raise UserError(
             f"{which} is expected to be readable by PIL, but is not: {reason_of(error)}; repair or remove it."

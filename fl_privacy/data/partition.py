@@ -72,8 +72,7 @@ class ClassShares:
         parts = []
         for client in range(num_clients):
             shares = rng.dirichlet(np.full(len(decks), float(self.alpha)))
-            quota = (len(examples) + num_clients - 1 - client) // num_clients
-            taken = _drawn(shares, quota, left, rng)
+            taken = _drawn(shares, (len(examples) + num_clients - 1 - client) // num_clients, left, rng)
             parts.append([deck[at - n : at] for deck, at, n in zip(decks, left, taken, strict=True)])
             left = left - taken
         return [torch.cat(part).sort().values for part in parts]

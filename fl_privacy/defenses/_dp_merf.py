@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.condensation import exchanging, fresh_network
+from fl_privacy.defenses.dc_dsa_dm import exchanging, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.privacy import noise_multiplier_for
 from fl_privacy.effects import Part, PrivateRelease

@@ -1,6 +1,7 @@
 """GS-WGAN: training on images of a generator whose gradients are clipped and noised."""
 
 import math
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from fl_privacy import checks
 from fl_privacy.defenses._dp_merf import Generator, drawn_set, fresh_generator
 from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.condensation import exchanging, fresh_network
+from fl_privacy.defenses.dc_dsa_dm import exchanging, fresh_network
 from fl_privacy.defenses.defense import Defense, LocalData
 from fl_privacy.defenses.privacy import mixture_noise_multiplier
 from fl_privacy.effects import Part, PrivateRelease
@@ -87,8 +88,7 @@ def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = sample_noise(slopes, "gaussian", 1.0, rng)
-    noised: Tensor = slopes / norms + 2 * math.sqrt(len(slopes)) * multiplier * noise
-    return noised
+    return cast(Tensor, slopes / norms + 2 * math.sqrt(len(slopes)) * multiplier * noise)
 
 
 _PENALTY = 10.0  # weight of the gradient penalty (Gulrajani et al. 2017)
@@ -107,8 +107,7 @@ class CriticNet(nn.Module):
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
         """Score images (B, C, H, W) of classes (B,), giving (B,)."""
         hidden = F.leaky_relu(self.second(F.leaky_relu(self.first(images), 0.2)), 0.2)
-        scores: Tensor = self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1)
-        return scores
+        return cast(Tensor, self.end(hidden.flatten(1)).gather(1, labels[:, None]).squeeze(1))
 
 
 class Critic:

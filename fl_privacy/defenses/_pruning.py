@@ -10,7 +10,7 @@ from torch import Tensor
 from fl_privacy import checks
 from fl_privacy.defenses._dp_noise import Distribution, dp_noise, noise_std, sample_noise
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep, compose
-from fl_privacy.defenses.importance import PERMUTATIONS, POINTS, integrated_gradients_of_step, shapley_of_elements
+from fl_privacy.defenses.robust_data import PERMUTATIONS, POINTS, integrated_gradients_of_step, shapley_of_elements
 from fl_privacy.effects import Part, Scope, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.types import Tensors

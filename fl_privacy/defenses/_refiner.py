@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_privacy import checks
 from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
-from fl_privacy.defenses.importance import integrated_gradients, integrated_gradients_of_step
 from fl_privacy.defenses.robust_data import (
     Gap,
     Importance,
@@ -22,6 +21,8 @@ from fl_privacy.defenses.robust_data import (
     descend,
     example_gap,
     importance,
+    integrated_gradients,
+    integrated_gradients_of_step,
     layer_depths,
     own_gradients,
     pull_within,
@@ -29,8 +30,8 @@ from fl_privacy.defenses.robust_data import (
 from fl_privacy.effects import Part, RobustGradient
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel, has_batch_norm
+from fl_privacy.models.pretrained.evaluator import WordBox, WordEvaluator
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, find_word_evaluator, name_of_words
-from fl_privacy.models.pretrained.word_evaluator import WordBox, WordEvaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Tensors
 from fl_privacy.types.modality import modality_of

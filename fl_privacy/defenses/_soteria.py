@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -67,8 +67,7 @@ def representation(model: nn.Module, state: ModelState, inputs: Tensor, head: st
 def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
     model.eval()
     values = {name: t.detach() for name, t in {**state.parameters, **state.buffers}.items()}
-    logits: Tensor = functional_call(model, values, (inputs,))
-    return logits
+    return cast(Tensor, functional_call(model, values, (inputs,)))
 
 
 Features = Callable[[Tensor], Tensor]
@@ -112,8 +111,7 @@ def estimated_row_norms(
     x = inputs.detach()
 
     def product(signs: Tensor) -> Tensor:
-        tangent: Tensor = jvp(features, (x,), (signs,))[1]
-        return tangent
+        return cast(Tensor, jvp(features, (x,), (signs,))[1])
 
     with torch.no_grad(), plain_attention():
         r = features(x)
@@ -274,14 +272,12 @@ def gradient_sensitivity(step: LocalStep, *, directions: int, rng: torch.Generat
         return replace(step, sent=state, batch=batch).loss(batch_norm="eval")
 
     def gradient(inputs: Tensor) -> Tensors:
-        result: Tensors = grad(loss)(parameters, inputs)
-        return result
+        return cast(Tensors, grad(loss)(parameters, inputs))
 
     x = step.batch.inputs
 
     def product(signs: Tensor) -> Tensors:
-        change: Tensors = jvp(gradient, (x,), (signs,))[1]
-        return change
+        return cast(Tensors, jvp(gradient, (x,), (signs,))[1])
 
     squares = dict.fromkeys(parameters, 0.0)
     for signs in _random_signs(x, directions, rng, "sensitivity of layers"):

@@ -179,10 +179,8 @@ class Defense:
     ) -> Any:
         """Apply the defense to ``gradients``, or to a change of weights, before their upload.
 
-        Args:
-            gradients: tensors or arrays by parameter name, or in the order of ``model.parameters()``.
-            model: model of the gradients, for defenses that compute with it.
-            batch: batch of the gradients, for the same defenses.
+        ``gradients``: tensors or arrays by parameter name, or in the order of ``model.parameters()``. ``model``: model
+        of the gradients, for defenses that compute with it.
 
         Raises:
             UserError: the defense acts on more than gradients, or needs the model and the batch.

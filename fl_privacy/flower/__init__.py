@@ -30,12 +30,15 @@ if TYPE_CHECKING:
         SplitFedClient as SplitFedClient,
         SPNClient as SPNClient,
     )
-    from fl_privacy.flower.curious import HonestButCurious as HonestButCurious, Malicious as Malicious
+    from fl_privacy.flower.curious import HonestButCurious as HonestButCurious, Malicious as Malicious, Sane as Sane
     from fl_privacy.flower.gate import Gate as Gate
     from fl_privacy.flower.grids import LocalGrid as LocalGrid
     from fl_privacy.flower.mods.canary_mod import canary_mod as canary_mod
-    from fl_privacy.flower.mods.defend import DefendedClient as DefendedClient, defend as defend
-    from fl_privacy.flower.mods.defense_mod import defense_mod as defense_mod
+    from fl_privacy.flower.mods.defend import (
+        DefendedClient as DefendedClient,
+        defend as defend,
+        defense_mod as defense_mod,
+    )
     from fl_privacy.flower.mods.guard_mod import guard_mod as guard_mod
     from fl_privacy.flower.mods.probe import probe_mod as probe_mod
     from fl_privacy.flower.mods.train_step import (
@@ -46,6 +49,5 @@ if TYPE_CHECKING:
     from fl_privacy.flower.reply_cache import answer_once_mod as answer_once_mod
     from fl_privacy.flower.secagg import local_dp_mod as local_dp_mod
     from fl_privacy.flower.strategy import Federated as Federated
-    from fl_privacy.flower.wrappers import Sane as Sane
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__)

@@ -110,8 +110,7 @@ def node_secret(context: Context) -> Secret:
     It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read; ``UserError``
     if the file can't be made, others can read it, or it holds no secret.
     """
-    kept = kept_secret(state_folder(context) / FILE, state_key(context))
-    return kept.derive("run", context.run_id, *whose(context))
+    return kept_secret(state_folder(context) / FILE, state_key(context)).derive("run", context.run_id, *whose(context))
 
 
 def whose(context: Context) -> tuple[str, int]:

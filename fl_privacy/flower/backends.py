@@ -18,9 +18,8 @@ from fl_privacy.federation.rounds import Steps, one_by_one
 from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid
-from fl_privacy.flower.nodes import NodeRules
 from fl_privacy.flower.records import PARTITION, load_state
-from fl_privacy.flower.strategy import Federated
+from fl_privacy.flower.strategy import Federated, NodeRules
 from fl_privacy.types import Observation
 
 
@@ -44,8 +43,7 @@ def rounds_on_grid(
     seen, ended = deque[Observation](), list[RoundReport]()
     settings = asdict(rules or NodeRules())
     federated = Federated(server=server, audit=audit, on_round=ended.append, timeout=timeout, **settings)
-    observing = replace(interceptor, sink=seen.append)
-    curious = HonestButCurious(federated, observing, audit, states=_states(grid))
+    curious = HonestButCurious(federated, replace(interceptor, sink=seen.append), audit, states=_states(grid))
 
     def steps(round: int) -> Steps:
         config = ConfigRecord()
@@ -93,7 +91,6 @@ def rounds_on_ray(
     ``UserError`` if no process fits into the machine, or ``rounds_on_grid`` raises.
 
     Args:
-        source: maker of the clients, called in each process.
         num_gpus: share of a GPU reserved for a process.
         actors: largest number of processes; ``None`` takes what the resources allow.
         timeout: seconds for one message, after which a process is ended and its client excluded.

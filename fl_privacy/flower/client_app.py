@@ -11,8 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client
-from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.federation import Client, Failure, attempt
 from fl_privacy.flower import records
 from fl_privacy.flower._node_memory import ContextMemory
 from fl_privacy.flower.audit_protocol import merged_config

@@ -13,9 +13,8 @@ from flwr.app import RecordDict
 from fl_privacy.defenses import ClientState, Defense, ats, dp_noise, fdl_pp, pruning, refiner, split_fed, spn
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, LocalResult, private_names
+from fl_privacy.federation import Client, Evaluation, LocalResult, private_names
 from fl_privacy.federation.replies import UnfitMessageError, expect_sound, told_alike
-from fl_privacy.federation.server import Evaluation
 from fl_privacy.flower import records
 from fl_privacy.flower._node_memory import ContextMemory, Memory
 from fl_privacy.flower.inside.legacy import NumPyClient, Scalar

@@ -94,8 +94,7 @@ class OpacusWatch:
             once = Stated(claim=None, facts=drawn, clip_norm=float(self.optimizer.max_grad_norm), unit="example")
             question = DpCheckRequest(delta=asked.delta, draws=asked.draws or MOST_DRAWS, seed=asked.seed)
             mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
-            what = "one step of Opacus on a batch with the record"
-            found.append(tested(what, mechanism, once, question, pair=pair))
+            found.append(tested("one step of Opacus on a batch with the record", mechanism, once, question, pair=pair))
         return found
 
     def _claim(self, asked: DpCheckRequest) -> Claim | None:

@@ -38,8 +38,7 @@ def array_values(array: Array) -> np.ndarray:
         header = _header(dtype, shape)
         if len(array.data) == len(header) + _PLAIN[dtype] * math.prod(shape) and array.data.startswith(header):
             return np.frombuffer(array.data, dtype=dtype, offset=len(header)).reshape(shape)
-    values: np.ndarray = array.numpy()
-    return values
+    return array.numpy()
 
 
 _KINDS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
@@ -72,12 +71,10 @@ def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) 
     A message has one record of arrays that is not empty, or ``parameters`` and ``buffers`` without a common name. All
     its arrays must be the model's by name, shape and kind of numbers; "0", "1", ... are the model's names in order.
     Anything that one reader would skip and another train on (a second record, an unknown name, a floating-point value
-    as whole or complex numbers) is refused. ``UserError`` if the message does not fit.
-
-    Args:
-        like: values of the model by name, in the order of its ``state_dict()``.
-        whole: ``True`` if all parameters must come in the model's order, the same by position as by name. Only batch
-            norm may be missing, if clients keep it: all of it, its statistics, or its counters.
+    as whole or complex numbers) is refused. ``UserError`` if the message does not fit. ``like``: values of the model by
+    name, in the order of its ``state_dict()``. ``whole``: ``True`` if all parameters must come in the model's order,
+    the same by position as by name. Only batch norm may be missing, if clients keep it: all of it, its statistics, or
+    its counters.
     """
     placed = placed_arrays(content)
     keys = [key for _, key in placed]

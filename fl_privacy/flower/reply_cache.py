@@ -53,11 +53,8 @@ class Answers:
     """The messages that the client of ``context`` has answered, by kind and round.
 
     They are counted in the node's context and in a file next to the node's secret, which survives a restart. A
-    simulated node counts in its context alone and keeps no answer.
-
-    Attributes:
-        rounds: largest number of a round; ``None`` takes the run's. If a run states none, a round is at most
-            ``memory.MOST_AHEAD`` after the last one.
+    simulated node counts in its context alone and keeps no answer. ``rounds``: largest number of a round; ``None``
+    takes the run's. If a run states none, a round is at most ``memory.MOST_AHEAD`` after the last one.
     """
 
     context: Context
@@ -337,8 +334,7 @@ def answered_once(
         return content
 
     other = None if probe is not None else instead
-    answer = Answers(context, rounds).once([kind], round, question, work, instead=other)
-    return Message(answer, reply_to=message)
+    return Message(Answers(context, rounds).once([kind], round, question, work, instead=other), reply_to=message)
 
 
 def content_of(reply: Message) -> RecordDict:

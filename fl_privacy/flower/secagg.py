@@ -31,11 +31,10 @@ from fl_privacy.federation.server import weighted_mean
 from fl_privacy.flower import records
 from fl_privacy.flower.backends import quiet_flower
 from fl_privacy.flower.clients import ATTEMPT, COUNTS, MOST_COUNTED, NAMES, MaskableClient, PrivacyClient
-from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid, Traffic, pair
+from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, MaskedReplies, PromptGrid, Traffic, pair
 from fl_privacy.flower.inside import legacy
-from fl_privacy.flower.masked_replies import MaskedReplies
 from fl_privacy.flower.mods.guard_mod import secagg_guard_mod
-from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.strategy import Nodes
 from fl_privacy.rng import SecretGenerator, derive_seed
 from fl_privacy.types import Tensors, Upload
 
@@ -294,12 +293,8 @@ def secure_rounds_on_grid(
     """Run ``secure_rounds`` with clients on nodes of their own, whose apps are ``masking_client_app``.
 
     New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
-    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients.
-
-    Args:
-        nodes: node of each partition.
-        masking: clip, levels and threshold; nodes take theirs from the run's configuration.
-        timeout: seconds to wait for the replies of each of the protocol's four stages.
+    protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients. ``nodes``: node
+    of each partition. ``timeout``: seconds to wait for the replies of each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)

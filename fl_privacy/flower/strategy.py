@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
@@ -12,20 +13,178 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, Evaluation, Failure, LocalResult, Personalized, RoundReport, Server
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation import Audit, Evaluation, Failure, LocalResult, Personalized, RoundReport, Server, attempt
 from fl_privacy.federation.rounds import finish_round, with_personalized
 from fl_privacy.flower import records
-from fl_privacy.flower.grids import pair
-from fl_privacy.flower.nodes import NodeRules, Nodes
+from fl_privacy.flower.grids import SILENCE, pair
+from fl_privacy.flower.records import CLIENT, DATA_PATH, OWN_DATA, PARTITION, PARTITIONS, SIMULATED
 from fl_privacy.types import ModelState
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+ANSWER_SECONDS = 600.0
+TRIES = 3
+"""Largest number of queries to a node that fails; a silent one gets one."""
+
+MOST_NODES = 100_000
+
+_ASKED, _FIRST_SECONDS = 8, 60.0
+"""Number of nodes asked for the number of partitions, and seconds to wait for the first."""
+
+
+def partitions_of(grid: Grid) -> int | None:
+    """Ask the first nodes behind ``grid`` for the number of partitions; ``None`` without a majority."""
+    deadline = time.monotonic() + _FIRST_SECONDS
+    while not (nodes := sorted(grid.get_node_ids())) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    questions = [Message(RecordDict(), node, MessageType.QUERY) for node in nodes[:_ASKED]]
+    replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
+    told = Counter[int]()
+    for _, reply in pair(questions, replies):
+        if isinstance(reply, Failure):
+            continue
+        total = attempt(lambda: _integer(reply.content.config_records[CLIENT], PARTITIONS))  # noqa: B023
+        if isinstance(total, int) and 1 <= total <= MOST_NODES:
+            told[total] += 1
+    if not told:
+        return None
+    number, votes = told.most_common(1)[0]
+    return number if 2 * votes > told.total() else None
+
+
+@dataclass(kw_only=True, eq=False)
+class NodeRules:
+    """Requirements of a run on nodes in other processes.
+
+    Attributes:
+        patience: seconds to wait for all of them before the first round.
+        bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
+        simulated: required answer of nodes about their clients; ``None`` accepts both.
+        own_data: required answer about training on the node's own folder; ``None`` accepts both.
+        reconnect: seconds to wait at the start of each later round for nodes that have left.
+    """
+
+    patience: float = 60.0
+    bound: bool = False
+    simulated: bool | None = None
+    own_data: bool | None = None
+    reconnect: float = 0.0
+
+
+@dataclass(eq=False)
+class Nodes(NodeRules):
+    """Nodes of the partitions ``clients``; each node is asked once for its partition, since node ids are random.
+
+    A partition belongs to the first node that claims it, until that node leaves.
+    """
+
+    clients: Sequence[int]
+    _node: dict[int, int] = field(default_factory=dict, init=False)
+    _claims: dict[int, int] = field(default_factory=dict, init=False)
+    _aside: dict[int, str] = field(default_factory=dict, init=False)
+    _tries: Counter[int] = field(default_factory=Counter, init=False)
+    _foreign: dict[int, int] = field(default_factory=dict, init=False)
+    _connected: set[int] = field(default_factory=set, init=False)
+
+    def refresh(self, grid: Grid) -> None:
+        """Ask new nodes, at first until all are there, else for ``reconnect`` seconds; ``UserError`` if some lack."""
+        if len(self._node) == len(self.clients):
+            deadline = time.monotonic() + self.reconnect
+            while True:
+                result = attempt(lambda: self._ask(grid))
+                if isinstance(result, Failure):
+                    logger.warning("Nodes that joined could not be asked: %s", result.reason)
+                if all(client in self for client in self.clients) or time.monotonic() >= deadline:
+                    return
+                time.sleep(POLL_SECONDS)
+        deadline = time.monotonic() + self.patience
+        self._ask(grid)
+        while len(self._node) < len(self.clients):
+            nodes = self._connected
+            failed = len(nodes) >= len(self.clients) and all(self._tries[node] >= TRIES for node in nodes)
+            of_others = len(nodes) > 1 and {self._foreign.get(node) for node in nodes} == {len(nodes)}
+            if time.monotonic() > deadline or failed or of_others:
+                reasons = [self._aside[node] for node in sorted(nodes & self._aside.keys())]
+                few = (
+                    f"A node for each of {len(self.clients)} clients is expected, but {len(self._node)} are connected;"
+                    f" start more SuperNodes or set federation.clients={max(1, len(self._node))}."
+                )
+                raise UserError(reasons[0] if reasons else few)
+            time.sleep(POLL_SECONDS)
+            self._ask(grid)
+
+    def __contains__(self, client: int) -> bool:
+        return self._node.get(client) in self._connected
+
+    def __getitem__(self, client: int) -> int:
+        return self._node[client]
+
+    def _ask(self, grid: Grid) -> None:
+        self._connected = set(grid.get_node_ids())
+        done = {node for node in self._aside if self._tries[node] >= TRIES}
+        new = sorted(self._connected - self._claims.keys() - done)
+        questions = [Message(RecordDict(), node, MessageType.QUERY) for node in new]
+        replies = grid.send_and_receive(questions, timeout=ANSWER_SECONDS) if questions else ()
+        for node, (_, reply) in zip(new, pair(questions, replies), strict=True):
+            if isinstance(reply, Failure):
+                self._tries[node] += TRIES if reply == SILENCE else 1
+                self._leave(node, f"A node is expected to say which partition it holds, but failed: {reply.reason}")
+                continue
+            claim = attempt(lambda: self._claimed(node, reply))  # noqa: B023
+            if isinstance(claim, Failure):
+                self._tries[node] = TRIES
+                self._leave(node, claim.reason.removeprefix("UserError: "))
+            else:
+                self._aside.pop(node, None)
+                self._claims[node] = claim
+        for node, client in self._claims.items():
+            holder = self._node.get(client)
+            if holder == node or node not in self._connected:
+                continue
+            if holder is None or (holder not in self._connected and not self.bound):
+                self._node[client] = node
+            elif node not in self._aside:
+                self._leave(node, f"partition {client}, which it claims, belongs to node {holder}")
+
+    def _claimed(self, node: int, reply: Message) -> int:
+        identity = reply.content.config_records[CLIENT]
+        client, total = _integer(identity, PARTITION), _integer(identity, PARTITIONS)
+        if client not in self.clients or total != len(self.clients):
+            self._foreign[node] = total
+            raise UserError(
+                f"Partitions 0..{len(self.clients) - 1} are expected on the nodes, but one holds {client} of {total};"
+                f" set federation.clients={total}, or start {len(self.clients)} SuperNodes."
+            )
+        if self.simulated is not None and bool(identity.get(SIMULATED, 0)) != self.simulated:
+            raise UserError(
+                f"Nodes are expected to be {'simulated' if self.simulated else 'deployed'}, but the one of partition"
+                f" {client} is not; set FL_PRIVACY_SIMULATION alike for server and nodes."
+            )
+        if self.own_data is not None and bool(identity.get(OWN_DATA, 0)) != self.own_data:
+            wanted = "folders of their own" if self.own_data else "the data that the run names"
+            raise UserError(
+                f"Nodes are expected to train on {wanted}, but the one of partition {client} does not; give"
+                f" {DATA_PATH} in the node config of all nodes and own-data=true in the run config, or neither."
+            )
+        return client
+
+    def _leave(self, node: int, reason: str) -> None:
+        self._aside[node] = reason
+        logger.warning("Node %d is left aside: %s", node, reason)
+
+
+def _integer(record: ConfigRecord, key: str) -> int:
+    value = record.get(key)
+    if not isinstance(value, int):
+        raise UserError(f"A node is expected to have the number {key} in its node config, but has {value!r}.")
+    return value
+
 
 PROBE = "train.probe"
 PERSONALIZE = "evaluate.personalize"
 
 T = TypeVar("T")
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,8 +202,7 @@ class Federated(NodeRules, Strategy):
     timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        rules = {rule.name: getattr(self, rule.name) for rule in fields(NodeRules)}
-        self._nodes = Nodes(self.server.clients, **rules)
+        self._nodes = Nodes(self.server.clients, **{rule.name: getattr(self, rule.name) for rule in fields(NodeRules)})
         self._started = 0.0
         self._asked: list[int] = []
         self._absent: list[int] = []

@@ -5,7 +5,7 @@ import importlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -50,8 +50,7 @@ class HuggingFaceText(TextModel):
 
     @property
     def words(self) -> nn.Embedding:  # type: ignore[override]
-        found: nn.Embedding = self.network.get_input_embeddings()
-        return found
+        return cast(nn.Embedding, self.network.get_input_embeddings())
 
     @property
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
@@ -70,8 +69,7 @@ class HuggingFaceText(TextModel):
             predicted: Tensor = made.logits[:, -length:].mT  # learned prompts come first
             return predicted
         states = made.last_hidden_state[:, -length:]
-        classes: Tensor = self.classifier(last_state(states, there) if self.causal else states[:, 0])
-        return classes
+        return cast(Tensor, self.classifier(last_state(states, there) if self.causal else states[:, 0]))
 
 
 class HuggingFaceClassifier(HuggingFaceText):
@@ -82,8 +80,7 @@ class HuggingFaceClassifier(HuggingFaceText):
         self.next_token = False
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
-        classes: Tensor = self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype)).logits
-        return classes
+        return cast(Tensor, self.network(inputs_embeds=embeddings, attention_mask=there.to(embeddings.dtype)).logits)
 
 
 def hugging_face(
@@ -202,8 +199,7 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, inputs: Tensor) -> Tensor:
-        adapted: Tensor = self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs))
-        return adapted
+        return cast(Tensor, self.base(inputs) + self.scale * self.lora_b(self.lora_a(inputs)))
 
 
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:

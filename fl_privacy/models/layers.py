@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
-from typing import Any, Required, Self, TypedDict
+from typing import Any, Required, Self, TypedDict, cast
 
 import torch
 from torch import Tensor, nn
@@ -147,8 +147,7 @@ class ImageNetwork(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs)).flatten(1))
-        return logits
+        return cast(Tensor, self.classifier(self.features(self.normalize(inputs)).flatten(1)))
 
 
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
@@ -313,8 +312,7 @@ class Front(nn.Module):
             with replaced_input(self.model.get_submodule(self.layer), stop):
                 self.model(inputs)
         except _ReachedError as reached:
-            features: Tensor = reached.args[0]
-            return features
+            return cast(Tensor, reached.args[0])
         raise UserError(
             f"An image is expected to pass {self.layer} of {type(self.model).__name__}, but does not;"
             " cut the model at a module that is called."

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -118,8 +118,7 @@ class _InEachType:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         held = next(value.dtype for value in self.module.state_dict().values() if value.is_floating_point())
         same = self.module if held == outputs.dtype else copy.deepcopy(self.module).to(outputs.dtype)
-        loss: Tensor = same(outputs, targets)
-        return loss
+        return cast(Tensor, same(outputs, targets))
 
 
 def _tried(given: Callable[[Tensor, Tensor], Tensor], num_classes: int, like: Tensor) -> Loss:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import ClassVar, Unpack
+from typing import ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -117,8 +117,7 @@ class MLP(ImageNetwork):
         initialize(self, self.init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(self.normalize(inputs).flatten(1)))
-        return logits
+        return cast(Tensor, self.classifier(self.features(self.normalize(inputs).flatten(1))))
 
 
 Block = tuple[tuple[int, ...], int, bool]
@@ -248,8 +247,7 @@ class BasicBlock(nn.Module):
         self.activation = new_activation(activation)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.activation(self.residual(inputs) + self.shortcut(inputs))
-        return outputs
+        return cast(Tensor, self.activation(self.residual(inputs) + self.shortcut(inputs)))
 
 
 class ResNet18(ImageNetwork):
@@ -300,8 +298,7 @@ class ResNet18(ImageNetwork):
 
     def forward(self, inputs: Tensor) -> Tensor:
         features: Tensor = self.stages(self.stem(self.normalize(inputs)))
-        logits: Tensor = self.classifier(features.mean((2, 3)))
-        return logits
+        return cast(Tensor, self.classifier(features.mean((2, 3))))
 
 
 class ResNet10(ResNet18):

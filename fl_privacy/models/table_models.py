@@ -1,6 +1,7 @@
 """Networks on the rows of a table."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,7 @@ class TableMLP(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.features(inputs))
-        return logits
+        return cast(Tensor, self.classifier(self.features(inputs)))
 
 
 class TableLogistic(TableModel):
@@ -59,8 +59,7 @@ class TableLogistic(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(inputs)
-        return logits
+        return cast(Tensor, self.classifier(inputs))
 
 
 class FlTabular(TableModel):
@@ -94,8 +93,7 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        after: Tensor = inputs + self.second(self.relu(self.first(inputs)))
-        return after
+        return cast(Tensor, inputs + self.second(self.relu(self.first(inputs))))
 
 
 class TableResNet(TableModel):
@@ -125,5 +123,4 @@ class TableResNet(TableModel):
         initialize(self, init)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.relu(self.blocks(self.entry(inputs))))
-        return logits
+        return cast(Tensor, self.classifier(self.relu(self.blocks(self.entry(inputs)))))

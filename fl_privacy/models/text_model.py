@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -124,8 +124,7 @@ class Attention(nn.Module):
         if self.causal:
             seen = seen & torch.ones(asking.shape[1], length, dtype=torch.bool, device=inputs.device).tril()
         mixed = scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1) @ value
-        attended: Tensor = self.output(mixed.transpose(1, 2).reshape(asking.shape))
-        return attended
+        return cast(Tensor, self.output(mixed.transpose(1, 2).reshape(asking.shape)))
 
 
 class Positions(nn.Module):
@@ -159,11 +158,9 @@ class Block(nn.Module):
         kept = inputs[:, :1] if first else inputs
         if self.norm_first:
             between = kept + self.attention(self.attention_norm(inputs), there, first=first)
-            after: Tensor = between + self.feed_forward(self.norm(between))
-            return after
+            return cast(Tensor, between + self.feed_forward(self.norm(between)))
         between = self.attention_norm(kept + self.attention(inputs, there, first=first))
-        result: Tensor = self.norm(between + self.feed_forward(between))
-        return result
+        return cast(Tensor, self.norm(between + self.feed_forward(between)))
 
 
 def expect_divides(heads: int, width: int) -> None:

@@ -1,6 +1,6 @@
 """Networks of torchvision, for any image size and number of channels."""
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from torch import Tensor, nn
 from torchvision.models import MobileNetV2 as TorchvisionMobileNetV2, ResNet as TorchvisionResNet, VisionTransformer
@@ -17,8 +17,7 @@ class TorchvisionNetwork(ImageNetwork):
     network: Any
 
     def forward(self, inputs: Tensor) -> Tensor:
-        logits: Tensor = self.network(self.normalize(inputs))
-        return logits
+        return cast(Tensor, self.network(self.normalize(inputs)))
 
 
 class ViT(TorchvisionNetwork):
@@ -91,11 +90,10 @@ class MobileNetV2(TorchvisionNetwork):
         number("model.width_multiplier", width_multiplier, above=0, example=1.0)
         number("model.dropout", dropout, at_least=0, below=1, example=0.2)
         first, *strides = _SMALL_STRIDES if image["image_size"] <= _SMALL else _STRIDES
-        settings = [[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)]
         self.network = TorchvisionMobileNetV2(
             image["num_classes"],
             width_mult=width_multiplier,
-            inverted_residual_setting=settings,
+            inverted_residual_setting=[[*block, stride] for block, stride in zip(_BLOCKS, strides, strict=True)],
             dropout=dropout,
             norm_layer=BatchNorm2d,
         )

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from safetensors import SafetensorError
@@ -14,16 +14,8 @@ from fl_privacy.checks import one_of
 from fl_privacy.checks.packages import minilm_folder
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded, read_text
+from fl_privacy.models import text_model
 from fl_privacy.models.layers import require_positive
-from fl_privacy.models.text_model import (
-    Block,
-    BlockModel,
-    Positions,
-    expect_divides,
-    initialize_as_bert,
-    last_state,
-    mean_state,
-)
 
 Pooling = Literal["first", "mean"]
 """Classified state: the first token's, or the mean of all."""
@@ -31,7 +23,7 @@ Pooling = Literal["first", "mean"]
 _EPS = 1e-12
 
 
-class Bert(BlockModel):
+class Bert(text_model.BlockModel):
     """Encoder with a classifier.
 
     Args:
@@ -60,17 +52,17 @@ class Bert(BlockModel):
         super().__init__()
         require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
         one_of("model.pooling", pooling, ("first", "mean"))
-        expect_divides(heads, width)
+        text_model.expect_divides(heads, width)
         self.heads = heads
         self.words = nn.Embedding(vocabulary_size, width)
-        self.positions = Positions(max_length, width, std)
+        self.positions = text_model.Positions(max_length, width, std)
         self.embedding_norm = nn.LayerNorm(width, eps=_EPS)
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden, causal=False, norm_first=False, eps=_EPS) for _ in range(layers)
+            text_model.Block(width, heads, hidden, causal=False, norm_first=False, eps=_EPS) for _ in range(layers)
         )
         self.pooler = nn.Linear(width, width) if pooling == "first" else None
         self.classifier = nn.Linear(width, num_classes)
-        initialize_as_bert(self, std)
+        text_model.initialize_as_bert(self, std)
 
     @property
     def entry_norm(self) -> nn.LayerNorm:
@@ -79,9 +71,8 @@ class Bert(BlockModel):
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         entering = self.embedding_norm(self.positions(embeddings))
         states = self.through_blocks(entering, there, first=self.pooler is not None)
-        pooled = mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
-        classes: Tensor = self.classifier(pooled)
-        return classes
+        pooled = text_model.mean_state(states, there) if self.pooler is None else self.pooler(states[:, 0]).tanh()
+        return cast(Tensor, self.classifier(pooled))
 
 
 def bert_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, pooling: Pooling = "first") -> Bert:
@@ -167,7 +158,7 @@ def _renamed(values: Mapping[str, Tensor], model: Bert) -> dict[str, Tensor]:
     return found
 
 
-class Gpt(BlockModel):
+class Gpt(text_model.BlockModel):
     """Decoder with a classifier of its last token or a head for next tokens.
 
     Args:
@@ -194,20 +185,22 @@ class Gpt(BlockModel):
     ) -> None:
         super().__init__()
         require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
-        expect_divides(heads, width)
+        text_model.expect_divides(heads, width)
         self.words = nn.Embedding(vocabulary_size, width)
-        self.positions = Positions(max_length, width, 0.02)
-        self.blocks = nn.ModuleList(Block(width, heads, hidden, causal=True, norm_first=True) for _ in range(layers))
+        self.positions = text_model.Positions(max_length, width, 0.02)
+        self.blocks = nn.ModuleList(
+            text_model.Block(width, heads, hidden, causal=True, norm_first=True) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.next_token = next_token
         self.head = nn.Linear(width, num_classes, bias=not next_token)
-        initialize_as_bert(self, 0.02)
+        text_model.initialize_as_bert(self, 0.02)
         if next_token and tied:
             self.head.weight = self.words.weight
 
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         states = self.norm(self.through_blocks(self.positions(embeddings), there))
-        predicted: Tensor = self.head(states).mT if self.next_token else self.head(last_state(states, there))
+        predicted: Tensor = self.head(states).mT if self.next_token else self.head(text_model.last_state(states, there))
         return predicted
 
 
@@ -216,7 +209,7 @@ def gpt_tiny(*, vocabulary_size: int, max_length: int, num_classes: int, next_to
     return Gpt(vocabulary_size=vocabulary_size, max_length=max_length, num_classes=num_classes, next_token=next_token)
 
 
-class TransformerLM(BlockModel):
+class TransformerLM(text_model.BlockModel):
     """Language model of SAPAG (Wang et al. 2020, section VII): positions, two encoder layers, a linear decoder.
 
     The uniform embeddings are 5,000 wide, so that for smaller vocabularies the pseudo-inverse gives tokens from
@@ -244,12 +237,12 @@ class TransformerLM(BlockModel):
     ) -> None:
         super().__init__()
         require_positive(width=width, layers=layers, heads=heads, hidden=hidden)
-        expect_divides(2 * heads, width)
+        text_model.expect_divides(2 * heads, width)
         self.causal, self.next_token = next_token, next_token
         self.words = nn.Embedding(vocabulary_size, width)
         nn.init.uniform_(self.words.weight, -bound, bound)
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden, causal=next_token, norm_first=False) for _ in range(layers)
+            text_model.Block(width, heads, hidden, causal=next_token, norm_first=False) for _ in range(layers)
         )
         self.decoder = nn.Linear(width, num_classes)
         # sines and cosines of positions (L, d) (Vaswani et al. 2017)
@@ -261,5 +254,7 @@ class TransformerLM(BlockModel):
     def logits(self, embeddings: Tensor, there: Tensor) -> Tensor:
         waves = self._waves[: embeddings.shape[-2]].to(embeddings)
         states = self.through_blocks(embeddings * self._scale + waves, there)
-        predicted: Tensor = self.decoder(states).mT if self.next_token else self.decoder(mean_state(states, there))
+        predicted: Tensor = (
+            self.decoder(states).mT if self.next_token else self.decoder(text_model.mean_state(states, there))
+        )
         return predicted

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.malicious import ServerAttack
-from fl_privacy.attacks.malicious.from_layer import BLOCK
+from fl_privacy.attacks.malicious.server_attack import BLOCK
 from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, mixing

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fl_privacy.data.columns import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
+from fl_privacy.data.examples import IMAGE_COLUMNS, LABEL_COLUMNS, encode_labels, find_column
 from fl_privacy.errors import UserError
 
 

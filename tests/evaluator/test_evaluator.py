@@ -145,7 +145,7 @@ def test_grey_images_get_a_small_network_once(tmp_path, monkeypatch):
         "fl_privacy.models.pretrained.evaluator_files.SMALL", EvaluatorPlan(widths=(2, 2, 2), epochs=1, levels=2)
     )
     first = find_evaluator(None, (1, 12, 10))
-    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.train_evaluator", None)
+    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator.train_evaluator", None)
     again = find_evaluator(None, (1, 12, 10))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
     assert first.input_shape == (1, 12, 10)
@@ -160,7 +160,7 @@ def test_bad_plans_are_one_line(wrong):
 @pytest.mark.parametrize("reason", ["read-only folder", "full disk"])
 def test_a_small_network_that_can_not_be_kept_judges_all_the_same(reason, tmp_path, monkeypatch, caplog):
     small = EvaluationNetwork(input_shape=(1, 8, 8), widths=(2, 2, 2))
-    monkeypatch.setattr(find, "train_evaluator", lambda *arguments, **settings: small)
+    monkeypatch.setattr(find.evaluator, "train_evaluator", lambda *arguments, **settings: small)
     monkeypatch.setattr(find, "_digits", lambda height, width: torch.zeros(1, 1, height, width))
     find._small.cache_clear()
     if reason == "full disk":

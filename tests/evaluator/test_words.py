@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.pretrained.evaluator import EvaluatorPlan
-from fl_privacy.models.pretrained.evaluator_files import find_evaluator, find_word_evaluator, save_evaluator
-from fl_privacy.models.pretrained.word_evaluator import (
+from fl_privacy.models.pretrained.evaluator import (
+    EvaluatorPlan,
     WordBox,
     mix_with_random_words,
     random_word_curve,
     train_word_evaluator,
 )
+from fl_privacy.models.pretrained.evaluator_files import find_evaluator, find_word_evaluator, save_evaluator
 
 VOCABULARY, WIDTH = 200, 16
 PLAN = EvaluatorPlan(widths=(16,), epochs=6, batch_size=32, lr=1e-2)
@@ -67,7 +67,7 @@ def test_it_is_made_once_of_public_texts(tmp_path: Path, monkeypatch: pytest.Mon
         "fl_privacy.models.pretrained.evaluator_files.SMALL_OF_TEXTS", EvaluatorPlan(widths=(4,), epochs=1)
     )
     first = find_word_evaluator(None, table(), public(20))
-    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator_files.train_word_evaluator", None)
+    monkeypatch.setattr("fl_privacy.models.pretrained.evaluator.train_word_evaluator", None)
     again = find_word_evaluator(None, table(), public(20))
     assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
 

@@ -15,7 +15,6 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, plain_rounds, run_all
 from fl_privacy.flower.clients import MaskableClient
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, Traffic
-from fl_privacy.flower.nodes import Nodes
 from fl_privacy.flower.records import CLIENT, NUM_EXAMPLES, PARTITION, PARTITIONS
 from fl_privacy.flower.secagg import (
     EXAMPLES,
@@ -25,6 +24,7 @@ from fl_privacy.flower.secagg import (
     secure_rounds,
     secure_rounds_on_grid,
 )
+from fl_privacy.flower.strategy import Nodes
 from fl_privacy.types import LocalPlan
 from tests.federation import harness
 from tests.selection import few

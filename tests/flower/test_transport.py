@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 from fl_privacy.errors import UserError
 from fl_privacy.flower import numpy_client_app
 from fl_privacy.flower.grids import FIRST_NODE, LocalGrid, PromptGrid
-from fl_privacy.flower.nodes import Nodes
+from fl_privacy.flower.strategy import Nodes
 
 
 def echo() -> ClientApp:

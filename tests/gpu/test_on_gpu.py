@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion import preparation
+from fl_privacy.attacks.gradient_inversion import execution
 from fl_privacy.attacks.gradient_inversion.execution import CapturedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.gradient_inversion.settings import Compile
@@ -46,7 +46,7 @@ def test_a_captured_evaluation_reads_the_same_in_every_chunk(monkeypatch: pytest
             captured.append(self._graph is not None)
             return found
 
-    monkeypatch.setattr(preparation, "CapturedEvaluation", Counting)
+    monkeypatch.setattr(execution, "CapturedEvaluation", Counting)
     victims = observations(smooth_net(), 5)
     attack = inverting_gradients(iterations=90, sign="none", dtype="float64", most_victims=2, compile="off")
     here, there = (replace(attack, device=device)(victims, seed=3) for device in ("cpu", "cuda"))

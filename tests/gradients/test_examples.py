@@ -19,7 +19,7 @@ from fl_privacy.models.gradients import (
     register_layer_rule,
     victim_gradients,
 )
-from fl_privacy.models.gradients.layer_rules import parameter_gradients
+from fl_privacy.models.gradients.layered import parameter_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
 PLAN = LocalPlan(batch_norm="eval", loss_scale=1.7)

@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_privacy.models.gradients import LayerCall, convolution
 from fl_privacy.models.gradients.convolution import better_by_phases, better_by_products, transposed
-from fl_privacy.models.gradients.layer_rules import parameter_gradients
+from fl_privacy.models.gradients.layered import parameter_gradients
 
 
 @pytest.mark.parametrize(

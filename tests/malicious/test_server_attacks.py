@@ -16,8 +16,8 @@ from fl_privacy.attacks.malicious import (
     ServerAttack,
     TrapWeights,
 )
-from fl_privacy.attacks.malicious.from_layer import images_of_brightness, is_one_image
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
+from fl_privacy.attacks.malicious.server_attack import images_of_brightness, is_one_image
 from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, local_dp, quantization, selective_sharing
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Audit, Server, ServerPlan

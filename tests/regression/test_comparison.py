@@ -8,8 +8,7 @@ import pytest
 from scipy.stats import permutation_test
 
 from fl_privacy.auditing.regression import Measurement, compare, read_baseline, write_baseline
-from fl_privacy.auditing.regression.comparison import FEWEST, sign_flip_p
-from fl_privacy.auditing.regression.measurement import measured
+from fl_privacy.auditing.regression.measurement import FEWEST, measured, sign_flip_p
 from fl_privacy.errors import UserError
 
 COUNT = 12

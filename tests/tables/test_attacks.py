@@ -20,7 +20,7 @@ from fl_privacy.attacks import (
 )
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, evidence_of, pool
+from fl_privacy.attacks.gradient_inversion.other_modalities import TableRows, evidence_of, pool
 from fl_privacy.measure.tables import assign, right_cells
 from fl_privacy.models import FlTabular, TableLogistic, TableResNet
 from fl_privacy.types import Certainty, Observation

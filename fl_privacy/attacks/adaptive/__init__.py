@@ -14,10 +14,11 @@ from fl_privacy.attacks.adaptive.constraints import (
     estimate_noise_std as estimate_noise_std,
     estimate_step as estimate_step,
 )
-from fl_privacy.attacks.adaptive.countermeasures import (
+from fl_privacy.attacks.adaptive.known_defense import (
     Circumstances as Circumstances,
     Countermeasure as Countermeasure,
+    KnownDefense as KnownDefense,
     countermeasures_against as countermeasures_against,
     looks_noisy as looks_noisy,
+    uncountered as uncountered,
 )
-from fl_privacy.attacks.adaptive.known_defense import KnownDefense as KnownDefense, uncountered as uncountered

@@ -297,7 +297,6 @@ class UpdateConstraints:
 
     Attributes:
         bounds: (V, *shape) each, of the tensors that are not known exactly.
-        clip: client's clipping, for the guess.
     """
 
     bounds: Bounds

@@ -7,26 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, seconds_left, within
+from fl_privacy.attacks.auto import sub_attacks
 from fl_privacy.attacks.auto.other_modalities import TableMembers, TextMembers
 from fl_privacy.attacks.auto.race import Race
-from fl_privacy.attacks.auto.sub_attacks import (
-    EVALUATIONS,
-    LEAST,
-    SOLVED,
-    Budget,
-    affordable,
-    entries,
-    how_to_repeat,
-    most_attempts,
-    rungs,
-    seconds_of,
-    time_of_one,
-)
 from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
-from fl_privacy.attacks.feature_presets import model_inversion
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
@@ -34,6 +21,7 @@ from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
+from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
 from fl_privacy.errors import UserError
@@ -58,7 +46,6 @@ class StageState:
         cut: ``True`` once the clock has ended a search for exact solutions.
         starts: images that one may start from, and the attacks that found them.
         features: features that a later fully connected layer leaks exactly.
-        likeliest: likeliest images.
     """
 
     group: Group
@@ -99,14 +86,18 @@ def invert_features(state: StageState, report: Report) -> Found | None:
     asked, evaluations = list(state.victims.values()), state.evaluations
 
     def inverted(evaluations: int, progress: Progress) -> list[Reconstruction]:
-        iterations = max(2, evaluations // LEAST)
+        iterations = max(2, evaluations // sub_attacks.LEAST)
         attack = model_inversion(lr=1.0, line_search="strong_wolfe", iterations=iterations, restarts=1)
         return attack(asked, seed=state.seed, progress=progress)
 
     if evaluations is None:
-        each = time_of_one(lambda number: seconds_of(lambda: inverted(number, no_progress)) / max(2 * LEAST, number))
-        evaluations = max(2 * LEAST, int(min(EVALUATIONS["standard"], seconds_left() / each)))
-        logger.info(how_to_repeat(evaluations, len(asked), cut=False))
+        each = sub_attacks.time_of_one(
+            lambda number: (
+                sub_attacks.seconds_of(lambda: inverted(number, no_progress)) / max(2 * sub_attacks.LEAST, number)
+            )
+        )
+        evaluations = max(2 * sub_attacks.LEAST, int(min(sub_attacks.EVALUATIONS["standard"], seconds_left() / each)))
+        logger.info(sub_attacks.how_to_repeat(evaluations, len(asked), cut=False))
     pairs = zip(state.victims, inverted(evaluations, _in_units(report)), strict=True)
     return {position: replace(one, member="model inversion") for position, one in pairs if one.failure is None}
 
@@ -147,7 +138,7 @@ def solve(state: StageState, report: Report) -> Found | None:
     """Solve for images; unproven solutions are the first starts."""
     if not _has_equations(state.group.first):
         return None
-    evaluations = max(4, state.evaluations or EVALUATIONS["standard"])
+    evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
     attack = ExactInversion(rounds=_rounds(state), evaluations=evaluations)
     solved = attack(list(state.victims.values()), seed=state.seed, progress=_in_units(report))
     results = {}
@@ -251,8 +242,8 @@ def descend(state: StageState, report: Report) -> Found:
     """Race descents from several starts; keep the likelier of the best one and the likeliest images."""
     race, evaluations = entered(state)
     if race.attempts and state.evaluations is None:
-        logger.info(how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
-    race.run(rungs(evaluations, race.most), report)
+        logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
+    race.run(sub_attacks.rungs(evaluations, race.most), report)
     failures = {position: failed(state.victims[position], why) for position, why in race.failures.items()}
     model, found = model_as_sent(state.group.first), {}
     for position in race.attempts:
@@ -273,7 +264,7 @@ def entered(state: StageState) -> tuple[Race, int]:
         return replace(attack, dtype=state.dtype, device=state.device, most_victims=state.most_victims)
 
     def enter(evaluations: int) -> Race:
-        own = entries(group.first, max(1, most_attempts(evaluations) - started), placed)
+        own = sub_attacks.entries(group.first, max(1, sub_attacks.most_attempts(evaluations) - started), placed)
         race = Race(group, own, state.seed, features=state.features)
         for position, given in state.starts.items():
             for batch, found_by in given:
@@ -282,12 +273,12 @@ def entered(state: StageState) -> tuple[Race, int]:
 
     if state.evaluations is not None:
         return enter(state.evaluations), state.evaluations
-    race = enter(LEAST)
+    race = enter(sub_attacks.LEAST)
     if not race.attempts or not seconds_left():
-        return race, LEAST
-    each = time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
-    found = affordable(seconds_left() / each, race.most - 1)
-    return (race if most_attempts(found) == 1 else enter(found)), found
+        return race, sub_attacks.LEAST
+    each = sub_attacks.time_of_one(lambda evaluations: len(race.attempts) * race.seconds_per_evaluation(evaluations))
+    found = sub_attacks.affordable(seconds_left() / each, race.most - 1)
+    return (race if sub_attacks.most_attempts(found) == 1 else enter(found)), found
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
@@ -351,7 +342,7 @@ class AutoAttack:
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
-    budget: Budget | float = "standard"
+    budget: sub_attacks.Budget | float = "standard"
     evaluations: int | None = None
     dtype: Literal["float32", "float64"] = "float32"
     device: str | None = None
@@ -360,13 +351,13 @@ class AutoAttack:
     def __post_init__(self) -> None:
         if not isinstance(self.budget, str):
             number("attack.budget", self.budget, above=0, example=30)
-        elif self.budget not in EVALUATIONS:
+        elif self.budget not in sub_attacks.EVALUATIONS:
             raise UserError(
-                f"attack.budget is expected to be {', '.join(EVALUATIONS)} or seconds a victim,"
+                f"attack.budget is expected to be {', '.join(sub_attacks.EVALUATIONS)} or seconds a victim,"
                 f" but got {self.budget!r}."
             )
         if self.evaluations is not None:
-            whole("attack.evaluations", self.evaluations, at_least=1, example=EVALUATIONS["standard"])
+            whole("attack.evaluations", self.evaluations, at_least=1, example=sub_attacks.EVALUATIONS["standard"])
         one_of("attack.dtype", self.dtype, ("float32", "float64"))
         if self.most_victims is not None:
             whole("attack.most_victims", self.most_victims, at_least=1, example=64)
@@ -391,12 +382,12 @@ class AutoAttack:
     @property
     def _evaluations(self) -> int | None:
         """Return the evaluations of a victim; ``None`` for a budget in seconds."""
-        return self.evaluations or EVALUATIONS.get(str(self.budget))
+        return self.evaluations or sub_attacks.EVALUATIONS.get(str(self.budget))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         state = StageState(group, seed, self._evaluations, self.dtype, self.device, self.most_victims)
         done, why = 0.0, ""
-        for stages, share in ((SOLUTIONS, SOLVED), (SEARCHES, 1.0)):
+        for stages, share in ((SOLUTIONS, sub_attacks.SOLVED), (SEARCHES, 1.0)):
             with within(share * seconds_left()) as limit:
                 for name, run, until in stages:
                     if not state.victims:

@@ -73,8 +73,7 @@ class _OfAllLayers(Cosine):
     per_layer: bool = True
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        terms = [self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]
-        return torch.stack(terms).mean(0).exp()
+        return torch.stack([self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]).mean(0).exp()
 
     def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
@@ -141,7 +140,6 @@ class Attempt:
         margin: least fall of the logarithm of ``widest`` before these images are left.
         variables: (N,); ``None`` before the first rung.
         mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
-        history: losses of all rungs.
     """
 
     member: int
@@ -436,8 +434,7 @@ class Race:
         images = prepared.settings.space.to_images(attempt.variables[:pixels].reshape(prepared.shape))
         labels, loss = victim.labels, prepared.rounds[0].victim_model.loss
         if labels is None:
-            logits = attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1)
-            labels = loss.expected(logits)
+            labels = loss.expected(attempt.variables[pixels : pixels + size * prepared.num_classes].reshape(size, -1))
         own = self._members[attempt.member].name
         images = images.clamp(0, 1).float().to(victim.observation.precision).cpu()
         return Reconstruction(

@@ -1,7 +1,7 @@
 """Attacks that solve for the inputs in the gradient of a fully connected layer."""
 
-from fl_privacy.attacks.exact.analytic import AnalyticInversion
 from fl_privacy.attacks.exact.attack import ExactInversion
 from fl_privacy.attacks.exact.cocktail_party import CocktailParty
+from fl_privacy.attacks.exact.first_layer import AnalyticInversion
 
 __all__ = ["AnalyticInversion", "CocktailParty", "ExactInversion"]

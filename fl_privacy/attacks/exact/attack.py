@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, timely
-from fl_privacy.attacks.exact.april import PatchEmbedding, find_patch_embedding, solve
-from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
+from fl_privacy.attacks.exact.certificate import (
+    Read,
+    Reproduction,
+    as_one,
+    certified,
+    is_muted,
+    model_as_sent,
+    repeated,
+    with_repeats,
+)
 from fl_privacy.attacks.exact.feature_descent import (
     NormalizedLayer,
     find_normalized_layer,
@@ -20,13 +28,15 @@ from fl_privacy.attacks.exact.feature_descent import (
 from fl_privacy.attacks.exact.first_layer import (
     FirstLayer,
     NotFullyConnectedError,
+    PatchEmbedding,
     distinct_ratios,
     find_first_layer,
+    find_patch_embedding,
     fit,
     residual,
+    solve,
 )
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
-from fl_privacy.attacks.exact.repeats import as_one, repeated, with_repeats
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, read_group
@@ -50,8 +60,8 @@ class ExactInversion:
     - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
       attacked as by ``attack=analytic``.
     - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.feature_descent`), and repetitions are counted
-      (:mod:`fl_privacy.attacks.exact.repeats`).
-    - One image of a vision transformer needs its position embedding's gradient (:mod:`fl_privacy.attacks.exact.april`).
+      (:mod:`fl_privacy.attacks.exact.certificate`).
+    - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and

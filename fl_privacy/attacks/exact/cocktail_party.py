@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +44,8 @@ def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) 
     Each row a R has a c = 1, where (G R^T) c = g.
     """
     columns = weights.double() @ basis.mT
-    gram = columns.mT @ columns
-    balance = torch.linalg.solve_ex(gram, columns.mT @ biases.double()[..., None])[0]
-    inputs: Tensor = directions / (directions @ balance) @ basis
-    return inputs
+    balance = torch.linalg.solve_ex(columns.mT @ columns, columns.mT @ biases.double()[..., None])[0]
+    return cast(Tensor, directions / (directions @ balance) @ basis)
 
 
 def neighbors(images: Tensor) -> Tensor:
@@ -65,8 +64,7 @@ def unlikeliness(features: Tensor, directions: Tensor) -> Tensor:
     found = directions @ features
     scale = found.square().mean(1, keepdim=True).sqrt()
     each = (1 + (found / scale).square()).log().mean(1) + scale[:, 0].log()
-    unlikely: Tensor = features.shape[1] * (each.sum() - torch.linalg.slogdet(directions)[1])
-    return unlikely
+    return cast(Tensor, features.shape[1] * (each.sum() - torch.linalg.slogdet(directions)[1]))
 
 
 def independent_directions(features: Tensor, start: Tensor, *, iterations: int) -> Tensor:
@@ -80,8 +78,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
     scale = values.clamp_min(_RANK**2 * values[:, -1:]).rsqrt()
     whitening = vectors * scale[:, None] @ vectors.mT
     white = whitening @ centered
-    found: Tensor = _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening
-    return found
+    return cast(Tensor, _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening)
 
 
 def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:

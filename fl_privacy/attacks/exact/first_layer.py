@@ -1,24 +1,30 @@
-"""Find the fully connected layer that the pixels enter, and solve its linear systems b x^T = W for V victims.
+"""Find the first layer, which the pixels enter, and solve for them: of fully connected layers, b x^T = W for V victims.
 
 W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import timely
-from fl_privacy.attacks.exact.certificate import Reproduction
-from fl_privacy.attacks.exact.repeats import times_of
+from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.exact import certificate
 from fl_privacy.attacks.exact.spear import AGREEMENT, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion import labels as labeling
+from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, without_labels
+from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, output_layer
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
+from fl_privacy.checks import number
 from fl_privacy.models import Rest
-from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.models.gradients.hooks import entering, owners
-from fl_privacy.types import LocalPlan, ModelState, Observation
+from fl_privacy.models.gradients import differentiable_twice, frozen_copy
+from fl_privacy.models.gradients.hooks import entering, leaving, owners
+from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Reconstruction, Tensors
+from fl_privacy.types.schema import schema_of
 
 
 class NotFullyConnectedError(NotAttackableError):
@@ -206,7 +212,7 @@ def first_hidden_layer(observation: Observation) -> str | None:
     return None
 
 
-def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
+def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
     One image is left to :class:`fl_privacy.attacks.ModelInversion`: matching its features, a quotient of gradients (Gu
@@ -233,11 +239,11 @@ def hidden_features(reproduction: Reproduction, path: str, rng: torch.Generator)
     return None
 
 
-def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
+def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
     """Repeat features (R, N) as often as they occur, with labels; ``None`` if either is not clear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
-        times = times_of(reproduction, features, rest)(size)
+        times = certificate.times_of(reproduction, features, rest)(size)
         if times is None:
             return None
         features = features.repeat_interleave(torch.tensor(times, device=features.device), 0)
@@ -246,3 +252,206 @@ def _with_labels(reproduction: Reproduction, path: str, features: Tensor) -> Hid
         classes = labels.argmax(1)
         labels = classes if float((labels - F.one_hot(classes, labels.shape[1])).abs().max()) < _ONE_HOT else None
     return None if labels is None else HiddenFeatures(path, features, labels)
+
+
+_CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 MB of float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticInversion:
+    """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
+
+    One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
+    give that example; the ratios shared by most rows are taken. Several local steps count as a gradient to first order;
+    Adam's, which hide the ratios, are refused.
+
+    Attributes:
+        smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
+        alike: ratios are the same up to this share of their length, at least 1e-6.
+    """
+
+    smallest: float = 1e-4
+    alike: float = 1e-2
+
+    def __post_init__(self) -> None:
+        number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
+        number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        return Groups(observations, progress=progress, rounds="apart").attacked(self._attack)
+
+    def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
+        first = group.first
+        expect_gradient(first)
+        layer = find_first_layer(first.model, first.sent, first.input_shape)
+        if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
+            raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
+        at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
+        observations, results = list(group.observations.items()), dict[int, Reconstruction]()
+        for start in range(0, len(observations), at_once):
+            results |= self._solve(observations[start : start + at_once], layer)
+            report(len(results) / len(observations))
+        return results
+
+    def _solve(self, members: Sequence[tuple[int, Observation]], layer: FirstLayer) -> dict[int, Reconstruction]:
+        gradients = {position: as_gradient(observation) for position, observation in members}
+        reason = f"A gradient of {layer.bias} is expected, but all of it is zero."
+        failures = {p: failed(o, reason) for p, o in members if not gradients[p][layer.bias].any()}
+        members = [(p, o) for p, o in members if p not in failures]
+        if not members:
+            return failures
+        weights, biases = (torch.stack([gradients[p][name] for p, _ in members]) for name in layer.names)
+        if (count := members[0][1].upload.num_examples) == 1:
+            inputs = fit(weights, biases)[:, None]
+        else:
+            inputs = distinct_ratios(weights, biases, count=count, smallest=self.smallest, alike=self.alike)
+        losses = residual(weights, biases, inputs)
+        return failures | {
+            position: _reconstruction(observation, layer, found, loss)
+            for (position, observation), found, loss in zip(members, inputs, losses.tolist(), strict=True)
+        }
+
+
+def _reconstruction(observation: Observation, layer: FirstLayer, inputs: Tensor, loss: float) -> Reconstruction:
+    shape = (observation.upload.num_examples, *observation.input_shape)
+    images, notes = certificate.within_range(
+        layer.pixels(inputs).reshape(shape), solved=loss < certificate.ROUNDING, schema=schema_of(observation.model)
+    )
+    images = images.to(observation.precision)
+    labels, source = observation.knowledge.labels, "known"
+    if labels is None:
+        labels, source = _inferred_labels(observation, images), "inferred"
+    if labels is None:
+        return without_labels(observation)
+    batch = Batch(images.cpu(), labels.cpu())
+    return Reconstruction(id=observation.id, batch=batch, loss=loss, history=(loss,), label_source=source, notes=notes)
+
+
+def _inferred_labels(observation: Observation, images: Tensor) -> Tensor | None:
+    output = labeling.output_layer(observation.model, observation.num_classes)
+    if output is None:
+        return None
+    if not is_plain(observation.loss or CROSS_ENTROPY):
+        return certificate.Reproduction(observation, certificate.model_as_sent(observation)).labels(images)
+    sent = observation.assumed()
+    values = next(iter(sent.parameters.values()))
+    model = frozen_copy(observation.model, sent, observation.plan, device=values.device, dtype=values.dtype)
+    outputs = guessed_outputs(model, images.to(values), output[0])
+    gradient = {name: g / observation.plan.loss_scale for name, g in as_gradient(observation).items() if name in output}
+    return labeling.infer_labels(gradient, output, len(images), *outputs)
+
+
+_RANK = 1e-7  # singular values of the position embedding's gradient below this share of the largest are rounding errors
+_ROUNDING = 1e-8  # least error of an element of a gradient, as a share of the root mean square of its elements
+_ALIKE = 1e-6  # gradients are the same up to this share of their length, in double precision
+_SURE = 1e-3  # largest expected error of a pixel of a unique solution
+_MOST_OTHERS = 16  # largest number of tokens that are no patches, such as the class token
+
+
+@dataclass(frozen=True, eq=False)
+class PatchEmbedding:
+    """A convolution on patches that do not overlap, and the parameter that is added to its output.
+
+    Attributes:
+        weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
+        position: name of the position embedding, of last dimension D.
+        first: row of the first patch.
+        image: (C, H, W).
+        shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
+    """
+
+    weight: str
+    bias: str
+    position: str
+    first: int
+    image: tuple[int, ...]
+    patch: tuple[int, int]
+    shift: Tensor
+    scale: Tensor
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        return self.weight, self.bias, self.position
+
+    def pixels(self, patches: Tensor) -> Tensor:
+        """Turn the convolution's inputs (N, C P P) into an image (C, H, W)."""
+        return (F.fold(patches.T[None], self.image[1:], self.patch, stride=self.patch)[0] - self.shift) / self.scale
+
+    def cut(self, image: Tensor) -> Tensor:
+        """Cut an image (C, H, W) into its patches (N, C P P)."""
+        return F.unfold(image[None], self.patch, stride=self.patch)[0].T
+
+
+def find_patch_embedding(
+    model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
+) -> PatchEmbedding | None:
+    """Find the model's patch embedding; ``None`` if its first layer is none.
+
+    If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
+    """
+    seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
+    layer = seen.module
+    if not isinstance(layer, nn.Conv2d) or not _cuts_patches(layer, seen):
+        return None
+    found = _added(model, state, seen)
+    if found is None:
+        return None
+    names, kernel = (f"{seen.name}.weight", f"{seen.name}.bias"), (layer.kernel_size[0], layer.kernel_size[1])
+    return PatchEmbedding(*names, *found, input_shape, kernel, seen.black, seen.white - seen.black)
+
+
+def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
+    """Solve by least squares for the image (1, C, H, W), float64, of an update of one image.
+
+    The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW =
+    sum_t dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if its pixels'
+    expected root mean squared error, from redundant equations, is small.
+    """
+    own, (height, width) = embedding.image, embedding.patch
+    position = gradients[embedding.position].double()
+    outputs = position.reshape(-1, position.shape[-1])[embedding.first :][: own[1] // height * (own[2] // width)]
+    weight = gradients[embedding.weight].double().flatten(1)
+    left, values, right = torch.linalg.svd(outputs, full_matrices=False)
+    kept = values > _RANK * values[0]
+    inverse = torch.where(kept, 1 / values.clamp_min(torch.finfo(values.dtype).tiny), 0.0)
+    patches = (left * inverse) @ (right @ weight)
+    apart, length = float((outputs.T @ patches - weight).norm()), float(weight.norm())
+    (unknowns, equations), error = outputs.shape, math.inf
+    if equations > unknowns and bool(kept.all()):
+        deviation = max(apart / math.sqrt(1 - unknowns / equations), _ROUNDING * length) / math.sqrt(weight.numel())
+        spread = math.sqrt(float(values.square().reciprocal().sum()) / unknowns)
+        error = deviation * spread / float(embedding.scale.abs().min())
+    muted = certificate.is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
+    return certificate.Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
+
+
+def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
+    height, width = seen.random.shape[1:]
+    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
+    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
+    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
+    return alone and whole and fits and seen.one_by_one
+
+
+def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
+    device = seen.random.device
+    frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=device, dtype=torch.float64)
+    parameters = {name: value.requires_grad_() for name, value in frozen.named_parameters()}
+    with differentiable_twice(), leaving({seen.name: frozen.get_submodule(seen.name)}) as calls:
+        logits = frozen(seen.random.double()[None])
+        output = calls[0].output
+        loss = logits.logsumexp(1).sum() - logits[:, 0].sum()
+        found = torch.autograd.grad(loss, [output, *parameters.values()], allow_unused=True)
+    if found[0] is None or not found[0].any():
+        return None
+    tokens = found[0][0].flatten(1).T
+    for name, gradient in zip(parameters, found[1:], strict=True):
+        if gradient is None or gradient.dim() < 2 or gradient.shape[-1] != tokens.shape[1]:
+            continue
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        for first in range(min(len(rows) - len(tokens), _MOST_OTHERS) + 1):
+            if float((rows[first : first + len(tokens)] - tokens).norm()) < _ALIKE * float(tokens.norm()):
+                return name, first
+    return None

@@ -189,8 +189,7 @@ class _Gradient:
     def _behind(self, silent: Tensor) -> SparseFactors:
         """Build the sparse factors with columns that are zero at ``silent`` (M, B), exact up to rounding."""
         rows, zero = self._basis * len(self._basis) ** 0.5, self.zero
-        gram = torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows)
-        directions = torch.linalg.eigh(gram)[1][:, :, 0].T
+        directions = torch.linalg.eigh(torch.einsum("mb,mj,mk->bjk", silent.to(rows), rows, rows))[1][:, :, 0].T
         scales = torch.linalg.solve_ex(directions, self._bias)[0]
         columns = self._basis @ directions * scales
         inputs = torch.linalg.solve_ex(directions * scales, self._weight)[0]

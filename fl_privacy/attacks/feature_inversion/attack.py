@@ -2,49 +2,122 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
-from fl_privacy.attacks.feature_inversion.features import Recovery, seen_shape
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
+from fl_privacy.attacks.gradient_inversion import GradientInversion, settings, targets
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
-from fl_privacy.attacks.gradient_inversion.settings import (
-    Blank,
-    DType,
-    Projection,
-    Scaling,
-    Settings,
-    Space,
-    Start,
-    Uniform,
-    expect_choices,
-    project,
-    scaled_to_range,
-)
-from fl_privacy.attacks.gradient_inversion.targets import (
-    NotAttackableError,
-    as_gradient,
-    expect_images,
-    why_not_attackable,
-)
 from fl_privacy.attacks.optimizers import LBFGS, Optimizer
 from fl_privacy.checks import whole
 from fl_privacy.effects import PrivateLayers
 from fl_privacy.errors import UserError
-from fl_privacy.models import Front, cut_layer
+from fl_privacy.models import Front, Rest, cut_layer
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
 from fl_privacy.rng import derive_generator
-from fl_privacy.types import Batch, ModelState, Observation, Reconstruction
+from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors
 from fl_privacy.types.film import Snapshot, shortened
+
+
+def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor | None:
+    """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
+
+    If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
+    least squares: for linear layers, and for unpadded convolutions as large as their input. The result is ``None`` if
+    the bias's gradient is zero or the layer is of another kind.
+    """
+    if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
+        return None
+    squared = bias.square().sum()
+    if squared == 0:
+        return None
+    return (bias @ weight.flatten(1) / squared).reshape(weight.shape[1:])
+
+
+def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
+    """Return ``True`` if ``recover_by_lemma`` is exact for inputs of shape ``seen``."""
+    if batch_size != 1 or not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
+        return False
+    if isinstance(layer, nn.Linear):
+        return len(seen) == 1
+    return layer.groups == 1 and layer.padding in ("valid", (0, 0), 0) and tuple(seen[1:]) == layer.kernel_size
+
+
+_GUESSES = 64
+_ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of random images' range
+
+
+class _Stretched(nn.Module):
+    """``rest`` behind a map of [0, 1] onto [low, low + width], the range of features."""
+
+    def __init__(self, rest: Rest, low: float, width: float) -> None:
+        super().__init__()
+        self.rest, self.low, self.width = rest, low, width
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return cast(Tensor, self.rest(self.low + self.width * inputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The input of the first public layer, by Lemma 1 or else by ``matching`` the uploaded gradients."""
+
+    matching: GradientInversion
+
+    def __call__(
+        self, observations: Sequence[Observation], front: Front, *, seed: int, progress: Progress
+    ) -> list[Tensor | str]:
+        first, shape = observations[0], seen_shape(front, observations[0])
+        layer = first.model.get_submodule(front.layer)
+        if applies(layer, shape, first.upload.num_examples):
+            by_lemma: list[Tensor | str] = []
+            for gradient in map(targets.as_gradient, observations):
+                weight, bias = (gradient.get(f"{front.layer}.{name}") for name in ("weight", "bias"))
+                input_ = None if weight is None or bias is None else recover_by_lemma(layer, weight, bias)
+                missing = f"The gradient of {front.layer} was withheld or is zero."
+                by_lemma.append(missing if input_ is None else input_[None])
+            return by_lemma
+        values, generator = next(front.parameters()), torch.Generator().manual_seed(seed % 2**63)
+        with torch.no_grad():
+            guesses = front(torch.rand(_GUESSES, *first.input_shape, generator=generator).to(values))
+        low = _ROOM * min(float(guesses.min()), 0.0)
+        width = _ROOM * max(float(guesses.max()), 0.0) - low
+
+        def renamed(tensors: Tensors) -> dict[str, Tensor]:
+            return {f"rest.model.{name}": tensor for name, tensor in tensors.items()}
+
+        rest = _Stretched(Rest(first.model, front.layer, first.input_shape), low, width)
+        assumed = first.assumed()
+        sent = ModelState(renamed(assumed.parameters), renamed(assumed.buffers))
+        inner = [
+            replace(
+                o,
+                id=replace(o.id, part="features"),
+                model=rest,
+                sent=sent,
+                upload=replace(o.upload, tensors=renamed(o.upload.tensors), buffers=renamed(o.upload.buffers)),
+                input_shape=shape,
+            ).told(private=None, features=None, defense=None)
+            for o in observations
+        ]
+        return [
+            low + width * r.batch.inputs if r.batch is not None else f"Its features were not found: {r.failure}"
+            for r in self.matching(inner, seed=seed, progress=progress)
+        ]
+
+
+@torch.no_grad()
+def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
+    """Return the shape of one example at the layer that ``front`` ends at."""
+    return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,8 +169,8 @@ class InversionProblem:
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         return loss.detach(), gradient
 
-    def projected(self, variables: Tensor, how: Projection) -> Tensor:
-        pixels = self.attack.space.to_variables(project(self.images(variables), how)).flatten(1)
+    def projected(self, variables: Tensor, how: settings.Projection) -> Tensor:
+        pixels = self.attack.space.to_variables(settings.project(self.images(variables), how)).flatten(1)
         return torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def select(self, rows: Tensor) -> "InversionProblem":
@@ -140,7 +213,7 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     if layer is None:
         return unknown
     values, scale = next(model.parameters()), observation.plan.loss_scale
-    gradient = {n: g.to(values) / scale for n, g in as_gradient(observation).items() if n in layer}
+    gradient = {n: g.to(values) / scale for n, g in targets.as_gradient(observation).items() if n in layer}
     if not any(g.any() for g in gradient.values()):
         return unknown
     if is_plain(observation.loss or CROSS_ENTROPY):
@@ -148,7 +221,7 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
     else:
         try:
             labels, _ = choose_labels(observation, "auto", model, loss_scale=scale, seed=0)
-        except NotAttackableError:
+        except targets.NotAttackableError:
             return unknown
     return unknown if labels is None else labels
 
@@ -189,34 +262,34 @@ class ModelInversion:
     anchor: float = 1e-2
     optimizer: Optimizer = field(default_factory=LBFGS)
     priors: tuple[Prior, ...] = (TotalVariation(weight=1e-3),)
-    start: Start = field(default_factory=Uniform)
-    space: Space = field(default_factory=Space)
-    projection: Projection = "none"
-    into_range: Scaling = "clamp"
+    start: settings.Start = field(default_factory=settings.Uniform)
+    space: settings.Space = field(default_factory=settings.Space)
+    projection: settings.Projection = "none"
+    into_range: settings.Scaling = "clamp"
     iterations: int = 1500
     restarts: int = 1
-    dtype: DType = "float32"
+    dtype: settings.DType = "float32"
     device: str | None = None
     most_rows: int = 256
 
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts", "most_rows"):
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
-        expect_choices(self)
+        settings.expect_choices(self)
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         def wrong(observation: Observation) -> str | None:
             recovers = self.features == "recovered" or observation.knowledge.features is None
-            return why_not_attackable(observation, informative=recovers)
+            return targets.why_not_attackable(observation, informative=recovers)
 
         groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
         return groups.attacked(lambda group, report: self._attack(group, seed, report))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
-        expect_images(first)
+        targets.expect_images(first)
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)
         dtype = torch.float64 if self.dtype == "float64" else torch.float32
         values, knowledge, layer = first.assumed(), first.knowledge, self.recover_at
@@ -227,7 +300,7 @@ class ModelInversion:
         try:
             layer = layer or cut_layer(first.model, first.input_shape, first.sent.parameters)
         except UserError as error:
-            raise NotAttackableError(str(error)) from error
+            raise targets.NotAttackableError(str(error)) from error
         evaluating = replace(first.plan, batch_norm="eval")  # features must not depend on the batch
         front = Front(frozen_copy(first.model, values, evaluating, device=device, dtype=dtype), layer)
         found = self._features(list(group.observations.values()), front, seed=seed, report=report)
@@ -252,8 +325,7 @@ class ModelInversion:
         shape = (observations[0].upload.num_examples, *seen_shape(front, observations[0]))
         needed = [o for o, f in zip(observations, known, strict=True) if f is None]
         if needed and self.features == "known":
-            missing = "The attack needs the features, but was given none; set threat_model=shown_features."
-            return [missing] * len(known)
+            return ["The attack needs the features, but was given none; set threat_model=shown_features."] * len(known)
 
         def progress(done: int, total: int) -> None:
             report(0.5 * done / max(1, total))
@@ -281,20 +353,24 @@ class ModelInversion:
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         pairs = zip(victims, starts, strict=True)
-        blanks = [Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
+        blanks = [settings.Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
         found = minimize(
             problem,
             torch.cat([pixels, *[value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]], 1),
             generators=starts,
             enough=features.new_zeros(len(starts)),
-            settings=Settings(optimizer=self.optimizer, iterations=self.iterations, projection=self.projection),
+            settings=settings.Settings(
+                optimizer=self.optimizer, iterations=self.iterations, projection=self.projection
+            ),
             evaluate=InversionProblem.evaluate,
             report=report,
             filmed=filmed_rows(victims),
         )
         films = films_of(problem, found)
-        images = scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
+        images = (
+            settings.scaled_to_range(problem.images(found.variables), self.into_range).float().to(first.precision).cpu()
+        )
         sentences = (JOINTLY,) if joint and first.knowledge.defense is not None else ()
         return [
             best_reconstruction(

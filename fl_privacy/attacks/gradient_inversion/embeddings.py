@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -55,8 +56,7 @@ class WordEmbeddings(ImageSource):
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)
-        apart: Tensor = self.norm * (lengths / (self.table.norm(dim=1).mean() / self._unit) - 1).square()
-        return apart
+        return cast(Tensor, self.norm * (lengths / (self.table.norm(dim=1).mean() / self._unit) - 1).square())
 
     @torch.no_grad()
     def read(self, inputs: Tensor) -> Tensor:
@@ -74,8 +74,7 @@ class WordEmbeddings(ImageSource):
 
     @cached_property
     def _inverse(self) -> Tensor:
-        inverse: Tensor = torch.linalg.pinv(self.table)
-        return inverse
+        return cast(Tensor, torch.linalg.pinv(self.table))
 
     @cached_property
     def _unit(self) -> float:

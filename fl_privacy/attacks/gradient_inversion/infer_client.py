@@ -12,8 +12,7 @@ from fl_privacy.attacks.gradient_inversion.labels import Head, SingleExample, la
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, is_sum_of_gradients
 from fl_privacy.models import normalized
-from fl_privacy.models.gradients import frozen_copy
-from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.models.gradients import frozen_copy, number_of_steps
 from fl_privacy.models.losses import BINARY_CROSS_ENTROPY, CROSS_ENTROPY, SQUARED_ERROR, Loss
 from fl_privacy.models.unwrap_model import detached_copy, once_each
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Tensors

@@ -394,18 +394,14 @@ def _to_labels(expected: Tensor, total: int) -> Tensor:
     """Round ``expected`` to sorted labels, ``total`` in all; a surplus is taken from all in turn."""
     wanted = expected.double().clamp(0, _MOST_EXPECTED)
     counts = wanted.floor()
-    counts = (counts - _taken_from_each(counts, total)).clamp_min(0)
+    # the largest number that all can lose, down to 0, and still reach ``total``
+    low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if float((counts - middle).clamp_min(0).sum()) >= total else (low, middle)
+    counts = (counts - low).clamp_min(0)
     while counts.sum() > total:
         counts[(counts - wanted).masked_fill(counts == 0, -torch.inf).argmax()] -= 1
     while counts.sum() < total:
         counts[(wanted - counts).argmax()] += 1
     return torch.arange(len(counts), device=counts.device).repeat_interleave(counts.long())
-
-
-def _taken_from_each(counts: Tensor, total: int) -> int:
-    """Find the largest number that all ``counts`` (K,) can lose, down to 0, and still reach ``total``."""
-    low, high = 0, int(counts.max().nan_to_num(0.0)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if float((counts - middle).clamp_min(0).sum()) >= total else (low, middle)
-    return low

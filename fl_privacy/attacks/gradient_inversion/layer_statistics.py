@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -77,8 +77,7 @@ class AbsoluteDifferences(torch.autograd.Function):
             torch.linalg.vector_norm(d.flatten(1), 1, dim=1) / n for d, n in zip((across, down), numbers, strict=True)
         ]
         ctx.save_for_backward(across.sign_().div_(numbers[0]), down.sign_().div_(numbers[1]))
-        found: Tensor = means[0] + means[1]
-        return found
+        return cast(Tensor, means[0] + means[1])
 
     @staticmethod
     @once_differentiable
@@ -286,8 +285,7 @@ def weighted_distance(
     products = [weights[name] for name in factored]
     observed += (targets[name].value for name in factored)
     factors = (part.mT for parts in factored.values() for part in parts)
-    loss: Tensor = _Compare.apply(elementwise, products, observed, *joined, *factors)
-    return loss
+    return cast(Tensor, _Compare.apply(elementwise, products, observed, *joined, *factors))
 
 
 class _Compare(torch.autograd.Function):

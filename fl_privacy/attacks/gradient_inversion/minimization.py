@@ -251,7 +251,6 @@ def minimize(
 
     Args:
         enough: loss (V,) below which a victim has finished.
-        settings: settings with the optimizer, iterations, projection and noise of the descent.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
         moves: (iterations so far, problem, variables, generators) -> variables, moved as no slope leads.
     """

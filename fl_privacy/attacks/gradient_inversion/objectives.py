@@ -117,12 +117,10 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    Computed as half the squared distance of the unit vectors, which keeps its digits down to zero.
-
-    Attributes:
-        per_layer: mean distance of the tensors instead of one angle.
-        epsilon: least divisor of a tensor's dot product with ``per_layer``, as in the authors' code; tensors of
-            rounding errors, such as biases before batch norm in training mode, get a loss of 1 without a slope.
+    Computed as half the squared distance of the unit vectors, which keeps its digits down to zero. ``per_layer``: mean
+    distance of the tensors instead of one angle. ``epsilon``: least divisor of a tensor's dot product with
+    ``per_layer``, as in the authors' code; tensors of rounding errors, such as biases before batch norm in training
+    mode, get a loss of 1 without a slope.
     """
 
     per_layer: bool = False

@@ -3,21 +3,277 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
-from fl_privacy.attacks.gradient_inversion.settings import Settings, Space, scaled_to_range
-from fl_privacy.attacks.gradient_inversion.table_rows import TableRows, pool
-from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Settings, Shape, Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
+from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.models.gradients.hooks import leaving
+from fl_privacy.models.losses import CROSS_ENTROPY
 from fl_privacy.types import Observation
 from fl_privacy.types.film import Snapshot
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.types.schema import Schema, schema_of
+
+_ROUNDING = 2e-6  # share of the bias' gradient below which the rest of a category's column is rounding
+_DRAWN = 256  # random rows that show the model's answers to rows of a class
+_LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and in a first guess
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Evidence about the columns of a batch: ``present`` (F,) is ``False`` for categories that no row has.
+
+    ``shares`` (K, F) hold the share of each category in the rows of each class, and the mean of each number.
+    """
+
+    present: Tensor
+    shares: Tensor
+
+
+def first_linear(model: nn.Module, width: int) -> str | None:
+    """Return the path of the linear layer with a bias that the rows (B, F) enter, if it is the first."""
+    for path, module in model.named_modules():
+        if next(module.children(), None) is None and next(module.parameters(), None) is not None:
+            sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
+            return path if sound else None
+    return None
+
+
+@lru_cache(maxsize=4)
+def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
+    """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
+
+    With d_i the gradient that row x_i sends back, the weight's gradient is ``sum d_i x_i'`` and the bias' ``sum d_i``:
+    a category's column without shift and scale sums d_i over its rows. In a young network a class's d_i are alike, so
+    that the sum shows their number. ``counts`` (K,) are the known rows of each class.
+    """
+    path = first_linear(observation.model, schema.width)
+    gradient = as_gradient(observation)
+    if path is None or not {f"{path}.weight", f"{path}.bias"} <= gradient.keys():
+        return None
+    weight, bias = (gradient[f"{path}.{name}"].detach().cpu().double() for name in ("weight", "bias"))
+    if not bool(bias.any()):
+        return None
+    shift, scale = schema.shift.double(), schema.scale.double()
+    sums = weight * scale + bias[:, None] * shift
+    large = weight.norm(dim=0) * scale + bias.norm() * shift.abs()
+    present = sums.norm(dim=0) > _ROUNDING * large.clamp_min(_ROUNDING * bias.norm())
+    present[schema.number_values] = True
+    for own, real in zip(*schema.groups, strict=True):
+        if not bool(present[own[real]].any()):
+            present[own[real]] = True
+    shares = _posterior(sums, _usual_returns(observation, schema, path), schema, counts)
+    return Evidence(present, _tidied(shares, schema, present))
+
+
+def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
+    """Return the gradients (K, N, M) that random rows send back under each class's loss."""
+    sent = observation.assumed()
+    like = next(iter(sent.parameters.values()))
+    model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
+    rows, loss = schema.drawn(_DRAWN, torch.Generator().manual_seed(0)).to(like.device), observation.loss
+    found: list[Tensor] = []
+    with torch.enable_grad(), leaving({path: model.get_submodule(path)}) as calls:
+        outputs = model(rows.requires_grad_())
+        for label in range(observation.num_classes):
+            answer = (loss or CROSS_ENTROPY)(outputs, torch.full((len(rows),), label, device=like.device))
+            found.append(torch.autograd.grad(answer, calls[0].output, retain_graph=True)[0])
+    return observation.plan.loss_scale * len(rows) * torch.stack(found).detach().cpu().double()
+
+
+def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
+    """Estimate shares of categories and means of numbers, (K, F), in each class, by ``sums`` (M, F).
+
+    A Gaussian model: prior counts of rows, and mean and covariance of ``returns`` (K, N, M).
+    """
+    classes, size, usual = len(returns), sum(counts), schema.usual.double()
+    means = returns.mean(1) / size
+    spread = (returns - returns.mean(1, keepdim=True)).flatten(0, 1) / size
+    noise = spread.T @ spread / len(spread) + 1e-12 * means.square().sum() * torch.eye(means.shape[1]).double()
+    of_class = torch.tensor(counts, dtype=torch.float64).clamp_min(0.1)
+    found = torch.empty(classes, sums.shape[1], dtype=torch.float64)
+    root = torch.linalg.cholesky(noise + 1e-6 * noise.diagonal().mean() * torch.eye(len(noise)).double())
+    white = torch.linalg.solve_triangular(root, torch.cat([means.T, sums], 1), upper=False)
+    model, seen = white[:, :classes], white[:, classes:]
+    categories = torch.ones(sums.shape[1], dtype=torch.bool)
+    categories[schema.number_values] = False
+    for place in range(sums.shape[1]):
+        share = float(usual[place].clamp(0.005, 0.995)) if bool(categories[place]) else 1.0
+        prior = of_class * (share if bool(categories[place]) else float(usual[place]))
+        wide = of_class * share * (1.0 - share if bool(categories[place]) else 1.0)
+        rows = max(1.0, share * size)
+        precision = model.T @ model / rows + torch.diag(1 / wide)
+        found[:, place] = torch.linalg.solve(precision, model.T @ seen[:, place] / rows + prior / wide)
+    return (found / of_class[:, None]).float()
+
+
+def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
+    """Turn (K, F) into shares that add up to 1 in a column, and numbers within bounds."""
+    found = shares.clone()
+    places, there = schema.groups
+    if len(places):
+        own = torch.where(there & present[places], shares[:, places].clamp(_LEAST, 1), 0.0)
+        own = own / own.sum(-1, keepdim=True).clamp_min(1e-9)
+        found[:, places[there]] = own[:, there]
+    numbers, (low, high) = schema.number_values, schema.bounds
+    means = (shares[:, numbers] - schema.shift[numbers]) / schema.scale[numbers]
+    found[:, numbers] = means.clamp(-1, 1).maximum(low).minimum(high)
+    return found
+
+
+_FAR = -1e9  # logit that pads columns with fewer categories than the largest
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TableRows(ImageSource):
+    """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
+
+    ``bounded`` computes numbers by a sigmoid between the schema's bounds, ``counted`` leaves out categories that no row
+    has, and starts from the others' counts, and ``spread`` is the standard deviation of the first variables.
+    """
+
+    schema: Schema
+    bounded: bool = True
+    counted: bool = True
+    spread: float = 1.0
+
+    def start(self, blank: Blank) -> Tensor:
+        schema, numbers = self.schema, self.schema.number_values
+        drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
+        middle = self._middles(blank)
+        categories = torch.ones(schema.width, dtype=torch.bool)
+        categories[numbers] = False
+        drawn[..., categories] += middle[..., categories].clamp_min(_RARE).log()
+        low, high = schema.bounds
+        bounded = (low + high).isfinite() if self.bounded else torch.zeros_like(low, dtype=torch.bool)
+        # so that the numbers themselves are normal: a column of rare large values does not start in its middle
+        own = middle[..., numbers] + drawn[..., numbers]
+        inside = ((own - low) / (high - low).clamp_min(1e-6)).clamp(0.01, 0.99).logit()
+        drawn[..., numbers] = torch.where(bounded, inside, own)
+        return drawn.flatten()
+
+    def _middles(self, blank: Blank) -> Tensor:
+        """Return shares of categories and means of numbers, (B, F) or (F,)."""
+        found, labels = self._evidence(blank), blank.labels
+        if found is None:
+            return self.schema.usual
+        if labels is None or labels.dim() != 1 or labels.is_floating_point():
+            return found.shares.mean(0)
+        return found.shares[labels.cpu()]
+
+    def _evidence(self, blank: Blank) -> Evidence | None:
+        if not self.counted:
+            return None
+        classes, size = blank.observation.num_classes, blank.observation.upload.num_examples
+        counts = [size / classes] * classes
+        if blank.labels is not None:
+            rows = blank.labels if blank.labels.is_floating_point() else one_hot(blank.labels.long(), classes)
+            counts = rows.float().sum(0).tolist()
+        return evidence_of(blank.observation, self.schema, tuple(counts))
+
+    def held(self, blank: Blank) -> Tensor:
+        """Return a mask (F,), 0 for categories that no row has."""
+        found = self._evidence(blank)
+        return torch.ones(self.schema.width) if found is None else found.present.float()
+
+    def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
+        """Return the rows (V, B, F) as a model takes them."""
+        return self.rows(variables.reshape(-1, *shape), held)
+
+    def rows(self, free: Tensor, held: Tensor) -> Tensor:
+        """Turn free variables (V, B, F) into rows, of categories that ``held`` (V, F) allows."""
+        schema = self.schema
+        places, there = (each.to(free.device) for each in schema.groups)
+        found = free
+        if len(places):
+            logits = torch.where((there & (held[:, places] > 0))[:, None], free[..., places], _FAR)
+            found = found.index_copy(-1, places[there], logits.softmax(-1).flatten(-2)[..., there.flatten()])
+        standard = (found - schema.shift.to(free)) / schema.scale.to(free)
+        numbers = schema.number_values.to(free.device)
+        if not len(numbers):
+            return standard
+        own = free[..., numbers]
+        if self.bounded:
+            low, high = schema.bounds.to(free)
+            own = torch.where((low + high).isfinite(), low + (high - low) * own.sigmoid(), own)
+        return standard.index_copy(-1, numbers, own)
+
+
+def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
+    """Count the cells in which rows of ``cells`` (..., B, C) and of ``others`` differ, (..., B, B)."""
+    return ((cells[..., :, None, :] - others[..., None, :, :]).abs() > schema.tolerances.to(cells)).sum(-1).double()
+
+
+def assigned(cost: Tensor) -> Tensor:
+    """Assign a column (B,) to each row of ``cost`` (B, B), with the least sum."""
+    if len(cost) == 1:
+        return torch.zeros(1, dtype=torch.long)
+    try:
+        from scipy.optimize import linear_sum_assignment  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("Matching rows needs scipy, which is not installed; run `pip install scipy`.") from error
+    return torch.as_tensor(linear_sum_assignment(cost.numpy())[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Pooled:
+    """The common result of many attempts at the same ``rows`` (B, F), as a model takes them.
+
+    ``certainty`` (B, C) in [0, 1] is 1 less the entropy of a cell over the attempts, as a share of the largest.
+    """
+
+    rows: Tensor
+    certainty: Tensor
+
+    def certainty_of(self, rows: Tensor, schema: Schema) -> Tensor:
+        """Return the certainty (B, C) in the order of ``rows`` (B, F)."""
+        return self.certainty[assigned(costs(schema, schema.cells(rows), schema.cells(self.rows)))]
+
+
+def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
+    """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
+
+    ``attempts`` (R, B, F) are as a model takes them, with ``losses`` (R,); only rows of the same label, of ``labels``
+    (R, B), are exchanged.
+    """
+    order = losses.argsort()
+    attempts = attempts[order]
+    cells = schema.cells(attempts)
+    cost = costs(schema, cells[:1], cells)
+    apart = torch.cdist(attempts[:1].double(), attempts.double(), p=1) / schema.width
+    if labels is not None and labels.dim() == 2:
+        own = labels[order]
+        cost = cost + 2.0 * len(schema.columns) * (own[:1, :, None] != own[:, None, :])
+    aligned = torch.stack([own[assigned(each)] for own, each in zip(attempts, cost + 0.1 * apart, strict=True)])
+    raw = schema.raw(aligned.double())
+    rows = schema.nearest(((raw.median(0).values - schema.shift.double()) / schema.scale.double()).float())
+    return Pooled(rows, _certainty(schema, raw, aligned))
+
+
+def _certainty(schema: Schema, raw: Tensor, aligned: Tensor) -> Tensor:
+    """Return the certainty (B, C) of attempts (R, B, F) in one order."""
+    found = raw.new_zeros(raw.shape[1], len(schema.columns))
+    places, there = schema.groups
+    if len(places):
+        shares = torch.where(there, raw[..., places], 0.0).clamp_min(0).mean(0)
+        shares = shares / shares.sum(-1, keepdim=True).clamp_min(1e-12)
+        entropy = -(shares * shares.clamp_min(1e-12).log()).sum(-1)
+        found[:, ~schema.numbers] = 1 - entropy / there.sum(-1).double().clamp_min(2).log()
+    cells = schema.cells(aligned)[..., schema.numbers]
+    near = (cells - cells.median(0).values).abs() <= schema.tolerances[schema.numbers]
+    found[:, schema.numbers] = near.double().mean(0)
+    return found.clamp(0, 1)
+
 
 _PROXIES, _CONTRAST = 64, 0.25
 """Inputs of each kind that stand for an unknown client's, and the standard deviation of their pixels."""

@@ -19,16 +19,8 @@ from fl_privacy.attacks.adaptive import (
     choose_transforms,
 )
 from fl_privacy.attacks.adaptive.constraints import Bounds, widest
+from fl_privacy.attacks.gradient_inversion import execution
 from fl_privacy.attacks.gradient_inversion.evident_defense import smoothing_of
-from fl_privacy.attacks.gradient_inversion.execution import (
-    CapturedEvaluation,
-    CompiledEvaluation,
-    RecordedEvaluation,
-    ValueAndGradient,
-    compiling_pays,
-    victims_at_once,
-    written_bytes,
-)
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
@@ -259,8 +251,7 @@ class Prepared:
 
     @property
     def attempts_together(self) -> int:
-        consistent = any(isinstance(prior, GroupConsistency) for prior in self.settings.priors)
-        return self._attempts_each if consistent else 1
+        return self._attempts_each if any(isinstance(prior, GroupConsistency) for prior in self.settings.priors) else 1
 
     @property
     def _attempts_each(self) -> int:
@@ -354,7 +345,7 @@ class Prepared:
     def capacity(self) -> int:
         if self.settings.most_victims is not None or not self.victims:
             return self.settings.most_victims or 1
-        return victims_at_once(*self._trial(), self.settings.optimizer, victims=len(self.victims))
+        return execution.victims_at_once(*self._trial(), self.settings.optimizer, victims=len(self.victims))
 
     @cached_property
     def moves(self) -> Rearranged | None:
@@ -362,32 +353,32 @@ class Prepared:
         return rearranged(settings.moves, first, iterations=settings.iterations, capacity=self.capacity)
 
     @cached_property
-    def evaluate(self) -> ValueAndGradient:
+    def evaluate(self) -> execution.ValueAndGradient:
         settings, obstacle = self.settings, self._obstacle
         if obstacle and settings.compile == "on":
             warnings.warn(f"The attack goes on without being compiled: {obstacle}.", stacklevel=2)
         if obstacle:
             return Problem.evaluate
         if settings.compile == "on":
-            return CompiledEvaluation(demanded=True)
+            return execution.CompiledEvaluation(demanded=True)
         # victims that finish one by one leave batches of ever new sizes
         shrinks = isinstance(settings.optimizer, LBFGS) or settings.enough > 0
         if settings.compile == "off" or shrinks:
             return self._uncompiled
-        worthwhile = compiling_pays(
+        worthwhile = execution.compiling_pays(
             self._like.device,
             runs=settings.iterations * math.ceil(len(self.victims) / self.capacity),
-            written=settings.iterations * len(self.victims) * written_bytes(*self._trial()),
+            written=settings.iterations * len(self.victims) * execution.written_bytes(*self._trial()),
             tensors=len(self.rounds[0].victim_model.names),
         )
-        return CompiledEvaluation(demanded=False) if worthwhile else self._uncompiled
+        return execution.CompiledEvaluation(demanded=False) if worthwhile else self._uncompiled
 
     @property
-    def _uncompiled(self) -> ValueAndGradient:
+    def _uncompiled(self) -> execution.ValueAndGradient:
         at_once = min(self.capacity, len(self.victims) * self.restarts)
         inner = self.settings.optimizer.inner if isinstance(self.settings.optimizer, LBFGS) else 1
         evaluations = inner * self.settings.iterations
-        faster = RecordedEvaluation if self._like.device.type == "cpu" else CapturedEvaluation
+        faster = execution.RecordedEvaluation if self._like.device.type == "cpu" else execution.CapturedEvaluation
         return faster() if faster.pays(at_once, evaluations) else Problem.evaluate
 
     @property

@@ -38,7 +38,6 @@ class RoundUpdates:
     Attributes:
         gradients: gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``.
         factors: factors of observed tensors whose gradients are not formed.
-        clip: the client's clipping, also of the guessed gradient.
         compared: weights whose gradients are formed and compared a few victims at a time.
     """
 

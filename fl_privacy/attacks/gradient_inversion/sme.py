@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -206,8 +206,7 @@ class _Between:
     def _gradients(self, at: Tensors, images: Tensor) -> Tensors:
         """Return the gradients (V, *shape) at each victim's parameters."""
         if self.mapped:
-            found: Tensors = vmap(grad(self.loss))(at, images, self.labels)
-            return found
+            return cast(Tensors, vmap(grad(self.loss))(at, images, self.labels))
         each = []
         for place in range(len(images)):
             own = [values[place] for values in at.values()]

@@ -84,10 +84,9 @@ class Guesser:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
         """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
-        gradients = self._gradients(images, labels)
         return {
             name: self.factor * value + self.decay[name] if name in self.decay else self.factor * value
-            for name, value in gradients.items()
+            for name, value in self._gradients(images, labels).items()
         }
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Tensors:
@@ -104,9 +103,7 @@ class Guesser:
 class Explained:
     """The likeliest images (V, B, C, H, W) of V victims, with labels (V, B).
 
-    Attributes:
-        loss: (V,) negative log posterior density, up to a constant.
-        history: (T, V).
+    ``loss``: (V,) negative log posterior density, up to a constant. ``history``: (T, V).
     """
 
     images: Tensor

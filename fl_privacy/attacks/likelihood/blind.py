@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
-from fl_privacy.attacks.feature_inversion.features import Recovery
+from fl_privacy.attacks.feature_inversion.attack import Recovery
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed

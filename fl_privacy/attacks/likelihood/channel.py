@@ -130,11 +130,9 @@ class Channel:
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        One victim's channel takes many guesses.
-
-        Args:
-            softening: further noise at the start of a descent, as a share of each tensor's root mean square.
-            doubt: relative error up to which a rounded tensor's largest magnitude is held; 0 leaves it free.
+        One victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share of
+        each tensor's root mean square. ``doubt``: relative error up to which a rounded tensor's largest magnitude is
+        held; 0 leaves it free.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -403,8 +401,7 @@ def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
     if head is None or head not in setting.observed:
         return None
     shaped = setting.observed[head].view(-1, *setting.shapes[head])
-    empty = (shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1)
-    hidden = torch.where(empty, torch.inf, 0.0).to(shaped)
+    hidden = torch.where((shaped == 0).all(1, keepdim=True).expand_as(shaped).flatten(1), torch.inf, 0.0).to(shaped)
     return lambda belief: replace(belief, hidden={**belief.hidden, head: hidden})
 
 

@@ -106,8 +106,7 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
     # the values of an interval share its probability
     found, where = smoothed.log(), schema.numbers.nonzero().flatten().tolist()
     for row, column in enumerate(where):
-        values = torch.unique(numbers[:, row])
-        inside = (values[:, None] > edges[row]).sum(1).bincount(minlength=widest)
+        inside = (torch.unique(numbers[:, row])[:, None] > edges[row]).sum(1).bincount(minlength=widest)
         found[column] -= inside.clamp_min(1).log()
     return RowPrior(schema, edges, codes, parents, found)
 
@@ -251,8 +250,7 @@ class RowSearch:
         """Add the likelihood of ``uploads`` (by guesser and places among M guesses) to their ``surprise`` (M,)."""
         elements = sum(value.shape[1] for value in self.likelihood.states[0][1][0].observed.values())
         found = []
-        every = torch.arange(len(surprise), device=surprise.device)
-        for some in torch.split(every, max(1, _ELEMENTS // elements)):
+        for some in torch.split(torch.arange(len(surprise), device=surprise.device), max(1, _ELEMENTS // elements)):
             loss = surprise[some]
             for guesser, channels in self.likelihood.states:
                 guessed = uploads(guesser, some)
@@ -316,11 +314,8 @@ class LikeliestRows:
     The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
     over all updates of the same rows. Searches start from public rows, or from some drawn by the schema, which also
     give the prior: a tree of dependent columns. They change cells, alone or together, classes and whole rows, at a
-    falling temperature.
-
-    Attributes:
-        evaluations: work for a victim, in evaluations of loss and gradient.
-        device: device of the computation; ``None``: that of the values sent.
+    falling temperature. ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: device of
+    the computation; ``None``: that of the values sent.
     """
 
     evaluations: int = 4800

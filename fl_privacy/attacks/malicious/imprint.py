@@ -13,9 +13,15 @@ from torch import Tensor, nn
 from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import BLOCK, images_of_brightness, is_one_image, reconstruction_of
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel
+from fl_privacy.attacks.malicious.server_attack import (
+    BLOCK,
+    ServerAttack,
+    ThreatLevel,
+    images_of_brightness,
+    is_one_image,
+    reconstruction_of,
+)
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
 from fl_privacy.rng import seeded_globally

@@ -8,8 +8,7 @@ from torch.func import functional_call, grad, vmap
 
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
-from fl_privacy.attacks.malicious.from_layer import LEVELS
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.attacks.malicious.server_attack import LEVELS, ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import frozen_copy, loss_gradients

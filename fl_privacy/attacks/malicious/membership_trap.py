@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.exact.first_layer import FirstLayer
 from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.malicious.from_layer import first_layer, reconstruction_of
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
+from fl_privacy.attacks.malicious import server_attack
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients.choose_method import decayed, number_of_steps
@@ -21,7 +20,7 @@ _ABOVE_NOISE = 2.0  # multiple of the largest change of an idle weight above whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class MembershipTrap(ServerAttack):
+class MembershipTrap(server_attack.ServerAttack):
     """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
@@ -41,7 +40,7 @@ class MembershipTrap(ServerAttack):
     first: int = 0
     seed: int = 0
 
-    level = ThreatLevel.PARAMETERS
+    level = server_attack.ThreatLevel.PARAMETERS
     told = (
         "The server sent two layers that fire for images that it holds, one neuron each, and infers which of them the"
         " client trains on (membership traps). Half of these are the clients' data."
@@ -55,7 +54,7 @@ class MembershipTrap(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        expect_whole(model, state, "Membership traps")
+        server_attack.expect_whole(model, state, "Membership traps")
         traps = _Layers.of(model, state, tuple(self.public.shape[1:]))
         first, asked, each = traps.first, self.asked(traps), 2 * self.directions
         count = len(asked)
@@ -89,7 +88,7 @@ class MembershipTrap(ServerAttack):
         found, upload, plan = self.asked(traps)[fired], observation.upload, observation.plan
         alone = plan.shares == "gradient" or number_of_steps(upload.num_examples, plan) == 1
         sure = alone and not noise and len(found) <= upload.num_examples
-        return reconstruction_of(observation, found, torch.full((len(found),), sure))
+        return server_attack.reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
         """Return which candidates were in the batch, (N,)."""
@@ -133,7 +132,7 @@ class _Layers:
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
         """Find the layers; ``UserError`` unless the model starts with two fully connected ones and ReLUs."""
-        first = first_layer(model, state, input_shape, "Membership traps")
+        first = server_attack.first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:
             model.eval()(torch.zeros(1, *input_shape).to(next(model.parameters())))

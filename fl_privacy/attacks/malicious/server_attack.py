@@ -1,17 +1,24 @@
-"""Interface of malicious servers: a model for each client, and a reconstruction from its reply."""
+"""Interface of malicious servers, and images from a layer as a reconstruction with labels."""
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer
+from fl_privacy.attacks.gradient_inversion.evident_defense import Usual, evident_defense, grid_bits
+from fl_privacy.attacks.gradient_inversion.grouping import failed
+from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_layer
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.errors import UserError
-from fl_privacy.types import ModelState, Observation, Reconstruction, Upload
+from fl_privacy.models.gradients import frozen_copy
+from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction, Upload
 
 Ask = Callable[[ModelState], Upload]  # a client's reply to given values
 
@@ -83,3 +90,148 @@ def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
         raise UserError(
             f"{who}: the whole model is expected to be sent, but clients keep {missing[0]}; use defense=none."
         )
+
+
+BLOCK = "imprint"  # name of the block that a server puts in front of a model, in this model
+UNKNOWN = -1  # label of an image of unknown class
+
+
+def reconstruction_of(
+    observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
+) -> Reconstruction:
+    """Build the reconstruction of images found in ``observation``.
+
+    Args:
+        images: (N, D) or (N, C, H, W).
+        proven: (N,) ``True`` for single images in an unchanged update; none is proven in one with evidence of a
+            defense.
+        labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
+    """
+    if not len(images):
+        return failed(observation, "Nothing in the update reveals a single image.")
+    # a defense shows in the layers behind the crafted one
+    layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
+    honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
+    ends = {*honest[:1], *(layer[:1] if layer else ())} & tensors.keys()
+    seen = replace(observation, upload=replace(observation.upload, tensors={name: tensors[name] for name in ends}))
+    usual = Usual(scattered=0.0, columns=1.0, noise=math.inf)
+    if not all(bool(tensors[name].any()) for name in ends) or evident_defense(seen, usual):
+        proven = torch.zeros_like(proven)
+    shaped = images.reshape(len(images), *observation.input_shape)
+    each = tuple(Certainty.PROVEN if sure else Certainty.APPROXIMATE for sure in proven.tolist())
+    found, source = _labels(observation, len(images)) if labels else (torch.full((len(images),), UNKNOWN), "inferred")
+    return Reconstruction(
+        id=observation.id,
+        batch=Batch(shaped.clamp(0, 1).float().cpu(), found),
+        loss=float((~proven).double().mean()),
+        label_source=source,
+        certainty=min(each, key=list(reversed(Certainty)).index),
+        certainties=each,
+    )
+
+
+def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...], who: str) -> FirstLayer:
+    """Find the first layer; raise ``UserError``, which ``who`` begins, unless it is fully connected on the pixels."""
+    try:
+        return find_first_layer(model, state, input_shape)
+    except NotFullyConnectedError as error:
+        raise UserError(f"{who}: {str(error).split(';')[0]}; use model=mlp.") from error
+
+
+def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
+    """Return the batch's labels (number,), known or inferred from the output layer, in no order."""
+    state, labels = observation.assumed(), torch.full((number,), UNKNOWN)
+    if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
+        return labels, "inferred"
+    sent = next(iter(state.parameters.values()))
+    model = frozen_copy(observation.model, state, observation.plan, device=sent.device, dtype=sent.dtype)
+    try:
+        found, source = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=0)
+    except NotAttackableError:
+        return labels, "inferred"
+    if found is not None:
+        classes = (found.argmax(1) if found.dim() == 2 else found).cpu()
+        labels[: len(classes)] = classes[:number]
+    return labels, source
+
+
+LEVELS = 255.0
+WHOLE = 0.01  # root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29
+NEARLY = 0.1  # the same distance for pixels blurred by the precision of weights
+LEAST_LEVELS = 32
+"""Least number of different levels of an image for a decision. A mixture of two images of few levels has few values as
+well, which are near levels by chance: for two black-and-white ones in 15 to 40 of 100 mixtures."""
+
+COARSER = (2, 3, 5, 7)
+"""Steps between levels that an image may not have throughout: an equal mixture of two images with multiples of 8 has
+multiples of 4, which are whole."""
+
+_NEARLY = 0.25  # levels from black or white below which pixels are no evidence: those of a mixture are there too
+_STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
+
+
+def is_one_image(
+    pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
+    """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
+
+    ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
+    ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
+    None is accepted if the update's ``rows`` (N, D), at least two, lie on one grid of few levels, as if quantized; a
+    single one always does.
+
+    Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
+    second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
+    ten-thousandth, pass; their own gradient distinguishes them.
+    """
+    levels = LEVELS * pixels.double()
+    telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)
+    apart = (levels - levels.round()).square() * telling
+    # the nearest levels (N, 256) of the ``telling`` pixels of each row (N, D)
+    nearest = levels.round().clamp(0, LEVELS).long()
+    seen = torch.zeros(len(levels), int(LEVELS) + 1, dtype=torch.int64, device=levels.device)
+    number, seen = telling.sum(1), seen.scatter_add_(1, nearest, telling.long()) > 0
+    inside = ((levels > -1) & (levels < LEVELS + 1)).all(1)
+    fine = torch.ones_like(inside) if error is None else LEVELS * error < WHOLE
+    most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
+    various = seen.sum(1) >= LEAST_LEVELS
+    for step in COARSER:
+        rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
+        various &= rests.sum(0) != 1
+    if rows is not None and len(rows) > 1 and grid_bits(rows) is not None:
+        return torch.zeros_like(inside)
+    return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)
+
+
+def images_of_brightness(
+    rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high] (bins,), with ``True`` for single images (N,).
+
+    ``rounding`` is the standard deviation of the rows' rounding. The strongest come first; rows below the share
+    ``smallest`` are dropped.
+    """
+    strength = rows.norm(dim=1)
+    order = strength.argsort(descending=True)
+    order = order[strength[order] > smallest * strength.max()]
+    brightness, tiny = rows[order].mean(1, keepdim=True), torch.finfo(torch.float64).tiny
+    directions = rows[order] / torch.where(brightness.abs() > tiny, brightness, torch.full_like(brightness, tiny))
+    pixels, low, high = directions.double(), low[order], high[order]
+    if len(pixels):  # scaled so that most pixels lie on levels, else by the middle of the range
+        found = torch.stack([_factor(row, float(a), float(b)) for row, a, b in zip(pixels, low, high, strict=True)])
+        whole = is_one_image(pixels * found[:, None])
+        pixels = pixels * torch.where(whole, found, (low + high).double() / 2)[:, None]
+    error = rounding * pixels.norm(dim=1) / strength[order]
+    return pixels, is_one_image(pixels, error, rows=rows[order])
+
+
+def _factor(direction: Tensor, low: float, high: float) -> Tensor:
+    """Return the best factor of a grid over [low, high], refined by least squares on the nearest levels."""
+    steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
+    tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
+    levels = LEVELS * tried[:, None] * direction[:: max(1, len(direction) // _SAMPLED)]
+    best = tried[(levels - levels.round()).square().mean(1).argmin()]
+    for _ in range(3):
+        nearest = (LEVELS * best * direction).round()
+        best = (nearest @ direction) / (LEVELS * (direction @ direction).clamp_min(torch.finfo(torch.float64).tiny))
+    return best.clamp(low, high)

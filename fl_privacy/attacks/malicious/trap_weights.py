@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from fl_privacy.attacks.exact.first_layer import distinct_ratios
 from fl_privacy.attacks.gradient_inversion.grouping import failed
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
-from fl_privacy.attacks.malicious.from_layer import LEVELS, first_layer, is_one_image, reconstruction_of
+from fl_privacy.attacks.malicious import server_attack
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
-from fl_privacy.attacks.malicious.server_attack import ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
@@ -23,7 +22,7 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the f
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrapWeights(ServerAttack):
+class TrapWeights(server_attack.ServerAttack):
     """Makes random halves of each row negative and, with the same values a little smaller, positive.
 
     The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image is
@@ -38,7 +37,7 @@ class TrapWeights(ServerAttack):
     fires: float = 0.01
     seed: int = 0
 
-    level = ThreatLevel.PARAMETERS
+    level = server_attack.ThreatLevel.PARAMETERS
     told = (
         "The server sent a first layer whose rows fire for few images (trap weights), and reconstructs these from them."
     )
@@ -48,8 +47,8 @@ class TrapWeights(ServerAttack):
         whole("server.seed", self.seed, at_least=0, example=0)
 
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        expect_whole(model, state, "Trap weights")
-        layer = first_layer(model, state, tuple(self.public.shape[1:]), "Trap weights")
+        server_attack.expect_whole(model, state, "Trap weights")
+        layer = server_attack.first_layer(model, state, tuple(self.public.shape[1:]), "Trap weights")
         weight, bias = state.parameters[layer.weight], state.parameters[layer.bias]
         rows, pixels = weight.shape
         rng = derive_generator(self.seed, "trap-weights")
@@ -65,14 +64,13 @@ class TrapWeights(ServerAttack):
             )
         tried = traps[:_TRIED_ROWS].to(images)
         ratios = (images @ tried.clamp_max(0).T).neg() / (images @ tried.clamp_min(0).T).clamp_min(1e-12)
-        factor = float(ratios.flatten().double().quantile(self.fires))
-        traps = torch.where(traps > 0, factor * traps, traps).to(weight)
+        traps = torch.where(traps > 0, float(ratios.flatten().double().quantile(self.fires)) * traps, traps).to(weight)
         seen = traps / layer.scale.to(weight)
         crafted = {layer.weight: seen, layer.bias: (-(seen @ layer.shift.to(weight))).to(bias)}
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        layer = first_layer(observation.model, observation.sent, observation.input_shape, "Trap weights")
+        layer = server_attack.first_layer(observation.model, observation.sent, observation.input_shape, "Trap weights")
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():
             return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
@@ -85,7 +83,7 @@ class TrapWeights(ServerAttack):
             sent, shift = (observation.sent.parameters[name] for name in layer.names)
             size = (sent[fired].double().square().mean(1) + shift[fired].double().square()).sqrt()
             blur = torch.finfo(sent.dtype).eps * size / 12**0.5 / observation.plan.lr
-        alone = is_one_image(pixels, blur=blur / bias.abs())
+        alone = server_attack.is_one_image(pixels, blur=blur / bias.abs())
         own, error = (pixels[alone], fired[alone], bias[alone]), 4 * blur[alone] + _SMALLEST * bias.abs().max()
         alone = alone.masked_scatter(alone, leaves_such_a_bias(observation, *own, bias=layer.bias, error=error))
         single = pixels[alone]
@@ -99,11 +97,13 @@ class TrapWeights(ServerAttack):
             found = distinct_ratios(*rows, count=left, smallest=_SMALLEST, alike=1e-2)[0]
             mixed = layer.pixels(found)[: int(others.sum())]
         proven = torch.arange(len(single) + len(mixed)) < len(single)
-        return reconstruction_of(observation, torch.cat([single, mixed]), proven)
+        return server_attack.reconstruction_of(observation, torch.cat([single, mixed]), proven)
 
 
 def _apart(images: Tensor, others: Tensor) -> Tensor:
     """Return root mean square distances (N, M), in levels, of ``images`` (N, D) and ``others`` (M, D)."""
-    distances: Tensor = torch.cdist(LEVELS * images, LEVELS * others, compute_mode="use_mm_for_euclid_dist")
+    distances: Tensor = torch.cdist(
+        server_attack.LEVELS * images, server_attack.LEVELS * others, compute_mode="use_mm_for_euclid_dist"
+    )
     width: float = images.shape[1] ** 0.5
     return distances / width

@@ -1,10 +1,10 @@
 """Optimizers of many independent victims at once."""
 
-from fl_privacy.attacks.optimizers.cma import EvolutionStrategy as EvolutionStrategy
 from fl_privacy.attacks.optimizers.first_order import (
     Adam as Adam,
     ConstantRate as ConstantRate,
     CosineRate as CosineRate,
+    EvolutionStrategy as EvolutionStrategy,
     FirstOrder as FirstOrder,
     GradientDescent as GradientDescent,
     Schedule as Schedule,

@@ -11,14 +11,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.attack import Progress, Report, no_progress
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
-from fl_privacy.attacks.gradient_inversion.grouping import (
-    Group,
-    Groups,
-    expect_gradient,
-    failed,
-    read_group,
-    without_labels,
-)
+from fl_privacy.attacks.gradient_inversion import grouping
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.attacks.text.encoder_assembly import (
     Assembled,
@@ -65,9 +58,7 @@ class _Read:
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
     """Extend prefixes by every token whose state lies in the span, until no token continues them, the longest first.
 
-    Args:
-        tolerance: largest distance from the span.
-        texts: number of texts; fewer are returned if some are equal.
+    ``tolerance``: largest distance from the span. ``texts``: number of texts; fewer are returned if some are equal.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
@@ -133,23 +124,23 @@ class Dager:
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
+        groups = grouping.Groups(observations, progress=progress, rounds="apart")
         for group in groups:
             with groups.attempt(group) as report:
                 groups.results |= self._attack(group, seed, report)
         return groups.reconstructions()
 
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def _attack(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Search in the precision of the values sent, and verify in double."""
         first = group.first
-        expect_gradient(first)
+        grouping.expect_gradient(first)
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
         copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=like.dtype)
 
         def read(observation: Observation, rng: torch.Generator, _: Report) -> Reconstruction:
             return self._reconstruct(observation, model, readable_model(copy), rng)
 
-        return read_group(group, read, name="dager", seed=seed, report=report)
+        return grouping.read_group(group, read, name="dager", seed=seed, report=report)
 
     def _reconstruct(
         self, observation: Observation, model: TextModel, searched: TextModel, rng: torch.Generator
@@ -158,12 +149,14 @@ class Dager:
         explanation, span = Explanation(observation, model, gradient), span_of(searched, gradient, 0)
         read = self._read(explanation, searched, span, rng)
         if not read.texts:
-            return failed(observation, "No token lies in the span of the gradient: there are too many, or it is noise.")
+            return grouping.failed(
+                observation, "No token lies in the span of the gradient: there are too many, or it is noise."
+            )
         different = list({tuple(text.tolist()): text for text in read.texts}.values())
         repeated = explanation.repeated(different, span.rank)
         batch = repeated or explanation.labelled(read.texts)
         if batch is None:
-            return without_labels(observation)
+            return grouping.without_labels(observation)
         certainty = Certainty.CONSISTENT if explanation.distance(batch) < ROUNDING else Certainty.APPROXIMATE
         sure_of_all = repeated is not None or len(different) == observation.upload.num_examples
         if read.clear and sure_of_all and certainty is Certainty.CONSISTENT:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -246,10 +247,8 @@ class Parts:
 class GuessedTexts:
     """Reconstructed texts in which most tokens are right.
 
-    Attributes:
-        tokens: (n,) possible ones for each position.
-        texts: (L,) each, the shortest first; as long as the longest if lengths are unknown.
-        held: (L,) ``True`` for a word that stood at one position only.
+    ``texts``: (L,) each, the shortest first; as long as the longest if lengths are unknown. ``held``: (L,) ``True`` for
+    a word that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -308,8 +307,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
     rows = torch.cat([gradient[name].double() for name in names])
     solved = least_squares(directions.T, rows.T)
     of_words, behind = solved[: len(words)], solved[len(words) : -1]
-    of_positions = torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind])
-    pairs = [(of_words, of_positions)]
+    pairs = [(of_words, torch.cat([of_words.sum(0, keepdim=True) - behind.sum(0, keepdim=True), behind]))]
     if model.word_weight in gradient and model.position_weight in gradient:
         rows_of = gradient[str(model.position_weight)][model.first_position :][:longest]
         pairs.append((gradient[model.word_weight][words].double(), rows_of.double()))
@@ -333,8 +331,7 @@ def shares_of(parts: Parts) -> Tensor:
         following = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         ahead = moved + (momentum - 1) / following * (moved - found)
         found, momentum = moved, following
-    shares: Tensor = found / lengths
-    return shares
+    return cast(Tensor, found / lengths)
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
@@ -381,9 +378,7 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
     """Assign each (T,) to a group by mutual ``support``: normalized affinity's eigenvectors (Damle, Minden, Ying 2019).
 
-    Args:
-        support: (T, T) at least 0.
-        positions: (T,) different ones within a group.
+    ``support``: (T, T) at least 0. ``positions``: (T,) different ones within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)
@@ -396,5 +391,4 @@ def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
         direction = nn.functional.normalize(left[picked[-1]], dim=0)
         left = left - (left @ direction)[:, None] * direction
     u, _, v = torch.linalg.svd(leading[picked].T)
-    groups: Tensor = (leading @ (u @ v)).abs().argmax(1)
-    return groups
+    return cast(Tensor, (leading @ (u @ v)).abs().argmax(1))

@@ -110,10 +110,7 @@ class Explanation:
         """Find the batch of ``texts`` (L,), some with copies, that alone has the update observed, to its very scale.
 
         At any scale, a copy could replace a text that hardly adds to the update; hence clipping clients are excluded.
-
-        Args:
-            texts: (L,) different ones.
-            rank: first span's, a lower bound on the different tokens and positions.
+        ``texts``: (L,) different ones. ``rank``: first span's, a lower bound on the different tokens and positions.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None

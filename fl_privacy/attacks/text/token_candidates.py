@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -47,19 +47,14 @@ class Span:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
         rest = vectors - (vectors @ basis.T) @ basis
-        apart: Tensor = rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12)
-        return apart
+        return cast(Tensor, rest.norm(dim=-1) / vectors.norm(dim=-1).clamp_min(1e-12) / max(self.scale, 1e-12))
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
     """Find the span of the inputs of the attention of ``block``, from the stacked gradients of its layers.
 
     Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
-    that of B.
-
-    Args:
-        queries: ``True`` for the first layer alone.
-        least: singular values below are rounding.
+    that of B. ``queries``: ``True`` for the first layer alone. ``least``: singular values below are rounding.
 
     Raises:
         NotAttackableError: no such gradient was uploaded.
@@ -82,8 +77,7 @@ def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
-    kept = values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]), least)
-    return directions[kept], width
+    return directions[values > max(_ABOVE_NOISE * noise, _ROUNDING * float(values[0]), least)], width
 
 
 class _EnteredError(Exception):
@@ -124,9 +118,7 @@ def readable_model(model: nn.Module) -> TextModel:
 class Lengths:
     """Knowledge of the lengths of a batch's texts.
 
-    Attributes:
-        number: texts.
-        told: given numbers of tokens, the shortest first; ``None`` if unknown.
+    ``number``: texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
     number: int

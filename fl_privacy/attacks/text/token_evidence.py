@@ -265,8 +265,7 @@ class _Basis:
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
         """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""
-        along = states @ (self.frame.whole @ self.rows.T).to(states)
-        share = _shares(along, whole, self.numbers).double()
+        share = _shares(states @ (self.frame.whole @ self.rows.T).to(states), whole, self.numbers).double()
         usual, freedom = self.usual.to(share).unsqueeze(2)
         empty = torch.tensor(self.numbers, device=share.device)[:, None, None] == 0
         return _seldom(share, usual, freedom).masked_fill(empty, 0.0)

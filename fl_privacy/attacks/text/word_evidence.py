@@ -222,10 +222,8 @@ _ULPS = 4.0  # roundings of a weight in single precision by which an untouched r
 class WordRows:
     """Rows of updates that belong to tokens.
 
-    Attributes:
-        values: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
-            the upload.
-        untouched: (n, V) ``True`` if the row is that of an absent token, up to rounding.
+    ``values``: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
+    the upload. ``untouched``: (n, V) ``True`` if the row is that of an absent token, up to rounding.
     """
 
     values: Tensor
@@ -387,8 +385,7 @@ def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float
     )
     best, most = None, -torch.inf
     for model in expected.models:
-        ratios = _ratios(values, model, scales, variance)
-        total = torch.log1p(odds[:, None] * ratios.clamp_max(_SURE).expm1()).sum(0)
+        total = torch.log1p(odds[:, None] * _ratios(values, model, scales, variance).clamp_max(_SURE).expm1()).sum(0)
         at = int(total.argmax())
         if best is None or float(total[at]) > most:
             best, most = (model, scales[at, None]), float(total[at])

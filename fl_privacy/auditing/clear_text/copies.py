@@ -120,8 +120,7 @@ def array_in(content: bytes) -> np.ndarray | None:
     """
     file = io.BytesIO(content)
     try:
-        read = _HEADERS[np.lib.format.read_magic(file)]
-        shape, fortran, dtype = read(file, max_header_size=1 << 12)
+        shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file, max_header_size=1 << 12)
         if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - file.tell():
             return None
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")

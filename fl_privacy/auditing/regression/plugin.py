@@ -88,7 +88,7 @@ class LeakageCheck:
 
     def _check(self, measure: Callable[[], Measurement]) -> None:
         from fl_privacy.auditing.regression import compare, read_baseline, write_baseline  # noqa: PLC0415
-        from fl_privacy.auditing.regression.comparison import expect_enough  # noqa: PLC0415
+        from fl_privacy.auditing.regression.measurement import expect_enough  # noqa: PLC0415
 
         self._measured += 1
         name = self.test if self._measured == 1 else f"{self.test} #{self._measured}"

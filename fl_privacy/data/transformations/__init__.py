@@ -8,15 +8,13 @@ if TYPE_CHECKING:
     from fl_privacy.data.transformations.operations import (
         KINDS as KINDS,
         OPERATIONS as OPERATIONS,
+        POLICY_FILE as POLICY_FILE,
         TABLES as TABLES,
+        UNTRANSFORMED as UNTRANSFORMED,
         Kind as Kind,
         Operation as Operation,
-        Table as Table,
-    )
-    from fl_privacy.data.transformations.policies import (
-        POLICY_FILE as POLICY_FILE,
-        UNTRANSFORMED as UNTRANSFORMED,
         Policy as Policy,
+        Table as Table,
         apply_policy as apply_policy,
         check_shape as check_shape,
         disjoint as disjoint,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -265,8 +265,7 @@ def correlation_score(jacobian: Tensor, *, total: Total = "mean", eta: float = 1
     rows = rows / rows.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
     values = torch.linalg.eigvalsh(rows @ rows.mT).clamp_min(0) + eta
     terms = values.log() + 1 / values
-    score: Tensor = -(terms.mean(-1) if total == "mean" else terms.sum(-1))
-    return score
+    return cast(Tensor, -(terms.mean(-1) if total == "mean" else terms.sum(-1)))
 
 
 def accuracy_scores(
@@ -282,8 +281,7 @@ def accuracy_scores(
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)
-        stacked = torch.cat([transformed_by(batch, policy, own) for policy in policies])
-        jacobian = input_jacobian(model, state, stacked)
+        jacobian = input_jacobian(model, state, torch.cat([transformed_by(batch, policy, own) for policy in policies]))
         draws.append(correlation_score(jacobian.reshape(len(policies), -1, jacobian.shape[1]), total=total))
     return torch.stack(draws).mean(0).tolist()
 

@@ -108,8 +108,7 @@ def altered_shares(images: Tensor, policies: Sequence[Policy], *, seed: int) -> 
     """Return the share of ``images`` (N, C, H, W) that each policy visibly alters: PSNR of at most ``VISIBLE``."""
     least = 10 ** (-VISIBLE / 10)
     changes = (transformed_by(images, policy, seed) - images for policy in policies)
-    errors = torch.stack([change.square().flatten(1).mean(1) for change in changes])
-    return (errors >= least).double().mean(1).tolist()
+    return (torch.stack([change.square().flatten(1).mean(1) for change in changes]) >= least).double().mean(1).tolist()
 
 
 def require_fsim() -> ModuleType:

@@ -215,8 +215,7 @@ def _plain(images: Tensor, normalization: Normalization | None) -> Tensor:
 
 def _taken(batch: Any) -> tuple[Tensor, Tensor, Any]:
     if isinstance(batch, Mapping):
-        names = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
-        image, label = names
+        image, label = [next((key for key in keys if key in batch), None) for keys in (IMAGE_KEYS, LABEL_KEYS)]
         if image is None or label is None:
             raise UserError(f"A batch is expected to have an image and a label, but has {', '.join(map(str, batch))}.")
         return batch[image], batch[label], lambda x, y: {**batch, image: x, label: y}

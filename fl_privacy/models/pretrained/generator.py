@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, cast
 from zipfile import BadZipFile
 
 import torch
@@ -68,8 +68,7 @@ class GeneratorShape:
 
     @property
     def filters(self) -> list[int]:
-        doublings = (self.size // self.smallest).bit_length() - 1
-        return [self.width << step for step in reversed(range(doublings))]
+        return [self.width << step for step in reversed(range((self.size // self.smallest).bit_length() - 1))]
 
     @property
     def image(self) -> tuple[int, int, int]:
@@ -116,8 +115,7 @@ class ImageGenerator(nn.Module):
                 raise UserError("A generator that knows classes needs labels, but got none; give labels.")
             told = self.classes(labels) if labels.dim() == 1 else labels.to(latents.dtype) @ self.classes.weight
             latents = torch.cat([latents, told], 1)
-        found: Tensor = self.layers[0](latents[:, :, None, None])
-        return found
+        return cast(Tensor, self.layers[0](latents[:, :, None, None]))
 
     def through(self, features: Tensor, *, after: int, until: int | None = None) -> Tensor:
         """Return the outputs of layer ``until`` from those of ``after``; the last gives images in [0, 1]."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fl_privacy.attacks import AnalyticInversion
-from fl_privacy.attacks.exact import analytic
+from fl_privacy.attacks.exact import first_layer
 from fl_privacy.attacks.exact.first_layer import distinct_ratios
 from fl_privacy.errors import UserError
 from fl_privacy.models import MLP, LeNet
@@ -148,7 +148,7 @@ def test_rows_without_gradient_are_never_taken():
 def test_many_victims_are_solved_in_parts(monkeypatch):
     seen, truth = single(mlp(), 3)
     weight = seen[0].upload.tensors["features.0.weight"].numel()
-    monkeypatch.setattr(analytic, "_CHUNK_ELEMENTS", 2 * weight)
+    monkeypatch.setattr(first_layer, "_CHUNK_ELEMENTS", 2 * weight)
     told = []
     found = AnalyticInversion()(seen, seed=0, progress=lambda done, total: told.append(round(3 * done / total)))
     assert told == [2, 3, 3] and [r.id.probe for r in found] == [0, 1, 2]

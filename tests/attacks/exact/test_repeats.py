@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.attacks.exact.repeats import as_one
+from fl_privacy.attacks.exact.certificate import as_one
 from fl_privacy.models.losses import loss_of
 from fl_privacy.types import Certainty
 

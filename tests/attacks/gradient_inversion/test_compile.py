@@ -94,7 +94,7 @@ def test_what_does_not_compile_is_an_error_only_if_demanded(monkeypatch: pytest.
     victims = observations(smooth_net(), 2)
     with pytest.raises(UserError, match=r"got: no header; use attack\.compile=off"):
         replace(ATTACK, compile="on")(victims, seed=0)
-    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.preparation.compiling_pays", lambda *_, **__: True)
+    monkeypatch.setattr("fl_privacy.attacks.gradient_inversion.execution.compiling_pays", lambda *_, **__: True)
     with pytest.warns(UserWarning, match="no header"):
         assert_same(ATTACK(victims, seed=0), replace(ATTACK, compile="off")(victims, seed=0))
 

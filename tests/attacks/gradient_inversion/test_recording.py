@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import idlg, inverting_gradients
-from fl_privacy.attacks.gradient_inversion import preparation
+from fl_privacy.attacks.gradient_inversion import execution
 from fl_privacy.attacks.gradient_inversion.execution import RecordedEvaluation
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from tests.attacks.victims import observations, smooth_net
@@ -25,7 +25,7 @@ def test_every_bit_is_that_of_the_evaluation(attack, victims: int, monkeypatch: 
             return found
 
     monkeypatch.setattr(RecordedEvaluation, "pays", lambda victims, evaluations: True)
-    monkeypatch.setattr(preparation, "RecordedEvaluation", Counting)
+    monkeypatch.setattr(execution, "RecordedEvaluation", Counting)
     found = attack(seen, seed=0)
     assert any(recorded)
     for one, other in zip(plain, found, strict=True):

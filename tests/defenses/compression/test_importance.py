@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_privacy.defenses.importance import (
+from fl_privacy.defenses.robust_data import (
     integrated_gradients,
     integrated_gradients_of_step,
     neuron_shapley,

@@ -5,8 +5,16 @@ import torch
 import torch.nn.functional as F
 
 from fl_privacy.defenses import ClientState, dc, dm, dsa
-from fl_privacy.defenses.condensation import Classes, CondensationNet, fresh_network, siamese, siamese_by_class
-from fl_privacy.defenses.dc_dsa_dm import class_gradients, gradient_distance, mean_features
+from fl_privacy.defenses.dc_dsa_dm import (
+    Classes,
+    CondensationNet,
+    class_gradients,
+    fresh_network,
+    gradient_distance,
+    mean_features,
+    siamese,
+    siamese_by_class,
+)
 from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import LocalPlan

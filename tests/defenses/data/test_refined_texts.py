@@ -9,7 +9,7 @@ from fl_privacy.defenses.defense import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.federation.training import local_update
 from fl_privacy.models.gradients import loss_gradients
-from fl_privacy.models.pretrained.word_evaluator import WordBox
+from fl_privacy.models.pretrained.evaluator import WordBox
 from fl_privacy.models.transformers import Bert
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
