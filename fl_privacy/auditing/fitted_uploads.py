@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -30,6 +31,11 @@ DRAWN, MANY_ROWS = (9, 2), 500
 SCENARIOS = {
     "trees": Scenario(
         name="trees", title="Rows behind the client's trees, all rounds together", source="trees that clients upload"
+    ),
+    "site": Scenario(
+        name="site",
+        title="Rows behind the other sites' trees, as another site takes them from the growing model",
+        source="trees of other sites in the models that a site is given",
     ),
     "logistic": Scenario(
         name="logistic",
@@ -70,7 +76,7 @@ class FittedUploads:
                 before = sent[key].tobytes() if key in sent else b""
                 self.exchanges.setdefault(client, []).append((before, model))
                 self.fits.setdefault(client, []).extend(fits[-1:])
-                leaks = attempt(lambda: _tree_leaks(before, model, key))  # noqa: B023
+                leaks = attempt(lambda: _tree_leaks(trees.read_exchange(before, model), key))  # noqa: B023
                 if isinstance(leaks, Failure):
                     self.problems[leaks.reason] = self.problems.get(leaks.reason, 0) + 1
                 else:
@@ -84,18 +90,53 @@ class FittedUploads:
         """Attack each kind of uploads; a failure is the reason of that answer."""
         attacks: dict[str, Callable[[], Answer]] = {}
         if self.exchanges:
-            attacks["trees"] = lambda: _trees(self, clients, seed, seconds)
+            chosen, read = list(self.exchanges)[:clients], trees.read_exchange
+            of_server = partial(_trees, self, chosen, lambda client: [read(*pair) for pair in self.exchanges[client]])
+            attacks["trees"] = partial(of_server, seed=seed, seconds=seconds)
+        if len(self.exchanges) > 1:
+            attacks["site"] = partial(self._trees_of_others, clients, seed, seconds)
         kinds = {client: fits[-1].kind for client, fits in self.fits.items() if client in self.parameters}
         for name, kind, attacked in (("logistic", "LogisticRegression", _logistic), ("sums", "GaussianNB", _sums)):
             if chosen := [client for client, one in kinds.items() if one == kind][:clients]:
                 attacks[name] = partial(attacked, self, chosen, seed)
         for name, attack in attacks.items():
             made = attempt(attack)
-            yield _not_attacked(name, f"the attack failed ({made.reason[:200]})") if isinstance(made, Failure) else made
+            if isinstance(made, Failure):
+                site, failed = name == "site", f"the attack failed ({made.reason[:200]})"
+                made = _not_attacked(name, reason_of(made) if site else failed)
+                made = replace(made, observer="another_site" if site else "server")
+            yield made
+
+    def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
+        """Attack the new trees that the last client finds in the models it is given, but for its own."""
+        site, pairs = list(self.exchanges.items())[-1]
+        others = [client for client in self.exchanges if client != site]
+        rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]
+        given = next((one.sent for one in rounds if one.sent is not None), None)
+        if given is not None and len(trees.read_model(pairs[-1][1]).trees) > len(given.trees):
+            raise UserError("Replies are whole models, in turn: another site is given what the server is, as above.")
+        divided = trees.divide_among_sites(rounds, len(others)) if rounds else ()
+        uploaded = {
+            c: [{t.digest for t in trees.read_model(reply).trees} for _, reply in self.exchanges[c]] for c in others
+        }
+        whose, right, total, exact = dict[int, list[trees.Exchange]](), 0, 0, list[str]()
+        for one in divided:
+            exact += [leak.what for leak in _tree_leaks(one[0], "")]
+            owners = [{c for c in others for new in uploaded[c] if t.digest in new} for r in one for t in r.reply.trees]
+            owner = next(iter(owners[0]))  # of the first tree, for scoring alone
+            right, total = right + sum(owner in each for each in owners), total + len(owners)
+            whose[owner] = list(one)
+        if not whose:
+            raise UserError(
+                "There was one round alone, and a site sees new trees of others with the next; --rounds gives more."
+            )
+        answer = _trees(self, list(whose)[:clients], whose.__getitem__, seed=seed, seconds=seconds, name="site")
+        note = f"Of {total} new trees of {len(others)} other sites, {right} are divided to the site of its first tree"
+        note += f" (by chance {total // len(others)})." if len(others) > 1 else ", the only other."
+        return replace(answer, observer="another_site", notes=(note, *exact, *answer.notes))
 
 
-def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
-    one = trees.read_exchange(sent, reply)
+def _tree_leaks(one: trees.Exchange, where: str) -> list[Leak]:
     own = trees.own_trees([one])
     found = [leak_of("thresholds", where, sum(map(len, trees.thresholds(own, one.reply.features))))]
     if own and not own[0].before:
@@ -110,21 +151,29 @@ def _tree_leaks(sent: bytes, reply: bytes, where: str) -> list[Leak]:
     return found
 
 
-def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answer:
+def _trees(
+    kept: FittedUploads,
+    clients: Sequence[int],
+    seen: Callable[[int], Sequence[trees.Exchange]],
+    *,
+    seed: int,
+    seconds: float,
+    name: str = "trees",
+) -> Answer:
     began, shown, notes = time.perf_counter(), list[Shown](), list[str]()
     chances, cells = list[float](), list[tuple[int, float, float]]()
     reason, rounds = "", 0
     exact = close = blind = total = 0
-    for client in list(kept.exchanges)[:clients]:
+    for client in clients:
         if time.perf_counter() - began > seconds:
             notes.append(f"No time was left of {seconds:.0f} seconds for further clients.")
             break
         fit = kept.fits.get(client, [])
-        found = attempt(lambda: _reconstructed(kept.exchanges[client], fit, seed))  # noqa: B023
+        found = attempt(lambda: _reconstructed(seen(client), fit, seed))  # noqa: B023
         if isinstance(found, Failure):
             reason = reason_of(found)
             continue
-        rounds = max(rounds, len(kept.exchanges[client]))
+        rounds = max(rounds, len(kept.exchanges[client]) - (name == "site"))
         if not fit:
             reason = "the client was not seen to give XGBoost its rows, so guesses can't be judged"
             continue
@@ -143,7 +192,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         cells.append((len(truth), scored.cells, unseen.cells))
         shown += _shown(truth, guesses, scored.match, scored.right)
     if not cells:
-        return _not_attacked("trees", reason or "no tree was parsed")
+        return _not_attacked(name, reason or "no tree was parsed")
     nothing, chance = total - exact - close, combined(chances)
     weights, *shares = zip(*cells, strict=True)
     ours, theirs = (100 * float(np.average(share, weights=weights)) for share in shares)
@@ -154,7 +203,7 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
         " saw the trees (as many rows of another client, or the client's columns shuffled if there is no other).",
     )
     return Answer(
-        scenario=replace(SCENARIOS["trees"], uploads=f"{rounds} round{'s' * (rounds != 1)} of trees"),
+        scenario=replace(SCENARIOS[name], uploads=f"{rounds} round{'s' * (rounds != 1)} of trees"),
         kind="row",
         counts=Counts(exact=exact, recognizable=close, nothing=nothing, groups=len(cells), chance=chance),
         control=Counts(recognizable=blind, nothing=total - blind, groups=len(cells)),
@@ -164,9 +213,8 @@ def _trees(kept: FittedUploads, clients: int, seed: int, seconds: float) -> Answ
     )
 
 
-def _reconstructed(pairs: Sequence[tuple[bytes, bytes]], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
+def _reconstructed(rounds: Sequence[trees.Exchange], fit: Sequence[Fitted], seed: int) -> trees.TreeReconstruction:
     """Reconstruct rows; the reply states their number if the first tree does not."""
-    rounds = [trees.read_exchange(sent, reply) for sent, reply in pairs]
     own, stated = trees.own_trees(rounds), len(fit[-1].rows) if fit else 0
     different = len({tree.digest for one in own for tree in (*one.before, one.tree)})
     if stated * rounds[0].reply.features * different > MOST_CELLS:

@@ -35,6 +35,7 @@ from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.rng import streams_put_back
+from fl_privacy.runs.another_site import MOST_BY_SITES, SITE_NOTE
 from fl_privacy.runs.app import MOST_IMAGES
 from fl_privacy.types import Observation, Reconstruction
 
@@ -52,9 +53,6 @@ MEMBER_SECONDS, LEAST_ASKED = 30.0, 20.0
 
 FEW = (2, 3, 4)
 """Numbers of examples that are tried, if the app's code takes no single one."""
-
-MOST_BY_SITES = 4
-"""Largest number of uploads that are also attacked by another site."""
 
 MOST_IN_A_BATCH = 64
 """Largest number of examples in an attacked step."""
@@ -74,11 +72,6 @@ SCENARIOS = {
     "later": "One example in one step in the last round, as it is uploaded",
 }
 """Name -> title, the worst case first."""
-
-SITE_NOTE = (
-    "Another site is given each global model and the weights of a plain mean, and subtracts its own update; secure"
-    " aggregation does not hide this, and noise that the server adds to the mean would."
-)
 
 Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 """Makes a client answer again on some of its examples alone."""

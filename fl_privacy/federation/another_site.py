@@ -4,7 +4,7 @@ Secure aggregation does not hide it, since the mean is public to all sites. With
 Such peer attacks: Huang et al., arXiv 2410.04661.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,9 @@ from fl_privacy.federation.replies import unrounded
 from fl_privacy.federation.server import Server, ServerPlan, mean_change
 from fl_privacy.federation.server_optimizer import ServerSteps
 from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
+
+DETERMINED = 1e-6
+"""Largest distance from 1 of a single client's share in a combination of means."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -76,6 +79,37 @@ class AnotherSite:
             num_examples=left,
             rounding=float((torch.cat([t.flatten() for t in last.values()]).square().mean() / 12).sqrt()),
         )
+
+
+def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
+    """Solve means of rounds with different participants for single clients' uploads, as far as they determine them.
+
+    Exact for uploads that do not change between rounds, as of full batches at small steps; each client's are the last
+    rounds that suffice (Lam et al., Gradient Disaggregation, ICML 2021, with known participants).
+
+    Args:
+        means: counted examples of the others that took part in a round, by client, and ``AnotherSite.rest`` of it.
+
+    Returns:
+        Uploads by client, without buffers, in ascending order.
+    """
+    clients = sorted({client for numbers, _ in means for client in numbers})
+    shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]
+    found: dict[int, Upload] = {}
+    for first in reversed(range(len(means))):
+        weights, uploads = torch.tensor(shares[first:]).double(), [upload for _, upload in means[first:]]
+        solved = torch.linalg.pinv(weights)
+        determined = (solved @ weights).diagonal() > 1 - DETERMINED
+        names = [name for name in uploads[-1].tensors if all(name in upload.tensors for upload in uploads)]
+        for client, factors, alone in zip(clients, solved, determined.tolist(), strict=True):
+            if not alone or client in found:
+                continue
+            sums = {n: sum(f * u.tensors[n].double() for f, u in zip(factors, uploads, strict=True)) for n in names}
+            number = next(numbers[client] for numbers, _ in reversed(means) if client in numbers)
+            off = sum(float(f * u.rounding) ** 2 for f, u in zip(factors, uploads, strict=True)) ** 0.5
+            tensors = {n: torch.as_tensor(t).to(uploads[-1].tensors[n]) for n, t in sums.items()}
+            found[client] = Upload(tensors=tensors, num_examples=number, rounding=off)
+    return dict(sorted(found.items()))
 
 
 def seen_by_sites(

@@ -74,8 +74,9 @@ def read_captured(folder: Path) -> Captured | None:
         "rates_estimated": bool,
         "normalizations": Mapping[str, Mapping[str, list[float] | None]],
         "defenses": Mapping[str, list[Any]],
+        "another_site": Mapping[str, Any] | None,
     }
-    told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, **told}
+    told = {"rates_estimated": False, "normalizations": {}, "defenses": {}, "another_site": None, **told}
     if any(key not in told or not fits(told[key], kind) for key, kind in kinds.items()):
         raise wrong
     if not all(re.fullmatch(r"[0-9]{1,9}", client) for client in (*told["normalizations"], *told["defenses"])):
@@ -85,6 +86,13 @@ def read_captured(folder: Path) -> Captured | None:
         mean, std = plain.get("mean"), plain.get("std")
         return None if mean is None or std is None else Normalization(mean, std)
 
+    site = told["another_site"]
+    if site is not None and (site.keys() != {"counts", "sites"} or type(site["sites"]) is not int or site["sites"] < 2):
+        raise wrong
+    try:
+        of_site = None if site is None else (_counts(site["counts"], "another_site"), site["sites"])
+    except ValueError as error:
+        raise wrong from error
     return Captured(
         model=told["model"],
         normalization=normalization(told),
@@ -93,6 +101,7 @@ def read_captured(folder: Path) -> Captured | None:
         defenses={int(client): from_plain(plain) for client, plain in told["defenses"].items()},
         fingerprints=told["fingerprints"],
         rates_estimated=told["rates_estimated"],
+        site=of_site,
     )
 
 
@@ -108,6 +117,11 @@ def _plain_captured(captured: Captured) -> dict[str, Any]:
         "defenses": {str(client): to_plain(parts) for client, parts in captured.defenses.items()},
         "fingerprints": dict(captured.fingerprints),
         "rates_estimated": captured.rates_estimated,
+        **(
+            {}
+            if captured.site is None
+            else {"another_site": {"counts": asdict(captured.site[0]), "sites": captured.site[1]}}
+        ),
     }
 
 

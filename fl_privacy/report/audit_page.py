@@ -338,8 +338,8 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 """Origin of attacked uploads -> description."""
 
 
-def audit_of_run(name: str, verdict: Verdict) -> AuditRecord:
-    """Return the record of a strategy's audit: its scenarios are the uploads of its rounds."""
+def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
+    """Return the record of a strategy's audit: scenarios are the uploads of its rounds, and what a ``site`` sees."""
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
     for one in found:
@@ -353,6 +353,11 @@ def audit_of_run(name: str, verdict: Verdict) -> AuditRecord:
         )
         labels = None if right is None else (round(right.mean * right.n), right.n)
         answers.append(Answer(scenario=scenario, kind="image", counts=one.counts, labels=labels, among=len(found)))
+    if site is not None:
+        others = site[1] - 1
+        title = "Another site: " + ("the other's upload" if others == 1 else f"the mean of {others} uploads")
+        scenario = Scenario(name="site", title=title, uploads=title)
+        answers.append(Answer(scenario=scenario, kind="image", counts=site[0], observer="another_site", among=1))
     return AuditRecord(app=name, answers=answers)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fl_privacy.effects import Description
+from fl_privacy.measure.counts import Counts
 from fl_privacy.types.plan import Normalization
 
 UP = "client to server"  # direction of replies
@@ -75,3 +76,4 @@ class Captured:
     rates_estimated: bool = False  # ``True`` if each update's learning rate was inferred from that update alone
     partitions: Mapping[int, int] = field(default_factory=dict)  # client -> stated partition; not written
     identified: Set[int] = frozenset()  # clients that ever stated a partition; not written
+    site: tuple[Counts, int] | None = None  # what another site reconstructs, and how many sites there are; if attacked

@@ -168,7 +168,8 @@ def _who(verdict: Verdict) -> str:
 def observer(facts: AttackFacts) -> str:
     """Name who looks at the uploads."""
     if facts.sites:
-        return "another site" if facts.sites == 1 else f"{facts.sites} colluding sites"
+        who = "another site" if facts.sites == 1 else f"{facts.sites} colluding sites"
+        return f"{who} with a poisoned update ({facts.server})" if facts.server else who
     return f"a malicious server ({facts.server})" if facts.server else "the server"
 
 

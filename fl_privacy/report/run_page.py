@@ -199,9 +199,11 @@ class ShownVictims:
 
 def _audited(run: Run, verdict: Verdict) -> Any:
     """Return the record of a strategy's audit, whose module knows PyTorch: a page that is not there needs none."""
+    from fl_privacy.report.audit_file import read_captured  # noqa: PLC0415
     from fl_privacy.report.audit_page import audit_of_run  # noqa: PLC0415
 
-    return audit_of_run(run.name, verdict)
+    captured = read_captured(run.path)
+    return audit_of_run(run.name, verdict, None if captured is None else captured.site)
 
 
 def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), live: bool = False) -> str:

@@ -1,26 +1,51 @@
-"""Observations of a training by another site, in place of the server's."""
+"""Observations of a training by another site, in place of the server's or next to them."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fl_privacy.federation import Audit, Round, Server
-from fl_privacy.federation.another_site import AnotherSite
+from fl_privacy.errors import UserError
+from fl_privacy.federation import Audit, Round, Server, ServerPlan
+from fl_privacy.federation.another_site import AnotherSite, seen_by_sites, single_uploads
 from fl_privacy.federation.interception import Interceptor
+from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.runs.setup import Setup
-from fl_privacy.types import Observation, Upload, VictimId
+from fl_privacy.types import ModelState, Observation, Upload, VictimId
 
 SUMMED = 0  # client id of an update that is the sum of the other sites'
+
+MOST_BY_SITES = 4
+"""Largest number of uploads of an audit that are also attacked by another site."""
+
+SITE_NOTE = (
+    "Another site is given each global model and the weights of a plain mean, and subtracts its own update; secure"
+    " aggregation does not hide this, and noise that the server adds to the mean would."
+)
 
 
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return the uploads that the sites of ``setup`` know, their own, and a function that makes a round's observation.
+    """Return the uploads that the sites of ``setup`` know, their own, and a function that makes a round's observations.
 
     Each site gets every global model and the numbers of examples, as for evaluation after a round.
+
+    Raises:
+        UserError: differences are asked for, of uploads or by attacks for which there are none.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
-    site = AnotherSite(plan=server.plan, local_plan=server.local_plan)
+    site, differences = (
+        AnotherSite(plan=server.plan, local_plan=server.local_plan),
+        setup.config.threat_model.differences,
+    )
+    means, models = list[tuple[dict[int, int], Upload]](), dict[int, tuple[int, ModelState]]()
+    seen_before = set[VictimId]()
+    if differences and (server.local_plan.shares == "weights" or setup.audit.listens):
+        raise UserError(
+            "threat_model.differences=true is expected with uploads of changes and without questions about clients, but"
+            f" got federation.plan.shares={server.local_plan.shares} and inference={setup.config.choices['inference']};"
+            " set federation.plan.shares=delta and inference=none."
+        )
 
     def heard(round: int, mean: Upload, counted: Mapping[int, int]) -> None:
         numbers.update(counted)
@@ -31,12 +56,43 @@ def look_from_site(
         own = {observation.id.client: observation.upload for observation in round}
         own = {client: upload for client, upload in own.items() if client in numbers}
         rest = site.rest(before, server.state, own, numbers) if numbers else None
-        if rest is None or round.number not in setup.audit.rounds:
+        if rest is None:
             return
-        observation = interceptor.observe(VictimId(round.number, SUMMED), sent=before, upload=rest)
-        if observation is not None:
-            yield observation
+        others = {client: number for client, number in numbers.items() if client not in sites}
+        means.append((others, rest))
+        models.update(dict.fromkeys(others, (round.number, before)))
+        if round.number not in setup.audit.rounds:
+            return
+        found = {VictimId(round.number, SUMMED): (before, rest)}
+        if differences:
+            found = {VictimId(models[c][0], c): (models[c][1], upload) for c, upload in single_uploads(means).items()}
+        for id in [id for id in found if id not in seen_before]:
+            observation = interceptor.observe(id, sent=found[id][0], upload=found[id][1])
+            if observation is not None:
+                yield observation
+        seen_before.update(found)
 
     server.heard = heard
     every = frozenset(range(1, setup.rounds + 1))
     return replace(setup.audit, rounds=every, uploads="update", clients=sites, probes=()), seen
+
+
+def seen_next_to(observations: Sequence[Observation], sites: int) -> list[tuple[Observation, Sequence[VictimId]]]:
+    """Return what another of ``sites`` computes of uploads that the server saw, and the uploads behind it.
+
+    Each group of as many uploads stands in for a round, of which the last is the site's own; the server takes a plain
+    mean. Uploads of other steps than one are left out if there are more than two sites.
+    """
+    found = list[tuple[Observation, Sequence[VictimId]]]()
+    ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))
+    for start in range(0, len(ordered), sites) if sites > 1 else ():
+        group = ordered[start : start + sites]
+        first, alike = group[0], {(o.id.round, id(o.model), frozenset(o.upload.tensors)) for o in group}
+        one_step = all(number_of_steps(o.upload.num_examples, o.plan) == 1 for o in group)
+        if len(group) < sites or len(alike) > 1 or not (one_step or sites == 2):
+            continue
+        uploads, rule = {k: o.upload for k, o in enumerate(group)}, ServerPlan(norm_factor=math.inf)
+        upload = seen_by_sites(first.sent, uploads, [sites - 1], rule, first.plan)
+        plan = first.plan if sites == 2 else replace(first.plan, epochs=None, steps=None, batch_size=None)
+        found.append((replace(first, upload=upload, plan=plan), [o.id for o in group[:-1]]))
+    return found[:MOST_BY_SITES]

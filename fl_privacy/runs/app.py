@@ -1,6 +1,7 @@
 """Attack captured updates of a Flower app and write the page, during an audit or later."""
 
 import copy
+import logging
 import math
 import time
 from collections import Counter
@@ -13,15 +14,18 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
-from fl_privacy.federation import local_update
+from fl_privacy.federation import Failure, attempt, local_update
 from fl_privacy.federation.interception import at_typical_rates, by_id, changed, describe_model, ids_of, only
+from fl_privacy.measure.counts import count
 from fl_privacy.models import has_batch_norm, normalization_of, normalized
 from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.report import write_report
+from fl_privacy.report.audit_file import write_audit
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.report.audit_parts import Captured
 from fl_privacy.report.headline import headline_of
 from fl_privacy.report.words import span
+from fl_privacy.runs.another_site import seen_next_to
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
 from fl_privacy.runs.attack_stage import AttackStage, Judge
 from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
@@ -29,8 +33,11 @@ from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST, others_of_app
 from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.leakage import REHEARSED, worst_by
+from fl_privacy.runs.ground_truth import together
 from fl_privacy.types import Observation, VictimId
 from fl_privacy.types.plan import Normalization
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,7 +133,7 @@ def report_app(
             monitor=monitor,
             rehearsed=REHEARSED in said,
         )
-        stage.run(by_id(chosen))
+        _attack_as_server_and_site(app.record, stage, chosen, folder)
         done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
     else:
         done = "attacked none, so nothing is known about what uploads leak."
@@ -137,6 +144,30 @@ def report_app(
         mean = f"; mean PSNR {statistic.mean:.1f} dB" + (f" ({whose})" if (whose := worst.among(readings)) else "")
     found = f"{headline_of(verdict_of(run)).text}{mean}.".replace("?.", "?")
     return f"audit: captured {_what(app.observations)}; {done} {found} Page: {page}"
+
+
+def _attack_as_server_and_site(
+    record: AuditRecord, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder
+) -> None:
+    """Attack ``chosen`` uploads, then a few as another site computes them, if there are enough for a round."""
+    stage.run(by_id(chosen))
+    sites, captured = record.nodes or 0, record.captured
+    seen = seen_next_to(chosen, sites)
+    if not seen or captured is None:
+        return
+    asked = [stage.knowledge.of_plain(observation) for observation, _ in seen]
+    given = {}
+    for observation, behind in seen:
+        originals = [batch for id in behind if (batch := stage.judge.truth.batch(id)) is not None]
+        if len(originals) == len(behind):
+            given[observation.id] = together(originals)
+    found = attempt(lambda: stage.attack(asked, seed=stage.seed))
+    if isinstance(found, Failure):
+        logger.warning("The uploads were not attacked as another site computes them: %s", found.reason)
+        return
+    scores = replace(stage.judge, truth=KnownImages(given=given)).scores(found, asked)
+    counts = count((str(score.id), image) for score in scores for image in score.images)
+    write_audit(folder.path, replace(record, captured=replace(captured, site=(counts, sites))))
 
 
 def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:

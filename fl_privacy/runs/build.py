@@ -115,9 +115,15 @@ def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) ->
     if unknown := sorted(asked - clients.keys()):
         raise UserError(f"intercept.clients is expected within 0..{len(clients) - 1}, but got {unknown}.")
     attack = build_server_attack(config.server)
-    asked -= {colluder, *config.sites}
-    asked &= set(clients) if attack is None or attack.only is None else {attack.only}
+    asked = (asked - {colluder, *config.sites}) & (
+        set(clients) if attack is None or attack.only is None else {attack.only}
+    )
     sizes = {client: p.number_of_examples for client, p in clients.items() if client in asked}
+    if config.sites and attack is not None:
+        raise UserError(
+            "threat_model.observer=another_site is expected with server=honest in a training, but got"
+            f" server={config.choices['server']}; use `fl-privacy attack`, where a site poisons its update instead."
+        )
     if config.sites and reads_images and config.intercept.uploads == "probe":
         raise UserError(
             "threat_model.observer=another_site sees what the training does to the model, and no probes, but got"

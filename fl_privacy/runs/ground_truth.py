@@ -1,5 +1,6 @@
 """Look up the originals behind an update, for scoring only."""
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,10 @@ import torch
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Part, Summed
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client, Replay, ServerPlan, examples_behind
+from fl_privacy.federation import Client, Replay, Server, ServerPlan, examples_behind
 from fl_privacy.federation.another_site import seen_by_sites
-from fl_privacy.federation.server import weighted_mean
+from fl_privacy.federation.replies import norm
+from fl_privacy.federation.server import mean_change, weighted_mean
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.config.settings import RunSettings
@@ -21,6 +23,9 @@ from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, 
 ClientStates = defaultdict[int, ClientState]
 """States of simulated clients by id; users of a state share the examples that a defense made."""
 
+logger = logging.getLogger(__name__)
+
+WITHIN, MOST_POISONED = 0.9, 50  # share of the excluded norm that a poisoned update has, and number of poisoned rounds
 _AT_ONCE = 256  # images converted to floats at a time
 
 
@@ -32,7 +37,7 @@ class SummedReplay:
 
     @property
     def transformed(self) -> Batch:
-        return _together([replay.transformed for replay in self.each])
+        return together([replay.transformed for replay in self.each])
 
     def undefended(self) -> Upload:
         """Return the mean upload without the defense."""
@@ -43,7 +48,7 @@ class SummedReplay:
         return Upload(tensors=tensors, buffers=buffers, num_examples=sum(numbers))
 
 
-def _together(batches: Sequence[Batch]) -> Batch:
+def together(batches: Sequence[Batch]) -> Batch:
     """Join batches; texts are padded with -1 to the longest, and next tokens with -100."""
     if len(batches) == 1:
         return batches[0]
@@ -77,7 +82,7 @@ class GroundTruth:
             client, own = self.clients[number], replace(victim, client=number)
             batch = examples_behind(client, own, self.states[number], batch_size=self.batch_size)
             batches.append(_nearest(client, batch) if client.defense.examples else batch)
-        return _together(batches)
+        return together(batches)
 
     def replay(self, observation: Observation) -> Replay | SummedReplay:
         """Replay an upload with the same random streams: the model's inputs, and the undefended update.
@@ -146,6 +151,11 @@ class SummedProbes:
         """Build the probes of a run that the attacker sees summed, if it does; ``UserError`` for a sum of one."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
+        if own and config.threat_model.differences:
+            raise UserError(
+                "threat_model.differences=true needs rounds, but the command attack trains none; use `fl-privacy run`"
+                " intercept.uploads=update."
+            )
         if own:
             k, seed = config.federation.clients - len(own), config.seed
             return cls(clients=k, examples=size, clip=clip, levels=levels, seed=seed, own=own, server=server)
@@ -180,6 +190,41 @@ class SummedProbes:
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
         """Return the mean update of ``clients`` clients, each with its part of the ``probe``, as it is seen."""
+        uploads = self._uploads(client, state, sent, round, probe)
+        if self.own:
+            known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
+            seen = seen_by_sites(sent, known, sites, self.server, client.plan, round=round, seed=self.seed)
+            return replace(seen, rounding=math.hypot(seen.rounding, self.rounding))
+        tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
+        buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
+        return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
+
+    def poisoned(
+        self, client: Client, state: ClientState, sent: ModelState, aim: ModelState, *, round: int, probe: int
+    ) -> ModelState:
+        """Return the global model after rounds in which the own sites' updates move it to ``aim``.
+
+        They are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm for which a server
+        excludes an update, judged by the sites' own honest one. The others train meanwhile.
+        """
+        plan, clients = client.plan, range(self.clients + len(self.own))
+        server = Server(state=sent, local_plan=plan, plan=self.server, clients=clients, seed=self.seed)
+        for _ in range(MOST_POISONED):
+            now, uploads = server.state.parameters, self._uploads(client, state, server.state, round, probe)
+            honest, start = mean_change(uploads[-1], now, plan), now if plan.shares == "weights" else {}
+            rate = len(clients) / len(self.own) / self.server.lr
+            steps = {n: rate * (aim.parameters[n] - now[n]) for n in uploads[-1].tensors}
+            share = min(1.0, WITHIN * self.server.norm_factor * norm(honest) / max(norm(steps), 1e-30))
+            share *= -1 if plan.shares == "gradient" else 1
+            tensors = {n: start.get(n, 0) + share * t for n, t in steps.items()}
+            uploads[self.clients :] = [replace(upload, tensors=tensors) for upload in uploads[self.clients :]]
+            for number, reason in server.receive(dict(enumerate(uploads)), round).items():
+                logger.warning("The server excludes client %d from a poisoned round: %s", number, reason)
+            if abs(share) == 1:
+                break
+        return server.state
+
+    def _uploads(self, client: Client, state: ClientState, sent: ModelState, round: int, probe: int) -> list[Upload]:
         rng = derive_generator(self.seed, "secagg", round, probe)
         probes, size = range(probe * self.clients, (probe + 1) * self.clients), self.examples
         uploads = [client.probe(sent, state, round=round, probe=one, batch_size=size).upload for one in probes]
@@ -195,10 +240,4 @@ class SummedProbes:
                 drawn = torch.rand(value.shape, generator=rng)
                 rounded = ((places + drawn).floor() * step - clip).to(value)
                 uploads[k] = replace(upload, tensors={**upload.tensors, name: rounded})
-        if self.own:
-            known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
-            seen = seen_by_sites(sent, known, sites, self.server, client.plan, round=round, seed=self.seed)
-            return replace(seen, rounding=math.hypot(seen.rounding, self.rounding))
-        tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
-        buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}
-        return Upload(tensors=tensors, buffers=buffers, num_examples=self.clients, rounding=self.rounding)
+        return uploads

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
-from fl_privacy.attacks.malicious import ServerAttack
+from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
 from fl_privacy.attacks.malicious.server_attack import BLOCK
 from fl_privacy.data import Dataset, LabelledExamples, Vocabulary, texts_of
 from fl_privacy.defenses import ClientState, Defense
@@ -103,8 +103,13 @@ class Setup:
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
             ask = partial(self._ask, probe, round)
-            crafts = self.server_attack
-            given, upload = crafts.question(self.model, sent, probe.client, ask) if crafts else (sent, ask(sent))
+            crafts, client = self.server_attack, probe.client
+            if crafts and self.masking is not None and self.config.sites:
+                aim, victim = crafts.craft(self.model, sent, client), self.clients[client]
+                given = self.masking.poisoned(victim, self.states[client], sent, aim, round=round, probe=probe.number)
+                upload = ask(given)
+            else:
+                given, upload = crafts.question(self.model, sent, client, ask) if crafts else (sent, ask(sent))
             seen = interceptor.observe(probe.in_round(round), sent=given, upload=upload, states=self.states.__getitem__)
             found += [seen] if seen else []
         return found
@@ -122,7 +127,7 @@ class Setup:
 
     def behind(self, victim: VictimId) -> Sequence[int]:
         """Return the clients whose updates ``victim`` is the sum of: the others of its round, if a site looks."""
-        if not self.config.sites or victim.probe is not None:
+        if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         return [client for client in self.server.select(victim.round) if client not in self.config.sites]
 
@@ -241,6 +246,12 @@ def build_untrained(config: RunSettings) -> Setup:
     owner = replace(
         build.prepared_client(config, plan, dataset, model, attacked), guard=build.build_guard(config, dataset)
     )
+    crafts = build_server_attack(config.server, unattacked, attacked)
+    if config.sites and crafts is not None and crafts.level is not ThreatLevel.PARAMETERS:
+        raise UserError(
+            "threat_model.observer=another_site is expected with server=honest, or with one that crafts values of the"
+            f" model alone such as trap_weights, but got server={config.choices['server']}."
+        )
     sites = [replace(owner, id=k, examples=unattacked, indices=torch.arange(len(unattacked))) for k in config.sites]
     masking = SummedProbes.of(config, tuple(sites), server_plan_of(config))
     total = batch_size if masking is None else masking.total
@@ -261,7 +272,7 @@ def build_untrained(config: RunSettings) -> Setup:
         server=server_of(config, clients),
         audit=Audit(probes=tuple(Probe(VICTIM, k) for k in range(victims)), batch_size=total),
         unattacked=unattacked,
-        server_attack=build_server_attack(config.server, unattacked, attacked),
+        server_attack=crafts,
         masking=masking,
     )
 

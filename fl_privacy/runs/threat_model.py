@@ -111,7 +111,7 @@ _OF_MODEL: Mapping[Modality, Callable[[nn.Module, LocalPlan], list[str]]] = {
 
 
 def _sites(setup: Setup) -> list[str]:
-    sites, plan = setup.config.sites, setup.server.plan
+    sites, plan, crafts = setup.config.sites, setup.server.plan, setup.server_attack
     others = setup.config.federation.clients - len(sites)
     who, own = (
         ("Another site is", "its own update") if len(sites) == 1 else (f"{len(sites)} sites are", "their updates")
@@ -119,13 +119,19 @@ def _sites(setup: Setup) -> list[str]:
     alone = plan.fraction < 1 or plan.aggregation == "round_robin"
     seen = "the update of the only other site" if others == 1 else f"the mean of the updates of {others} sites"
     seen = f"the mean of the updates of those of {others} sites that take part in a round" if alone else seen
+    if setup.config.threat_model.differences:
+        seen = "the updates of single sites, as far as rounds with different participants determine them (exact if a"
+        seen += " site's updates are the same in these rounds)"
     rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
-    return [
-        f"{who} honest but curious: part of the federation, given each global model and all numbers of examples, and"
-        f" subtracting {own} from {rule}.",
+    lines = [
+        f"{who} {'active' if crafts else 'honest but curious'}: part of the federation, given each global model and all"
+        f" numbers of examples, and subtracting {own} from {rule}.",
         f"This leaves {seen}, up to the rounding of the global model's values; secure aggregation does not hide it.",
-        "Not tested: the server, which may see single updates, and a site that poisons its own.",
+        "Not tested: the server, which may see single updates, and a site that trains on crafted data.",
     ]
+    if crafts:
+        lines.append(f"A round before, {own} made the mean a crafted model ({crafts.level}).")
+    return lines
 
 
 def _server(attack: ServerAttack | None) -> list[str]:

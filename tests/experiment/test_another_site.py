@@ -1,11 +1,15 @@
 """Another site in place of the server: in runs, attacks, on pages and in questions."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.config.parse import LATER
+from fl_privacy.runs.setup import build_untrained
+from fl_privacy.runs.threat_model import describe_threats
 from tests.experiment.runs import TINY, run
 
 SITE = ("threat_model=another_site",)
@@ -36,6 +40,15 @@ def test_an_attack_is_on_the_sum_of_the_others_masked_or_not(masked: tuple[str, 
     assert made.status == 0
     assert len(made.records("image")) == 4
     assert "the mean of the updates of 2 sites" in " ".join(made.json("threat_model.json"))
+
+
+def test_rounds_of_different_participants_give_single_sites_updates(tmp_path: Path) -> None:
+    rounds = ("federation.clients=3", "federation.fraction=.6", "federation.rounds=8", "evaluate_every=8")
+    settings = (*UPDATES, *SITE, *rounds, "intercept.rounds=last", "threat_model.differences=true")
+    made = run("run", *settings, "federation=fedsgd", out=tmp_path)
+    assert made.status == 0
+    assert {record["client"] for record in made.records("image")} == {0, 1}
+    assert "single sites" in " ".join(made.json("threat_model.json"))
 
 
 def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
@@ -72,6 +85,9 @@ def test_a_site_asks_who_was_at_the_other(tmp_path: Path) -> None:
         (("run", *SITE), "intercept.uploads=update"),
         (("attack", *SITE, "federation.clients=1"), "federation.clients"),
         (("attack", *SITE, "threat_model.colluding_sites=10"), "colluding_sites"),
+        (("attack", *SITE, "threat_model.differences=true"), "fl-privacy run"),
+        (("attack", "threat_model.differences=true"), "threat_model=another_site"),
+        (("run", *UPDATES, *SITE, "threat_model.differences=true", "federation.plan.shares=weights"), "shares=delta"),
         (("attack", "threat_model.observer=client"), "observer"),
         (("attack", *SITE, "server=inconsistent"), "server=honest"),
         (("run", *SITE, "server=trap_weights", "model=mlp", "intercept.uploads=update"), "server=honest"),
@@ -84,3 +100,21 @@ def test_what_a_site_cannot_do_ends_in_a_line(
     error = capfd.readouterr().err.strip().splitlines()
     assert len(error) == 1
     assert what in error[0]
+
+
+def test_a_poisoned_update_makes_the_next_model_the_crafted_one(tmp_path: Path) -> None:
+    settings = ("data=mnist_mini", "model=mlp", "server=trap_weights", "server.fires=.1", "federation.clients=3")
+    setup = build_untrained(compose_run([*SITE, *settings, "victims=1", "batch_size=2"]))
+    crafts, masking, sent = setup.server_attack, setup.masking, setup.server.state
+    assert crafts is not None and masking is not None
+    aim = crafts.craft(setup.model, sent, 0)
+    for rule in (masking, replace(masking, server=replace(masking.server, norm_factor=4.0))):
+        made = rule.poisoned(setup.first, setup.states[0], sent, aim, round=0, probe=0)
+        for name, value in aim.parameters.items():
+            assert (
+                float((made.parameters[name] - value).norm())
+                < 0.1 * float((sent.parameters[name] - value).norm()) + 0.5
+            )
+    (observation,) = setup.observe(sent)
+    assert observation.upload.num_examples == 4
+    assert "Another site is active" in describe_threats(setup)[0]

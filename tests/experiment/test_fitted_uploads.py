@@ -1,5 +1,6 @@
 """Uploads of clients that fit: what is noted, what is attacked, and beside what it is judged."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,6 +167,39 @@ def test_values_that_are_none_are_a_reason_on_their_own_answer() -> None:
 
 def test_an_attack_that_fails_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     kept, _ = trees()
-    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees", lambda *given: 1 / 0)
+    monkeypatch.setattr("fl_privacy.auditing.fitted_uploads._trees", lambda *given, **named: 1 / 0)
     (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
     assert answer.reason == "the attack failed (ZeroDivisionError: division by zero)"
+
+
+def test_another_site_takes_the_other_s_trees_from_the_growing_model() -> None:
+    rows, labels = load_breast_cancer(return_X_y=True)
+    rows = rows[:, [0, 1, 4, 5, 6]].astype(np.float32)
+    models = [
+        (MODELS / f"bagging_{number}_{way}.json").read_bytes() for number in range(4) for way in ("sent", "reply")
+    ]
+    kept = FittedUploads()
+    for number, (sent, reply, after) in enumerate(zip(models[:-2:2], models[1:-2:2], models[2::2], strict=True)):
+        told = json.loads(after)
+        new = told["learner"]["gradient_booster"]["model"]
+        new["trees"] = [tree for tree in new["trees"][-2:] if not _is_of(tree, reply)]
+        new |= {"tree_info": [0], "iteration_indptr": [0, 1]}
+        kept.exchanges.setdefault(1, []).append((sent, json.dumps(told).encode()))
+        kept.exchanges.setdefault(0, []).append((sent, reply))
+        assert len(new["trees"]) == 1, number
+    kept.exchanges[0].append((models[6], models[7]))
+    for client, part in ((1, slice(120, 240)), (0, slice(0, 120))):
+        kept.fits[client] = [Fitted(kind="trees", rows=rows[part], labels=labels[part].astype(float))]
+    server, site = kept.attack_all(clients=1, seed=0, seconds=60.0)
+    assert not site.reason
+    assert (server.observer, site.observer) == ("server", "another_site")
+    assert (
+        site.notes[0] == "Of 3 new trees of 1 other sites, 3 are divided to the site of its first tree, the only other."
+    )
+    assert any("120 rows" in note for note in site.notes)
+    assert site.counts is not None and site.counts.judged == 120
+
+
+def _is_of(tree: dict[str, object], model: bytes) -> bool:
+    own = json.loads(model)["learner"]["gradient_booster"]["model"]["trees"]
+    return tree["split_conditions"] in [each["split_conditions"] for each in own]

@@ -5,7 +5,7 @@ import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server, ServerPlan
-from fl_privacy.federation.another_site import AnotherSite
+from fl_privacy.federation.another_site import AnotherSite, single_uploads
 from fl_privacy.federation.server_optimizer import ServerOptimizer, ServerSteps
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
@@ -130,3 +130,23 @@ def test_the_server_s_noise_hides_from_a_site_and_not_from_the_server() -> None:
 def test_a_wrong_rule_ends_in_a_line(name: str, value: object) -> None:
     with pytest.raises(UserError, match="is expected"):
         ServerOptimizer(**{name: value})  # type: ignore[arg-type]
+
+
+def test_means_of_different_participants_give_single_updates() -> None:
+    sent = start()
+    uploads = {client: upload(client, client + 1, sent, "delta") for client in range(4)}
+
+    def mean_of(*clients: int) -> tuple[dict[int, int], Upload]:
+        numbers = {client: client + 1 for client in clients}
+        total = sum(numbers.values())
+        mean = {n: sum(k / total * uploads[c].tensors[n] for c, k in numbers.items()) for n in NAMES}
+        return numbers, Upload(tensors=mean, num_examples=total)  # type: ignore[arg-type]
+
+    together = single_uploads([mean_of(0, 1), mean_of(0, 1), mean_of(2, 3)])
+    assert not together
+    found = single_uploads([mean_of(2, 3), mean_of(0, 1, 2), mean_of(0, 1)])
+    assert list(found) == [2, 3]
+    for client, made in found.items():
+        assert made.num_examples == client + 1
+        assert relative(made, uploads[client], sent, "delta") < 1e-4
+    assert list(single_uploads([mean_of(1), mean_of(0, 1)])) == [0, 1]

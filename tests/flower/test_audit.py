@@ -78,6 +78,9 @@ def test_a_page_shows_what_single_images_give_away(probed: Path, capsys: pytest.
     assert "normalized before the model: (x - 0.5) / 0.5" in told
     assert "running statistics were uploaded" in told and "weights, whose change holds the gradient" in told
     assert len(load_observations(run.path / "captures", Net())) == 2 * (app.CLIENTS + 4)
+    captured = read_captured(run.path)
+    assert captured is not None and captured.site is not None and captured.site[1] == app.CLIENTS
+    assert captured.site[0].judged == 4 and "Another site: the other&#39;s upload" in page
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from fl_privacy.attacks.trees import (
     Knowledge,
     OwnTree,
     count_first_tree,
+    divide_among_sites,
     infer_training,
     own_trees,
     read_exchange,
@@ -23,6 +24,7 @@ from fl_privacy.attacks.trees import (
     read_others,
     reconstruct_rows,
     thresholds,
+    with_own_base,
 )
 from fl_privacy.attacks.trees.counts import Training, leaf_bounds
 from fl_privacy.attacks.trees.grid import leaf_masks, leaf_of, make_grid, states_of
@@ -336,3 +338,42 @@ def test_damaged_bytes_never_end_in_anything_else(kind: str) -> None:
             read_model(bytes(changed))
         except UserError:
             continue
+
+
+def test_trees_of_several_sites_are_divided_by_covers_and_thresholds() -> None:
+    pairs = [(name, read_exchange(*pair)) for name, pair in two_sites()]
+    rounds = []
+    for number in range(4):
+        both = [one for _, one in pairs[2 * number : 2 * number + 2]]
+        trees = tuple(tree for one in (both if number in (0, 2) else both[::-1]) for tree in one.reply.trees)
+        rounds.append(replace(both[0], reply=replace(both[0].reply, trees=trees)))
+    first, second = divide_among_sites(rounds, 2)
+    for found, place in ((first, 0), (second, 1)):
+        expected = [pairs[2 * number + place][1].reply.trees[0].digest for number in range(4)]
+        assert [one.reply.trees[0].digest for one in found] == expected
+    with pytest.raises(UserError, match="3 sites is expected to add 1 trees"):
+        divide_among_sites(rounds, 3)
+
+
+def two_sites() -> list[tuple[str, tuple[bytes, bytes]]]:
+    """Return two clients' exchanges of four rounds, in turn; the other's replies are taken from what is sent next."""
+    found = []
+    for number in range(4):
+        sent, reply = ((MODELS / f"bagging_{number}_{way}.json").read_bytes() for way in ("sent", "reply"))
+        after = json.loads((MODELS / f"bagging_{number + 1}_sent.json").read_text())
+        own = json.loads(reply)["learner"]["gradient_booster"]["model"]["trees"]
+        model = after["learner"]["gradient_booster"]["model"]
+        model["trees"] = [t for t in model["trees"][-2:] if t["split_conditions"] != own[0]["split_conditions"]]
+        model |= {"tree_info": [0], "iteration_indptr": [0, 1]}
+        found += [("one", (sent, reply)), ("other", (sent, json.dumps(after).encode()))]
+    return found
+
+
+def test_a_base_score_that_is_another_s_is_found_by_whole_counts() -> None:
+    one = exchanges("bagging")[0]
+    wrong = replace(one, reply=replace(one.reply, base_score=(0.3,)))
+    found = with_own_base(wrong)
+    assert found.reply.base_score == pytest.approx(one.reply.base_score, abs=1e-6)
+    assert with_own_base(found) is found
+    counted = count_first_tree(own_trees([found]), found.reply.objective, infer_training(own_trees([found])))
+    assert counted.whole and counted.rows == 120

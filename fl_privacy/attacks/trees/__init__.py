@@ -5,8 +5,10 @@ from fl_privacy.attacks.trees.counts import (
     Leaf as Leaf,
     Training as Training,
     count_first_tree as count_first_tree,
+    divide_among_sites as divide_among_sites,
     infer_training as infer_training,
     thresholds as thresholds,
+    with_own_base as with_own_base,
 )
 from fl_privacy.attacks.trees.grid import (
     Exchange as Exchange,

@@ -5,11 +5,11 @@ of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_privacy.attacks.trees.grid import OwnTree, distinct_thresholds
+from fl_privacy.attacks.trees.grid import Exchange, OwnTree, distinct_thresholds, own_trees
 from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
@@ -17,6 +17,9 @@ MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
 """Largest number of rows of a leaf, and of bounds of all leaves together, that a client may state."""
 
 WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
+
+COVERS = 3.0  # weight of a relative change of a site's cover, next to the share of known thresholds
+MOST_BASES = 4000  # largest number of rows of which a base score is searched for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,3 +205,78 @@ def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
     ``exact`` splits halfway between neighbors.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
+
+
+def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
+    """Divide the others' new trees of bagging rounds among their ``sites``, as an observer that is not told whose.
+
+    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models
+    without sums of hessians (as NVFlare sends them since 2.7.2) leave the thresholds. Sites of equal size with data of
+    one kind are not distinguished.
+
+    Args:
+        rounds: new trees of every round, as ``read_others`` returns them; each site's are adjacent.
+
+    Returns:
+        Rounds of each site, in the order of the first round; its first base score is the one that makes counts whole.
+
+    Raises:
+        UserError: a round's trees are not equally many for each site.
+    """
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
+
+    found: list[dict[int, Exchange]] = [{} for _ in range(sites)]
+    known, covers = [set[tuple[int, float]]() for _ in range(sites)], np.ones(sites)
+    for number in (*range(1, len(rounds)), 0):  # the first at last, as margins are others there
+        one = rounds[number]
+        each, left = divmod(len(one.reply.trees), sites)
+        usual = one.reply.parallel * one.reply.classes
+        if left or each != usual:
+            got = len(one.reply.trees)
+            raise UserError(
+                f"Each of {sites} sites is expected to add {usual} trees to a round's model, but got {got}."
+            )
+        blocks = [one.reply.trees[k * each : (k + 1) * each] for k in range(sites)]
+        split = [
+            {
+                pair
+                for t in block
+                for pair in zip(t.feature[t.inner].tolist(), t.threshold[t.inner].tolist(), strict=True)
+            }
+            for block in blocks
+        ]
+        sums, places = np.array([max(float(block[0].cover[0]), 1e-9) for block in blocks]), np.arange(sites)
+        if any(known):
+            rare = {x: 1 / sum(x in have for have in known) for x in set().union(*known)}
+            shared = [[sum(rare[x] for x in x_of & have) / max(len(x_of), 1) for have in known] for x_of in split]
+            moved = COVERS * np.abs(np.log(sums[:, None] / covers)) if number else 0.0
+            _, places = linear_sum_assignment(moved - np.array(shared))
+        for block, have, place, cover in zip(blocks, split, places, sums, strict=True):
+            known[place] |= have
+            covers[place] = cover
+            seen = replace(one, reply=replace(one.reply, trees=block))
+            found[place][number] = seen if one.sent is not None else with_own_base(seen)
+    first = places.tolist()
+    return tuple(tuple(found[place][number] for number in range(len(rounds))) for place in first)
+
+
+def with_own_base(first: Exchange) -> Exchange:
+    """Return a site's first round with the base score that makes its counts whole, unless the given one does.
+
+    XGBoost takes the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
+    """
+    own, reply = own_trees([first]), first.reply
+    if reply.objective not in LOGISTIC or not len(own[0].tree.inner) or not (own[0].tree.cover > 0).all():
+        return first
+    training, total = infer_training(own), float(own[0].tree.cover[0])
+    if count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight).whole:
+        return first
+    n = np.arange(int(4 * total), MOST_BASES)
+    below = (n - np.sqrt(np.maximum(n * n - 4 * n * total, 0))) / 2
+    for rows, count in ((n, below), (n, n - below)):
+        for k in np.flatnonzero(np.abs(count - np.round(count)) < WHOLE):
+            trial = replace(reply, base_score=(float(np.round(count[k]) / rows[k]),))
+            own = own_trees([replace(first, reply=trial)])
+            if count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight).whole:
+                return replace(first, reply=trial)
+    return first

@@ -116,6 +116,7 @@ class ThreatModelSettings:
     colluding_sites: int = setting(
         ATTACK, "number of such sites that pool what they know", within=(1, 1_000_000), captured=True
     )
+    differences: bool = setting(ATTACK, "solve rounds of different participants for single sites", captured=True)
     knows_labels: bool = setting(ATTACK, "the true labels")
     knows_lengths: bool = setting(ATTACK, "number of tokens of each text, as published attacks assume")
     knows_defense: bool = setting(
@@ -288,16 +289,16 @@ class RunSettings:
         """Return the clients that look at the others; empty if the server looks."""
         clients, number = self.federation.clients, self.threat_model.colluding_sites
         if self.threat_model.observer == "server":
+            if self.threat_model.differences:
+                raise UserError(
+                    "threat_model.differences=true is expected of another site, but got threat_model.observer=server;"
+                    " set threat_model=another_site."
+                )
             return ()
         if number >= clients:
             raise UserError(
                 f"threat_model.colluding_sites is expected to be below federation.clients={clients}, so that a site is"
                 f" left to attack, but got {number}; raise federation.clients."
-            )
-        if "_target_" in self.server:
-            raise UserError(
-                "threat_model.observer=another_site is expected with server=honest, but got"
-                f" server={self.choices['server']}; a site crafts no models."
             )
         return tuple(range(clients - number, clients))
 
