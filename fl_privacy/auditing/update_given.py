@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from fl_privacy.auditing.strategy_model import fitting_shapes
 from fl_privacy.data.images import decode_images
@@ -51,7 +52,7 @@ def network_of(place: str) -> nn.Module:
         )
     with blamed_on(f"--model {place}"):
         if path.suffix == ".pt2":
-            return torch.export.unflatten(torch.export.load(path))
+            return _with_layers(torch.export.unflatten(torch.export.load(path)))
         spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
@@ -68,6 +69,40 @@ def network_of(place: str) -> nn.Module:
     if isinstance(network, TextModel) or words is None or not isinstance(words(), nn.Embedding):
         return network
     return HuggingFaceClassifier(network)
+
+
+def _with_layers(program: nn.Module) -> nn.Module:
+    """Replace a program's parts by layers of ``torch.nn`` that compute the same, so that exact attacks find them."""
+    for module in program.modules():
+        for node in module.graph.nodes if isinstance(getattr(module, "graph", None), Graph) else ():
+            node.meta.clear()  # symbolic sizes, which can't be copied
+    for module in list(program.modules()):
+        for name, part in module.named_children():
+            own = dict(part.named_parameters())
+            calls = [node for node in getattr(part, "graph", Graph()).nodes if node.op == "call_function"]
+            if len(calls) != 1 or "weight" not in own or not own.keys() <= {"weight", "bias"}:
+                continue
+            call, weight, layer = calls[0], own["weight"], None
+            if call.target is torch.ops.aten.linear.default:
+                layer = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in own)
+            elif call.target is torch.ops.aten.conv2d.default and len(call.args) < 8:
+                stride, padding, dilation, groups = (*call.args[3:], *((1, 0, 1, 1)[len(call.args) - 3 :]))
+                layer = nn.Conv2d(
+                    weight.shape[1] * groups,
+                    weight.shape[0],
+                    weight.shape[2:],
+                    stride,
+                    padding,
+                    dilation,
+                    groups,
+                    "bias" in own,
+                )
+            elif call.target is torch.ops.aten.embedding.default:
+                layer = nn.Embedding(*weight.shape)
+            if layer is not None:
+                layer.weight, layer.bias = weight, own.get("bias")
+                module._modules[name] = layer
+    return program
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
