@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fl_privacy.auditing import update_given
 from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, read_examples, shape_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import updates
@@ -159,6 +160,7 @@ def test_names_may_have_prefixes_and_arrays_none() -> None:
         ({"0.weight": torch.zeros(2, 4)}, r"0\.weight of shape \(2, 3\).*holds \(2, 4\)"),
         ({"0.weight": torch.zeros(2, 3), "conv.weight": torch.zeros(1)}, r"the model has no conv\.weight \(1,\)"),
         ({"0.bias": torch.tensor([float("nan"), 0.0])}, "finite numbers"),
+        ({"0.bias": torch.tensor([1, 0], dtype=torch.int8)}, r"0\.bias is of int8"),
         ({"0": torch.zeros(2, 3), "1": torch.zeros(2), "2": torch.zeros(2)}, "has 3"),
     ],
 )
@@ -193,6 +195,17 @@ def test_a_saved_program_has_layers_and_takes_any_batch(batch: int, tmp_path: Pa
     (tmp_path / "net.pt2").write_bytes(b"none")
     with pytest.raises(UserError, match="--model"):
         network_of(str(tmp_path / "net.pt2"))
+
+
+def test_too_many_examples_are_refused_or_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "x.npz", inputs=np.arange(40.0).reshape(10, 4), labels=np.arange(10))
+    monkeypatch.setattr(update_given, "MOST_EXAMPLES", 6)
+    given = {"kind": ROWS, "width": 4, "shape": None}
+    with pytest.raises(UserError, match=r"at most 6 examples, but .* holds 10"):
+        read_examples(tmp_path / "x.npz", **given)
+    one, again, other = (read_examples(tmp_path / "x.npz", **given, seed=seed) for seed in (0, 0, 1))
+    assert len(one.inputs) == 6 and one.labels is not None and one.inputs[:, 0].tolist() == (4 * one.labels).tolist()
+    assert torch.equal(one.inputs, again.inputs) and not torch.equal(one.inputs, other.inputs)
 
 
 def test_only_bytes_of_pixels_are_scaled(tmp_path: Path) -> None:
