@@ -230,8 +230,8 @@ class UpdateAudit(AuditSession):
                 hits, share = self._common(made, chosen) or (counts.exact, 0.0)
             luck = max(counts.by_chance, binomial_tail(hits, counts.judged, share))
             note = (
-                f"Each guess is compared with the nearest of up to {most} examples of --data, and its chance with that in"
-                " mind: figures are shares of the guesses, not of --data."
+                f"Each guess is compared with the nearest of up to {most} examples of --data, which its chance allows"
+                " for: figures are shares of the guesses, not of --data."
             )
             answer = replace(answer, counts=replace(counts, chance=min(1.0, luck)), notes=[*answer.notes, note])
         return replace(answer, labels=labels)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,35 +75,29 @@ def network_of(place: str) -> nn.Module:
 
 def _with_layers(program: nn.Module) -> nn.Module:
     """Replace a program's parts by layers of ``torch.nn`` that compute the same, so that exact attacks find them."""
-    for module in program.modules():
-        for node in module.graph.nodes if isinstance(getattr(module, "graph", None), Graph) else ():
-            node.meta.clear()  # symbolic sizes, which can't be copied
     for module in list(program.modules()):
+        graph = getattr(module, "graph", None)
+        for node in graph.nodes if isinstance(graph, Graph) else ():
+            node.meta.clear()  # symbolic sizes, which can't be copied
         for name, part in module.named_children():
-            own = dict(part.named_parameters())
-            calls = [node for node in getattr(part, "graph", Graph()).nodes if node.op == "call_function"]
+            own, graph = dict(part.named_parameters()), getattr(part, "graph", None)
+            calls = [n for n in graph.nodes if n.op == "call_function"] if isinstance(graph, Graph) else []
             if len(calls) != 1 or "weight" not in own or not own.keys() <= {"weight", "bias"}:
                 continue
-            call, weight, layer = calls[0], own["weight"], None
-            if call.target is torch.ops.aten.linear.default:
-                layer = nn.Linear(weight.shape[1], weight.shape[0], bias="bias" in own)
-            elif call.target is torch.ops.aten.conv2d.default and len(call.args) < 8:
-                stride, padding, dilation, groups = (*call.args[3:], *((1, 0, 1, 1)[len(call.args) - 3 :]))
-                layer = nn.Conv2d(
-                    weight.shape[1] * groups,
-                    weight.shape[0],
-                    weight.shape[2:],
-                    stride,
-                    padding,
-                    dilation,
-                    groups,
-                    "bias" in own,
-                )
-            elif call.target is torch.ops.aten.embedding.default:
-                layer = nn.Embedding(*weight.shape)
-            if layer is not None:
-                layer.weight, layer.bias = weight, own.get("bias")
-                module._modules[name] = layer
+            outs, ins, *window = own["weight"].shape
+            settings: Any = dict(zip(("stride", "padding", "dilation", "groups"), calls[0].args[3:], strict=False))
+            layer: nn.Module
+            if calls[0].target is torch.ops.aten.linear.default:
+                layer = nn.Linear(ins, outs, bias="bias" in own)
+            elif calls[0].target is torch.ops.aten.conv2d.default:
+                ins *= settings.get("groups", 1)
+                layer = nn.Conv2d(ins, outs, (window[0], window[1]), bias="bias" in own, **settings)
+            elif calls[0].target is torch.ops.aten.embedding.default:
+                layer = nn.Embedding(outs, ins)
+            else:
+                continue
+            layer.load_state_dict(own, assign=True)
+            module._modules[name] = layer
     return program
 
 

@@ -229,7 +229,7 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
         return [_plain(one, blobs, depth + 1) for one in value] if isinstance(value, list) else value
     kind, held = value.get("__fobs_type__"), value.get("__fobs_data__")
     if "__type__" in value:  # of Fed-BioMed
-        of, own = value["__type__"], value.get("value")
+        of, own = value["__type__"], value["value"]
         is_array = of in ("torch.Tensor", "np.ndarray")
         return _values(own[0], np.dtype(str(own[1])), own[2]) if is_array else _plain(own, blobs, depth + 1)
     if kind is None:
