@@ -91,7 +91,6 @@ def audited(
         "low": counts.interval[0],
         "high": counts.interval[1],
         "control": None if control is None else control.read,
-        "labels": answer.labels and answer.labels[0],
         "first_line": done.record().headline,
         "seconds": round(time.process_time() - began),
     }

@@ -241,7 +241,7 @@ def place_of(data: Path, update: str) -> Path:
 def read_examples(
     place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None, seed: int | None = None
 ) -> SiteExamples:
-    """Read a folder of images (in folders by class, or not), a table ``.csv``, or a file with ``inputs``, ``labels``.
+    """Read images of a file or folder (in folders by class, or not), a table ``.csv``, or a file with ``inputs``.
 
     A table's last column is the class if it has one column more than the ``width`` that the network takes. Of more than
     20,000 examples, as many are drawn by the ``seed``.
@@ -249,7 +249,7 @@ def read_examples(
     Raises:
         UserError: there are no examples, or not such as the network takes, or too many without a seed.
     """
-    if place.is_dir():
+    if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
         found = _images(place, kind, width, shape, seed)
     else:
         found = _table(place, width) if place.suffix.lower() == ".csv" else _arrays(place, kind)
@@ -279,7 +279,8 @@ def _drawn(place: Path, number: int, seed: int | None) -> list[int]:
 def _images(
     place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None, seed: int | None
 ) -> SiteExamples:
-    files = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    every = [place] if place.is_file() else place.rglob("*")
+    files = sorted(path for path in every if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
     if kind is not IMAGES or not files:
         raise UserError(f"{place} is expected to hold {kind.data}, but holds none that are read; give one file.")
     files = [files[k] for k in _drawn(place, len(files), seed)]

@@ -268,7 +268,12 @@ def _of_openfl(data: memoryview) -> SavedArrays:
         shapes = [list(_fields(one)) for one in held[6]]
         if len(shapes) != 1 or any(place != 2 for place, _ in shapes[0]):
             raise _UnfitError("was compressed by a pipeline of OpenFL; write it by `fx model save`")
-        shape = [size for _, one in shapes[0] for size in ([one] if isinstance(one, int) else _packed(one))]
+        shape = [one for _, one in shapes[0] if isinstance(one, int)]
+        for packed in (one for _, one in shapes[0] if not isinstance(one, int)):
+            place = 0
+            while place < len(packed):
+                size, place = _varint(packed, place)
+                shape.append(size)
         tags |= {str(tag, "utf-8") for tag in held.get(5, [])}
         rounds |= set(held.get(2, []))
         if not (title := str(name, "utf-8")).startswith("__opt_"):
@@ -294,13 +299,6 @@ def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
             raise _UnfitError("ends within a field")
         yield key >> 3, value if kind == 0 else data[place:end]
         place = end
-
-
-def _packed(data: memoryview) -> Iterator[int]:
-    place = 0
-    while place < len(data):
-        value, place = _varint(data, place)
-        yield value
 
 
 def _varint(data: memoryview, place: int) -> tuple[int, int]:

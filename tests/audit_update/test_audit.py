@@ -61,7 +61,7 @@ def test_an_image_is_reconstructed_and_judged(place: Path) -> None:
 
 def test_another_update_is_not_taken_for_the_sites(place: Path) -> None:
     """The control: the site's image is not in an update of another image, however exactly that is reconstructed."""
-    done = audit_update(asked(place, data=place / "own", after=place / "other.safetensors"))
+    done = audit_update(asked(place, data=place / "own" / "one.png", after=place / "other.safetensors"))
     counts = done.answers[0].counts
     assert counts is not None and not done.answers[0].leaks, counts
 
