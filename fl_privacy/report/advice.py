@@ -8,6 +8,7 @@ from functools import cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.errors import UserError
@@ -112,12 +113,14 @@ def _private_by_name_alone(table: MeasuredTable) -> list[str]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
         if given.get("defense") == "percentile":
             said.append(f"{one.name} is no differential privacy: it adds no noise.")
-        elif given.get("defense") == "svt" and math.isfinite(elements):
+        elif given.get("defense") == "svt" and 1 <= elements < math.inf:
             from fl_privacy.defenses import svt  # noqa: PLC0415
             from fl_privacy.defenses.privacy import svt_epsilon  # noqa: PLC0415
 
             with suppress(ValueError, UserError):  # settings that are none
-                settings = {key: float(given[key]) for key in ("fraction", "epsilon", "noise_var") if key in given}
+                settings: dict[str, Any] = {
+                    key: float(given[key]) for key in ("fraction", "epsilon", "noise_var") if key in given
+                }
                 svt(**settings)
                 spent = svt_epsilon(round(elements), **settings)
                 little = ", which promises little" * promises_little(epsilon=spent, delta=0.0)
