@@ -102,7 +102,8 @@ def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
         return SavedArrays(arrays=_dense(load_safetensors(file.read())))
     if start[:1] == b"\n":  # field 1 of OpenFL's message ModelProto
         return _of_openfl(memoryview(file.read()))
-    if start and (0x80 < start[0] <= 0x9F or 0xDC <= start[0] <= 0xDF):  # msgpack's mapping or list
+    is_packed = bool(start) and (0x80 < start[0] <= 0x9F or 0xDC <= start[0] <= 0xDF)  # msgpack's mapping or list
+    if is_packed and start[1:4] not in (b"HDF", b"PNG"):
         held = _unpacked(file.read(), {})
         if isinstance(held, list):
             raise _UnfitError("is a list without names, as Fed-BioMed's nodes send for secure aggregation")

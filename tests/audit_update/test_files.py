@@ -103,6 +103,7 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a cut model": (lambda p: cut(p, WRITERS["a model of OpenFL"], 70), "ends within a field"),
     "a message of something else": (lambda path: path.write_bytes(b"\n\x02\x08\x01"), "begins like none"),
     "a number without end": (lambda path: path.write_bytes(b"\n" + b"\xff" * 20), "has no end"),
+    "Keras": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 40), "begins like none"),
     "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
     "a text": (lambda path: path.write_text("weights"), "begins like none"),
     "one array": (lambda path: path.write_bytes(lying_array((2,))), "without the names"),
