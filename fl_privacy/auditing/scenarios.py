@@ -361,9 +361,8 @@ class Scenarios:
         # other clients' examples may differ in kind, which would make guesses at no example look right
         loaded = own if total > number else [*own, *others]
         answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
-        sample = (
-            f" of {total} examples: those that equal a guess, then others at random" if total > number else " examples"
-        )
+        drawn = f" of {total} examples, those that equal a guess first, others at random: shares are of the guesses"
+        sample = drawn if total > number else " examples"
         scored = f"{assumed} Its guesses are compared with {number}{sample}."
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))
 

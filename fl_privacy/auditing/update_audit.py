@@ -111,7 +111,9 @@ class UpdateAudit(AuditSession):
             self.truths.append(reads(place, shape=shape))
             shape = shape or tuple(self.truths[-1].inputs.shape[1:])
         self.shape = shape_of(network, asked.shape, shape)
-        given = [] if asked.others is None else [reads(expanded(asked.others), shape=self.shape).inputs]
+        given = (
+            [] if asked.others is None else [reads(expanded(asked.others), shape=self.shape, seed=asked.seed).inputs]
+        )
         empty = torch.empty(0, *self.shape)
         self.others = torch.cat([empty, *given]) if self.kind is not TEXTS else torch.cat([empty.long(), *given])
         self.rest = torch.cat([self.others, *(truth.inputs for truth in self.truths)])
@@ -123,6 +125,11 @@ class UpdateAudit(AuditSession):
         with torch.no_grad():
             self.num_classes = int(self.network.eval()(torch.zeros(2, *self.shape).to(self.others.dtype)).shape[1])
         self.found = [inferred(self.network, one, self.shape, self.num_classes) for one in self.updates]
+        if all(one.backwards for one in self.found) and min(n for n, _ in self.assumptions()) < self.num_classes - 1:
+            self.problems.append(
+                "The change looks like that of BEFORE and AFTER in the other order: all classes but one would be in it."
+                " Exchange the files, unless so many examples are behind it."
+            )
 
     def assumptions(self) -> list[tuple[int, int]]:
         """Return numbers of examples and steps to attack: those given, inferred, of the data, or a few."""
@@ -222,7 +229,11 @@ class UpdateAudit(AuditSession):
             if counts.exact:  # a guess that equals a row is luck if others have that row, too
                 hits, share = self._common(made, chosen) or (counts.exact, 0.0)
             luck = max(counts.by_chance, binomial_tail(hits, counts.judged, share))
-            answer = replace(answer, counts=replace(counts, chance=min(1.0, luck)))
+            note = (
+                f"Each guess is compared with the nearest of up to {most} examples of --data, which its chance allows"
+                " for: figures are shares of the guesses, not of --data."
+            )
+            answer = replace(answer, counts=replace(counts, chance=min(1.0, luck)), notes=[*answer.notes, note])
         return replace(answer, labels=labels)
 
     def _common(self, made: Sequence[Reconstruction], chosen: Sequence[Batch]) -> tuple[int, float] | None:
@@ -236,7 +247,10 @@ class UpdateAudit(AuditSession):
 
     def _counted(self, truths: Sequence[Batch]) -> Counted:
         own = torch.cat([truth.inputs for truth in truths])
-        pool = self.rest[~_same(self.rest, own).any(1)][:_DISTRACTORS]
+        pool = self.rest[~_same(self.rest, own).any(1)]
+        pool = pool[
+            torch.randperm(len(pool), generator=derive_generator(self.asked.seed, "distractors"))[:_DISTRACTORS]
+        ]
         if self.kind is IMAGES:
             others = others_among(
                 [(image, 0) for image in pool], truths, self.shape, _DISTRACTORS, seed=self.asked.seed

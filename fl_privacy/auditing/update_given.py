@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from fl_privacy.auditing.strategy_model import fitting_shapes
 from fl_privacy.data.images import decode_images
@@ -22,6 +24,7 @@ from fl_privacy.flower.upload_defense import made_of
 from fl_privacy.models import TextModel
 from fl_privacy.models.huggingface import HuggingFaceClassifier
 from fl_privacy.models.unwrap_model import once_each, unwrapped
+from fl_privacy.rng import derive_generator
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 
 _INPUTS, _LABELS = ("inputs", "images", "x", "X", "data", "features"), ("labels", "y", "targets", "label")
@@ -51,7 +54,7 @@ def network_of(place: str) -> nn.Module:
         )
     with blamed_on(f"--model {place}"):
         if path.suffix == ".pt2":
-            return torch.export.unflatten(torch.export.load(path))
+            return _with_layers(torch.export.unflatten(torch.export.load(path)))
         spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
@@ -68,6 +71,34 @@ def network_of(place: str) -> nn.Module:
     if isinstance(network, TextModel) or words is None or not isinstance(words(), nn.Embedding):
         return network
     return HuggingFaceClassifier(network)
+
+
+def _with_layers(program: nn.Module) -> nn.Module:
+    """Replace a program's parts by layers of ``torch.nn`` that compute the same, so that exact attacks find them."""
+    for module in list(program.modules()):
+        graph = getattr(module, "graph", None)
+        for node in graph.nodes if isinstance(graph, Graph) else ():
+            node.meta.clear()  # symbolic sizes, which can't be copied
+        for name, part in module.named_children():
+            own, graph = dict(part.named_parameters()), getattr(part, "graph", None)
+            calls = [n for n in graph.nodes if n.op == "call_function"] if isinstance(graph, Graph) else []
+            if len(calls) != 1 or "weight" not in own or not own.keys() <= {"weight", "bias"}:
+                continue
+            outs, ins, *window = own["weight"].shape
+            settings: Any = dict(zip(("stride", "padding", "dilation", "groups"), calls[0].args[3:], strict=False))
+            layer: nn.Module
+            if calls[0].target is torch.ops.aten.linear.default:
+                layer = nn.Linear(ins, outs, bias="bias" in own)
+            elif calls[0].target is torch.ops.aten.conv2d.default:
+                ins *= settings.get("groups", 1)
+                layer = nn.Conv2d(ins, outs, (window[0], window[1]), bias="bias" in own, **settings)
+            elif calls[0].target is torch.ops.aten.embedding.default:
+                layer = nn.Embedding(outs, ins)
+            else:
+                continue
+            layer.load_state_dict(own, assign=True)
+            module._modules[name] = layer
+    return program
 
 
 def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
@@ -134,7 +165,8 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
     given = {_ONE_NAME.sub(".", name).replace("_orig_mod.", ""): value for name, value in arrays.items()}
     cut, put = _prefixes(known, given)
     if cut or put:
-        said.append(f"Names in {what} begin with {cut or 'less'} where the model's begin with {put or 'less'}.")
+        said += [f"Names in {what} begin with {cut}, unlike the model's."] if cut else []
+        said += [f"Names in {what} lack {put}, with which the model's begin."] if put else []
     found = dict[str, Tensor]()
     for name, value in given.items():
         target = known.get(f"{put}{name.removeprefix(cut)}")
@@ -148,9 +180,16 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
                 f"{what} is expected to hold {target} of shape {tuple(own[target].shape)}, as the model has it, but"
                 f" holds {tuple(value.shape)}; give the model that was trained."
             )
+        if own[target].is_floating_point() and not value.is_floating_point():
+            raise UserError(
+                f"{what} is expected to hold weights, but {target} is of {str(value.dtype).removeprefix('torch.')};"
+                " save it before it is quantized."
+            )
         if not bool(value.isfinite().all()):
             raise UserError(f"{what} is expected to hold finite numbers, but {target} holds others; save it anew.")
         found[target] = value.to(own[target].dtype)
+    if few := {str(v.dtype).removeprefix("torch.") for v in given.values() if v.is_floating_point() and v.itemsize < 4}:
+        said.append(f"{what} is of {' and '.join(sorted(few))}: what it rounds away of the change is not attacked.")
     return once_each(inner, found), said
 
 
@@ -199,16 +238,19 @@ def place_of(data: Path, update: str) -> Path:
     return next((path for path in (data / update, *data.glob(f"{escape(update)}.*")) if path.exists()), data)
 
 
-def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None) -> SiteExamples:
-    """Read a folder of images (in folders by class, or not), a table ``.csv``, or a file with ``inputs``, ``labels``.
+def read_examples(
+    place: Path, *, kind: Modality, width: int, shape: tuple[int, ...] | None, seed: int | None = None
+) -> SiteExamples:
+    """Read images of a file or folder (in folders by class, or not), a table ``.csv``, or a file with ``inputs``.
 
-    A table's last column is the class if it has one column more than the ``width`` that the network takes.
+    A table's last column is the class if it has one column more than the ``width`` that the network takes. Of more than
+    20,000 examples, as many are drawn by the ``seed``.
 
     Raises:
-        UserError: there are no examples, or not such as the network takes.
+        UserError: there are no examples, or not such as the network takes, or too many without a seed.
     """
-    if place.is_dir():
-        found = _images(place, kind, width, shape)
+    if place.is_dir() or place.suffix.lower() in IMAGE_SUFFIXES:
+        found = _images(place, kind, width, shape, seed)
     else:
         found = _table(place, width) if place.suffix.lower() == ".csv" else _arrays(place, kind)
     if shape is not None and tuple(found.inputs.shape[1:]) != shape:
@@ -219,14 +261,30 @@ def read_examples(place: Path, *, kind: Modality, width: int, shape: tuple[int, 
     labels = found.labels
     if not bool(found.inputs.isfinite().all()) or (labels is not None and len(labels) != len(found.inputs)):
         raise UserError(f"{place} is expected to hold finite numbers and a class for each example; correct it.")
-    return SiteExamples(found.inputs[:MOST_EXAMPLES], None if labels is None else labels[:MOST_EXAMPLES])
+    drawn = _drawn(place, len(found.inputs), seed)
+    return SiteExamples(found.inputs[drawn], None if labels is None else labels[drawn])
 
 
-def _images(place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None) -> SiteExamples:
-    files = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+def _drawn(place: Path, number: int, seed: int | None) -> list[int]:
+    """Return the places of all examples, or of those that are drawn."""
+    if number > MOST_EXAMPLES and seed is None:
+        raise UserError(
+            f"--data is expected to hold at most {MOST_EXAMPLES} examples, but {place} holds {number}; give those that"
+            " may be behind the update."
+        )
+    rng = derive_generator(seed or 0, "examples")
+    return sorted(torch.randperm(number, generator=rng)[:MOST_EXAMPLES].tolist())
+
+
+def _images(
+    place: Path, kind: Modality, channels: int, shape: tuple[int, ...] | None, seed: int | None
+) -> SiteExamples:
+    every = [place] if place.is_file() else place.rglob("*")
+    files = sorted(path for path in every if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
     if kind is not IMAGES or not files:
         raise UserError(f"{place} is expected to hold {kind.data}, but holds none that are read; give one file.")
-    files, folders = files[:MOST_EXAMPLES], sorted({path.parent for path in files} - {place})
+    files = [files[k] for k in _drawn(place, len(files), seed)]
+    folders = sorted({path.parent for path in files} - {place})
     side = shape[1] if shape is not None and shape[1] == shape[2] else None
     cells = [{"bytes": None, "path": str(path)} for path in files]
     images = decode_images(cells, len(cells), image_size=side, channels=channels, fit="resize", name=place.name)

@@ -1,5 +1,6 @@
 """What the change between two files shows of the training behind it, with one observation for each assumption."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -73,7 +74,14 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
     if not 0 < len(pairs) <= MOST_UPDATES:
         raise UserError(f"{after} is expected to hold updates, at most {MOST_UPDATES}, but holds {len(pairs)}.")
     sent = {first: sent_of(network, read_arrays(first)) for first in dict.fromkeys(first for first, _ in pairs)}
-    return [update_of(network, last.stem, sent[first], read_arrays(last)) for first, last in pairs]
+    found = []
+    for first, last in pairs:
+        read, ends = read_arrays(last), [re.findall(r"\d+", path.stem)[-1:] for path in (first, last)]
+        if first.parent == last.parent and all(ends) and (gap := int(ends[1][0]) - int(ends[0][0])) > 1:
+            gone = f"{gap - 1} round{'s are' if gap > 2 else ' is'} missing between {first.stem} and {last.stem}"
+            read = replace(read, said=(*read.said, f"{gone}: their change is attacked as that of one round."))
+        found.append(update_of(network, last.stem, sent[first], read))
+    return found
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
@@ -121,6 +129,7 @@ class Inferred:
         examples: number of examples of one step, from the rank of a layer's change.
         rate: learning rate times steps.
         classes: (K,) share of each class.
+        backwards: ``True`` if an update of the files in the other order has one class, and this one all others.
     """
 
     num_classes: int
@@ -128,6 +137,7 @@ class Inferred:
     examples: int | None
     rate: float | None
     classes: Tensor | None
+    backwards: bool = False
 
 
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
@@ -137,6 +147,11 @@ def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], nu
     the batch lacks it is -rate p, which gives the rate, and then c.
     """
     counted = [int((v - update.sent.buffers[n]).max()) for n, v in update.buffers.items() if n.endswith(_COUNTER)]
+    if min(counted, default=0) < 0:
+        raise UserError(
+            f"BEFORE is expected to be the earlier model, but batch norm counted {-min(counted)} fewer batches in"
+            " AFTER; exchange the files."
+        )
     steps = min((count for count in counted if 0 < count < 1_000_000), default=update.steps)
     text = modality_of(network) is TEXTS
     gradient = {n: -c for n, c in update.change.items()}
@@ -148,6 +163,7 @@ def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], nu
     likely = _outputs(network, update.sent, shape)
     step = gradient[bias].double()
     absent = step > 0
+    known = replace(known, backwards=num_classes > 3 and int((step < 0).sum()) == num_classes - 1)
     rate = float(step[absent].sum() / likely[absent].sum().clamp_min(1e-6))
     return replace(known, rate=rate, classes=(likely - step / rate).clamp_min(0)) if 0 < rate < 1e9 else known
 

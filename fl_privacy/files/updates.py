@@ -27,6 +27,9 @@ _MAIN, _DATUMS = 100, (101, 102, 103)
 
 _HEADER = struct.Struct(">BBQ")
 _MOST_DEPTH, _MOST_ENTRIES = 32, 1 << 18
+_MOST_SPREAD = 200
+"""Largest ratio of unpacked to packed bytes of a zip file of more than 256 MiB."""
+
 _SCALARS = ("numpy.float32", "numpy.float64", "numpy.int32", "numpy.int64")
 _OF_FLARE = {"WEIGHTS": False, "WEIGHT_DIFF": True}
 """Kind of NVFlare's DXO -> whether its arrays are a change."""
@@ -60,7 +63,8 @@ _DAMAGED = (
 
 
 def read_arrays(path: Path) -> SavedArrays:
-    """Read safetensors, ``.npz``, a PyTorch checkpoint (``weights_only``) or NVFlare's DXO, whatever the file's name.
+    """Read safetensors, ``.npz``, a PyTorch checkpoint (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` or
+    OpenFL's ``.pbuf``, whatever the file's name.
 
     Sizes are compared with the file's before anything takes memory.
 
@@ -79,8 +83,9 @@ def read_arrays(path: Path) -> SavedArrays:
     except _DAMAGED as error:
         why = str(error) if isinstance(error, _UnfitError) else f"is damaged ({reason_of(error)[:160]})"
         raise UserError(
-            f"{path} is expected to hold arrays as safetensors, .npz, a PyTorch checkpoint or NVFlare's DXO, but {why};"
-            " save it anew, as by safetensors.torch.save_file(model.state_dict(), FILE)."
+            f"{path} is expected to hold arrays as safetensors, .npz, a PyTorch checkpoint, NVFlare's DXO, Fed-BioMed's"
+            f" .mpk or OpenFL's .pbuf, but {why}; save it anew, as by"
+            " safetensors.torch.save_file(model.state_dict(), FILE)."
         ) from error
 
 
@@ -95,6 +100,14 @@ def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
         if not 2 <= struct.unpack("<Q", start[:8])[0] <= size - 8:
             raise _UnfitError("ends before its header does")
         return SavedArrays(arrays=_dense(load_safetensors(file.read())))
+    if start[:1] == b"\n":  # field 1 of OpenFL's message ModelProto
+        return _of_openfl(memoryview(file.read()))
+    is_packed = bool(start) and (0x80 < start[0] <= 0x9F or 0xDC <= start[0] <= 0xDF)  # msgpack's mapping or list
+    if is_packed and start[1:4] not in (b"HDF", b"PNG"):
+        held = _unpacked(file.read(), {})
+        if isinstance(held, list):
+            raise _UnfitError("is a list without names, as Fed-BioMed's nodes send for secure aggregation")
+        return SavedArrays(arrays=_dense(_largest(held)))
     if start[:1] == b"\x80":
         raise _UnfitError("is a pickle, which runs code when it is loaded and is never loaded here")
     raise _UnfitError("begins like none of these" if size else "is empty")
@@ -103,8 +116,9 @@ def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
 def _of_zip(file: Any) -> SavedArrays:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
-        if len(members) > _MOST_ENTRIES or sum(member.file_size for member in members) > LARGEST_FILE:
-            raise _UnfitError(f"unpacks to more than {LARGEST_FILE >> 20} MiB")
+        packed, size = (sum(getattr(one, of) for one in members) for of in ("compress_size", "file_size"))
+        if len(members) > _MOST_ENTRIES or size > (most := min(LARGEST_FILE, max(_MOST_SPREAD * packed, 1 << 28))):
+            raise _UnfitError(f"unpacks to more than {most >> 20} MiB")
         if not any(member.filename.endswith("data.pkl") for member in members):
             arrays = [member for member in members if member.filename.endswith(".npy")]
             if len(arrays) < len(members) or not arrays:
@@ -121,9 +135,12 @@ def _of_zip(file: Any) -> SavedArrays:
     except UnpicklingError as error:
         what = str(error).partition("GLOBAL ")[2].partition(" ")[0] or "objects"
         raise _UnfitError(f"holds {what} next to tensors, whose loading would run code") from error
-    # the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint
-    found = max(_mappings(held, 0), key=lambda one: sum(t.numel() for t in one.values()), default={})
-    return SavedArrays(arrays=_dense(found))
+    return SavedArrays(arrays=_dense(_largest(held)))
+
+
+def _largest(held: object) -> dict[str, Tensor]:
+    """Return the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint."""
+    return max(_mappings(held, 0), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
 def _mappings(held: object, depth: int) -> Iterator[dict[str, Tensor]]:
@@ -166,8 +183,6 @@ def _array(data: bytes) -> Tensor:
 
 def _of_flare(file: Any) -> SavedArrays:
     """Read NVFlare's DXO, or a Shareable with one, from FOBS: msgpack whose named classes are only compared."""
-    import msgpack  # noqa: PLC0415
-
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
@@ -178,11 +193,7 @@ def _of_flare(file: Any) -> SavedArrays:
             sections.append(data)
         else:
             blobs[str(uuid.UUID(bytes=data[:16]))] = data[16:]
-    limits = {"max_array_len": _MOST_ENTRIES, "max_map_len": _MOST_ENTRIES}
-    try:
-        held = _plain(msgpack.unpackb(sections[0], strict_map_key=False, **limits), blobs, 0)
-    except (msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise _UnfitError(f"is damaged ({reason_of(error)})") from error
+    held = _unpacked(sections[0], blobs)
     dxo = held.get("DXO", held) if isinstance(held, Mapping) else {}
     kind, arrays, meta = dxo.get("data_kind", dxo.get("kind")), dxo.get("data"), dxo.get("meta") or {}
     if kind not in _OF_FLARE or not isinstance(arrays, Mapping) or not isinstance(meta, Mapping):
@@ -201,13 +212,27 @@ def _of_flare(file: Any) -> SavedArrays:
     )
 
 
+def _unpacked(data: bytes, blobs: Mapping[str, bytes]) -> Any:
+    import msgpack  # noqa: PLC0415
+
+    limits = {"max_array_len": _MOST_ENTRIES, "max_map_len": _MOST_ENTRIES}
+    try:
+        return _plain(msgpack.unpackb(data, strict_map_key=False, **limits), blobs, 0)
+    except (msgpack.exceptions.UnpackException, RecursionError) as error:
+        raise _UnfitError(f"is damaged ({reason_of(error)})") from error
+
+
 def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
-    """Convert FOBS values: arrays of NumPy and PyTorch to tensors, other classes to what they hold."""
+    """Convert values of FOBS and Fed-BioMed: arrays to tensors, other classes to what they hold."""
     if depth > _MOST_DEPTH:
         raise _UnfitError("is nested too deeply")
     if not isinstance(value, dict):
         return [_plain(one, blobs, depth + 1) for one in value] if isinstance(value, list) else value
     kind, held = value.get("__fobs_type__"), value.get("__fobs_data__")
+    if "__type__" in value:  # of Fed-BioMed
+        of, own = value["__type__"], value["value"]
+        is_array = of in ("torch.Tensor", "np.ndarray")
+        return _values(own[0], np.dtype(str(own[1])), own[2]) if is_array else _plain(own, blobs, depth + 1)
     if kind is None:
         return {name: _plain(one, blobs, depth + 1) for name, one in value.items()}
     if kind in ("numpy.ndarray", "torch.Tensor"):
@@ -216,10 +241,71 @@ def _plain(value: Any, blobs: Mapping[str, bytes], depth: int) -> Any:
             raise _UnfitError("refers to arrays that were sent apart from it; write it by DXO.to_file")
         return _array(data) if kind == "numpy.ndarray" else load_safetensors(data)["t"]
     held = _plain(held, blobs, depth + 1)
-    if kind == "nvflare.fuel.utils.fobs.datum.DatumRef":
-        return blobs.get(str(held["data"]["datum_id"]))
-    if kind in _SCALARS:
-        return torch.tensor(held)
+    if kind == "nvflare.fuel.utils.fobs.datum.DatumRef" or kind in _SCALARS:
+        return torch.tensor(held) if kind in _SCALARS else blobs.get(str(held["data"]["datum_id"]))
     if isinstance(held, list) and kind == "nvflare.apis.dxo.DXO":  # as jobs write it, whose decomposers are registered
         held = {"data": dict(zip(("data_kind", "meta", "data"), held, strict=True))}
     return held.get("dict", held.get("data", held)) if isinstance(held, dict) else held
+
+
+def _values(data: Any, kind: np.dtype[Any], shape: Any) -> Tensor:
+    """Convert raw values in C order to a tensor of a shape that their number must fit."""
+    shape = tuple(map(int, shape))
+    if kind.kind not in "fiub" or min(shape, default=0) < 0 or prod(shape) * kind.itemsize != len(data):
+        raise _UnfitError(f"holds an array of shape {shape} and kind {kind}, which is not the number of its values")
+    return torch.from_numpy(np.frombuffer(data, kind).reshape(shape).copy())
+
+
+def _of_openfl(data: memoryview) -> SavedArrays:
+    """Read OpenFL's ModelProto, whose arrays of float32 no pipeline compressed; states of optimizers are left out."""
+    found, tags, rounds = dict[str, Tensor](), set[str](), set[int]()
+    for number, message in _fields(data):
+        held: dict[int, list[Any]] = {}
+        for place, value in _fields(message) if number == 1 else ():
+            held.setdefault(place, []).append(value)
+        if not held.keys() >= {1, 6}:
+            raise _UnfitError("begins like none of these")
+        (name,), values = held[1], held.get(7, [b""])
+        shapes = [list(_fields(one)) for one in held[6]]
+        if len(shapes) != 1 or any(place != 2 for place, _ in shapes[0]):
+            raise _UnfitError("was compressed by a pipeline of OpenFL; write it by `fx model save`")
+        shape = [one for _, one in shapes[0] if isinstance(one, int)]
+        for packed in (one for _, one in shapes[0] if not isinstance(one, int)):
+            place = 0
+            while place < len(packed):
+                size, place = _varint(packed, place)
+                shape.append(size)
+        tags |= {str(tag, "utf-8") for tag in held.get(5, [])}
+        rounds |= set(held.get(2, []))
+        if not (title := str(name, "utf-8")).startswith("__opt_"):
+            found[title] = _values(values[0], np.dtype("<f4"), shape)
+    if len(tags & {"delta", "model"}) > 1:
+        raise _UnfitError("holds weights next to changes of weights")
+    numbers, named = ", ".join(map(str, sorted(rounds or {0}))), ", ".join(sorted(tags)) or "none"
+    said = f"OpenFL's model of round {numbers}, with the tags {named}; an aggregator's is a mean over collaborators."
+    return SavedArrays(arrays=_dense(found), is_change="delta" in tags, said=(said,))
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """Yield the fields of a protobuf message: a number and an integer, or bytes."""
+    place = 0
+    while place < len(data):
+        key, place = _varint(data, place)
+        kind, value, end = key & 7, 0, place + {1: 8, 5: 4}.get(key & 7, len(data) + 1)
+        if kind in (0, 2):
+            value, end = _varint(data, place)
+        if kind == 2:
+            place, end = end, end + value
+        if end > len(data):
+            raise _UnfitError("ends within a field")
+        yield key >> 3, value if kind == 0 else data[place:end]
+        place = end
+
+
+def _varint(data: memoryview, place: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        value |= (data[place + shift // 7] & 0x7F) << shift
+        if data[place + shift // 7] < 0x80:
+            return value, place + shift // 7 + 1
+    raise _UnfitError("is damaged (a number has no end)")

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib import metadata
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.attacks.inference.kinds import About
 from fl_privacy.errors import UserError
@@ -80,6 +82,7 @@ def advice_from(
         f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
         f" {allowed} and {len(safe)} of these have {goal_in_words(candidates, psnr_below)}.",
         *([f"Not known, since not all of it was measured: {', '.join(unknown)}."] if unknown else []),
+        *_private_by_name_alone(table),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
     pixels = modality_judged_by(candidates[0].judged_by).pixels
@@ -101,6 +104,28 @@ def advice_from(
     if least is not None:
         lines.append(f"{least.name} leaks least, which is not enough: {_figures(least, undefended, threat)}.")
     return [*lines, *_dearer([d for d in known if d.by_threat[threat].unread(psnr_below)], table, threat)]
+
+
+def _private_by_name_alone(table: MeasuredTable) -> list[str]:
+    """Say that NVFlare's filters in ``table`` are no differential privacy, and what epsilon they spend."""
+    said, elements = list[str](), table.defenses[0].upload_bytes / 4
+    for one in table.defenses[1:]:
+        given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
+        if given.get("defense") == "percentile":
+            said.append(f"{one.name} is no differential privacy: it adds no noise.")
+        elif given.get("defense") == "svt" and 1 <= elements < math.inf:
+            from fl_privacy.defenses import svt  # noqa: PLC0415
+            from fl_privacy.defenses.privacy import svt_epsilon  # noqa: PLC0415
+
+            with suppress(ValueError, UserError):  # settings that are none
+                settings: dict[str, Any] = {
+                    key: float(given[key]) for key in ("fraction", "epsilon", "noise_var") if key in given
+                }
+                svt(**settings)
+                spent = svt_epsilon(round(elements), **settings)
+                little = ", which promises little" * promises_little(epsilon=spent, delta=0.0)
+                said.append(f"{one.name} spends an epsilon of {spent:,.0f} in each upload{little}.")
+    return said
 
 
 def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:

@@ -8,10 +8,12 @@ from typing import Any
 import msgpack
 import numpy as np
 import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from torch import Tensor, nn
 
 NET = """
 import torch
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from torch import nn
 
 class Net(nn.Module):
@@ -54,6 +56,50 @@ def of_flare(
     sections = [struct.pack(">BBQ", 100, 0, len(body)) + body]
     sections += [struct.pack(">BBQ", 102, 0, 16 + len(data)) + number + data for number, data in blobs]
     path.write_bytes(b"".join(sections))
+
+
+def of_fedbiomed(path: Path, held: Any) -> None:
+    """Write ``held`` as Fed-BioMed's ``Serializer.dump`` does."""
+
+    def plain(value: Tensor) -> dict[str, Any]:
+        array = value.numpy()
+        return {"__type__": "torch.Tensor", "value": [array.tobytes(), array.dtype.name, list(array.shape)]}
+
+    path.write_bytes(msgpack.packb(held, default=plain, strict_types=True))
+
+
+def of_openfl(path: Path, arrays: dict[str, Tensor], *, tag: str, more: dict[str, Any] | None = None) -> None:
+    """Write the message ModelProto of OpenFL's ``base.proto``."""
+
+    def fields(*kinds: tuple[str, str, bool]) -> list[dict[str, Any]]:
+        message = {"NamedTensor": ".fl.NamedTensor", "MetadataProto": ".fl.MetadataProto"}
+        return [
+            {"name": name, "number": place, "label": "LABEL_REPEATED" if many else "LABEL_OPTIONAL"}
+            | ({"type": "TYPE_MESSAGE", "typeName": message[kind]} if kind in message else {"type": f"TYPE_{kind}"})
+            for place, (name, kind, many) in enumerate(kinds, 1)
+        ]
+
+    named = [("name", "STRING", False), ("round_number", "INT32", False), ("lossless", "BOOL", False)]
+    named += [("report", "BOOL", False), ("tags", "STRING", True)]
+    named += [("transformer_metadata", "MetadataProto", True), ("data_bytes", "BYTES", False)]
+    types = {
+        "ModelProto": fields(("tensors", "NamedTensor", True)),
+        "NamedTensor": fields(*named),
+        "MetadataProto": fields(("int_to_float", "BYTES", True), ("int_list", "INT32", True)),
+    }
+    messages = [{"name": name, "field": own} for name, own in types.items()]
+    pool = descriptor_pool.DescriptorPool()
+    held = {"name": "fl.proto", "package": "fl", "syntax": "proto3", "messageType": messages}
+    pool.Add(json_format.ParseDict(held, descriptor_pb2.FileDescriptorProto()))
+    model = message_factory.GetMessageClass(pool.FindMessageTypeByName("fl.ModelProto"))()
+    for name, value in arrays.items():
+        own = {"name": name, "round_number": 3, "lossless": True, "tags": [tag]}
+        model.tensors.add(
+            **own,
+            transformer_metadata=[{"int_list": list(value.shape), **(more or {})}],
+            data_bytes=value.numpy().astype("<f4").tobytes(),
+        )
+    path.write_bytes(model.SerializeToString())
 
 
 def trained(net: nn.Module, inputs: Tensor, labels: Tensor, *, lr: float, steps: int = 1) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """``fl-privacy audit-update``: from two files to a page."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 from fl_privacy.auditing.update_audit import UpdateAudit, UpdateAuditRequest, audit_update
 from fl_privacy.auditing.update_given import SiteExamples, network_of
-from fl_privacy.auditing.update_observed import inferred, sent_of, update_of
+from fl_privacy.auditing.update_observed import inferred, sent_of, update_of, updates_of
 from fl_privacy.cli.main import app, run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.files.updates import SavedArrays
@@ -60,7 +61,7 @@ def test_an_image_is_reconstructed_and_judged(place: Path) -> None:
 
 def test_another_update_is_not_taken_for_the_sites(place: Path) -> None:
     """The control: the site's image is not in an update of another image, however exactly that is reconstructed."""
-    done = audit_update(asked(place, data=place / "own", after=place / "other.safetensors"))
+    done = audit_update(asked(place, data=place / "own" / "one.png", after=place / "other.safetensors"))
     counts = done.answers[0].counts
     assert counts is not None and not done.answers[0].leaks, counts
 
@@ -93,6 +94,23 @@ def test_a_folder_of_changes_is_audited_as_one(place: Path) -> None:
         audit_update(asked(place, before=place / "rounds"))
     with pytest.raises(UserError, match="BEFORE is expected to hold weights"):
         audit_update(asked(place, before=place / "rounds" / "site-0.dxo"))
+
+
+def test_the_order_of_files_and_rounds_is_looked_after(place: Path) -> None:
+    done = audit_update(asked(place, before=place / "after.safetensors", after=place / "before.pt"))
+    assert "other order" in done.problems[0] and "other order" in done.page.read_text()
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 4), nn.BatchNorm1d(4))
+    early, late = (SavedArrays(arrays={**net.state_dict(), "2.num_batches_tracked": torch.tensor(n)}) for n in (3, 7))
+    late.arrays["1.weight"] = late.arrays["1.weight"] + 1  # type: ignore[index]
+    assert inferred(net, update_of(net, "a", sent_of(net, early), late), SHAPE, 4).steps == 4
+    with pytest.raises(UserError, match="counted 4 fewer batches in AFTER; exchange the files"):
+        inferred(net, update_of(net, "a", sent_of(net, late), early), SHAPE, 4)
+    (place / "rounds").mkdir()
+    for number, name in ((1, "before.pt"), (2, "after.safetensors"), (5, "other.safetensors")):
+        shutil.copy(place / name, place / "rounds" / f"round-{number}")
+    found = updates_of(network_of(f"{place}/nets.py:Net"), place / "rounds", place / "rounds")
+    assert not any("missing" in line for line in found[0].said)
+    assert "2 rounds are missing between round-2 and round-5" in found[1].said[-1]
 
 
 class Rows(nn.Module):

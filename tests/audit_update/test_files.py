@@ -1,5 +1,6 @@
 """Files of updates: what they hold is read, nothing of it is run, and what does not fit is said in one line."""
 
+import copy
 import io
 import pickle
 import struct
@@ -13,12 +14,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fl_privacy.auditing import update_given
 from fl_privacy.auditing.update_given import entrance_of, named_as_in, network_of, read_examples, shape_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import updates
 from fl_privacy.files.updates import read_arrays
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS
-from tests.audit_update.files import NET, of_flare
+from tests.audit_update.files import NET, of_fedbiomed, of_flare, of_openfl
 
 VALUES = {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
 
@@ -38,6 +40,9 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "checkpoint": lambda path: torch.save({"model": VALUES, "epoch": 3, "optimizer": {"state": {0: VALUES}}}, path),
     "weights": lambda path: of_flare(path, "WEIGHTS", VALUES, {}),
     "weights of a job": lambda path: of_flare(path, "WEIGHTS", VALUES, {}, job=True),
+    "a breakpoint of Fed-BioMed": lambda path: of_fedbiomed(path, VALUES),
+    "a model of OpenFL": lambda path: of_openfl(path, {**VALUES, "__opt_state_0": torch.ones(9)}, tag="model"),
+    "a change of OpenFL": lambda path: of_openfl(path, VALUES, tag="delta"),
     "diff": lambda path: of_flare(path, "WEIGHT_DIFF", VALUES, {"NUM_STEPS_CURRENT_ROUND": 5}, apart=True),
 }
 
@@ -47,7 +52,7 @@ def test_each_format_gives_the_arrays(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "saved.npz"  # a name says nothing
     WRITERS[kind](path)
     found = read_arrays(path)
-    assert found.arrays.keys() == VALUES.keys() and found.is_change == (kind == "diff")
+    assert found.arrays.keys() == VALUES.keys() and found.is_change == (kind in {"diff", "a change of OpenFL"})
     assert all(torch.equal(found.arrays[name], value) for name, value in VALUES.items())
     assert found.steps == (5 if kind == "diff" else None)
 
@@ -81,6 +86,24 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a cut DXO": (lambda path: cut(path, WRITERS["diff"], 900), "ends within a section"),
     "metrics": (lambda path: of_flare(path, "METRICS", VALUES, {}), "of the kind METRICS"),
     "deep nesting": (lambda p: p.write_bytes(struct.pack(">BBQ", 100, 0, 2000) + b"\x91" * 2000), "is damaged|deeply"),
+    "secure aggregation": (lambda path: of_fedbiomed(path, [1, 2, 3]), "secure aggregation"),
+    "a mapping that lies": (
+        lambda p: of_fedbiomed(p, {"a": {"__type__": "torch.Tensor", "value": [b"1234", "float32", [1 << 40]]}}),
+        "not the number of its values",
+    ),
+    "a mapping of objects": (
+        lambda p: of_fedbiomed(p, {"a": {"__type__": "torch.Tensor", "value": [b"12345678", "object", [1]]}}),
+        "kind object",
+    ),
+    "a mapping of nothing": (lambda path: of_fedbiomed(path, {"a": {"b": 1}}), "no arrays with names"),
+    "a compressed model": (
+        lambda path: of_openfl(path, VALUES, tag="model", more={"int_to_float": [b"x"]}),
+        "compressed by a pipeline",
+    ),
+    "a cut model": (lambda p: cut(p, WRITERS["a model of OpenFL"], 70), "ends within a field"),
+    "a message of something else": (lambda path: path.write_bytes(b"\n\x02\x08\x01"), "begins like none"),
+    "a number without end": (lambda path: path.write_bytes(b"\n" + b"\xff" * 20), "has no end"),
+    "Keras": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + b"\0" * 40), "begins like none"),
     "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
     "a text": (lambda path: path.write_text("weights"), "begins like none"),
     "one array": (lambda path: path.write_bytes(lying_array((2,))), "without the names"),
@@ -138,6 +161,7 @@ def test_names_may_have_prefixes_and_arrays_none() -> None:
         ({"0.weight": torch.zeros(2, 4)}, r"0\.weight of shape \(2, 3\).*holds \(2, 4\)"),
         ({"0.weight": torch.zeros(2, 3), "conv.weight": torch.zeros(1)}, r"the model has no conv\.weight \(1,\)"),
         ({"0.bias": torch.tensor([float("nan"), 0.0])}, "finite numbers"),
+        ({"0.bias": torch.tensor([1, 0], dtype=torch.int8)}, r"0\.bias is of int8"),
         ({"0": torch.zeros(2, 3), "1": torch.zeros(2), "2": torch.zeros(2)}, "has 3"),
     ],
 )
@@ -158,6 +182,31 @@ def test_the_first_layer_tells_what_enters(tmp_path: Path) -> None:
     for place in ("nets.py", f"{tmp_path}/nets.py:Other", f"{tmp_path}/none.py:Net", f"{tmp_path}/nets.py"):
         with pytest.raises(UserError, match="--model is expected"):
             network_of(place)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_saved_program_has_layers_and_takes_any_batch(batch: int, tmp_path: Path) -> None:
+    layers = [nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)]
+    net = nn.Sequential(*layers).eval()
+    torch.export.save(torch.export.export(net, (torch.rand(batch, 2, 4, 4),)), tmp_path / "net.pt2")
+    program, images = network_of(str(tmp_path / "net.pt2")), torch.rand(batch, 2, 4, 4)
+    assert entrance_of(program)[:2] == (IMAGES, 2) and isinstance(program.get_submodule("3"), nn.Linear)
+    assert torch.equal(copy.deepcopy(program)(images), net(images))
+    assert copy.deepcopy(program)(torch.rand(3, 2, 4, 4)).shape == (3, 3)
+    (tmp_path / "net.pt2").write_bytes(b"none")
+    with pytest.raises(UserError, match="--model"):
+        network_of(str(tmp_path / "net.pt2"))
+
+
+def test_too_many_examples_are_refused_or_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez(tmp_path / "x.npz", inputs=np.arange(40.0).reshape(10, 4), labels=np.arange(10))
+    monkeypatch.setattr(update_given, "MOST_EXAMPLES", 6)
+    given = {"kind": ROWS, "width": 4, "shape": None}
+    with pytest.raises(UserError, match=r"at most 6 examples, but .* holds 10"):
+        read_examples(tmp_path / "x.npz", **given)
+    one, again, other = (read_examples(tmp_path / "x.npz", **given, seed=seed) for seed in (0, 0, 1))
+    assert len(one.inputs) == 6 and one.labels is not None and one.inputs[:, 0].tolist() == (4 * one.labels).tolist()
+    assert torch.equal(one.inputs, again.inputs) and not torch.equal(one.inputs, other.inputs)
 
 
 def test_only_bytes_of_pixels_are_scaled(tmp_path: Path) -> None:

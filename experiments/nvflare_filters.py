@@ -1,0 +1,121 @@
+"""What NVFlare's PercentilePrivacy hides: updates of one image in one step behind it, audited as two files.
+
+    python experiments/nvflare_filters.py --network lenet --victims 24 --out experiments/rows/nvflare_filters
+    python experiments/nvflare_filters.py --network resnet18 --each 1 --out experiments/rows/nvflare_filters
+
+A row for each audit, of ``--each`` updates: lossless CIFAR-10 images that ``fl-privacy audit-update`` reconstructs
+without knowledge of the filter, next to the control, the guesses at other updates. Networks have their initial values;
+batch norm normalizes by the statistics sent.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import torch
+import torchvision
+from PIL import Image
+from row_file import RowFile, takes_rows
+from safetensors.torch import save_file
+from torch import nn
+
+from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
+from fl_privacy.data import load_data
+from fl_privacy.defenses import percentile
+from fl_privacy.models import LeNet
+
+NETWORKS: Mapping[str, tuple[Callable[[], nn.Module], int]] = {
+    "lenet": (partial(LeNet, num_classes=10, in_channels=3, image_size=32), 32),
+    "resnet18": (partial(torchvision.models.resnet18, num_classes=10), 32),
+    "densenet121": (partial(torchvision.models.densenet121, num_classes=10), 64),
+}
+LR = 0.1
+
+
+def made(network: str) -> nn.Module:
+    torch.manual_seed(0)
+    return NETWORKS[network][0]().eval()
+
+
+def audited(
+    network: str, place: Path, *, first: int, victims: int, share: float, gamma: float, budget: str
+) -> dict[str, object]:
+    net, side = made(network), NETWORKS[network][1]
+    test = load_data("cifar10_exact").test
+    save_file(net.state_dict(), place / "before.safetensors")
+    for folder in ("updates", "others"):
+        (place / folder).mkdir()
+    defense = percentile(percentile=share, gamma=gamma)
+    for number in range(first, (end := first + victims) + 300):
+        pixels = Image.fromarray(test.images[number].permute(1, 2, 0).numpy())
+        pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
+        name = f"victim-{number:02d}"
+        folder = place / "truth" / name if number < end else place / "others"
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels.save(folder / f"{name}.png")
+        if number >= end:
+            continue
+        image = torchvision.transforms.functional.to_tensor(pixels)[None]
+        loss = nn.functional.cross_entropy(net(image), test.labels[number : number + 1])
+        found = torch.autograd.grad(loss, list(net.parameters()))
+        names = [name for name, _ in net.named_parameters()]
+        step = {name: -LR * gradient for name, gradient in zip(names, found, strict=True)}
+        after = dict(net.state_dict())
+        after |= {name: after[name] + change for name, change in defense.apply(step).items()}
+        save_file(after, place / "updates" / f"{name}.safetensors")
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom nvflare_filters import made\n"
+    (place / "net.py").write_text(f"{code}def net(): return made({network!r})\n")
+    began = time.process_time()
+    done = audit_update(
+        UpdateAuditRequest(
+            before=place / "before.safetensors",
+            after=place / "updates",
+            model=f"{place}/net.py:net",
+            shape=(3, side, side),
+            examples=(1,),
+            data=place / "truth",
+            others=place / "others",
+            out=place / "out",
+            budget=budget,
+        )
+    )
+    (answer,) = done.answers
+    counts, control = answer.counts, answer.control
+    assert counts is not None, answer.reason
+    return {
+        "reconstructed": counts.read,
+        "of": counts.judged + counts.failures,
+        "low": counts.interval[0],
+        "high": counts.interval[1],
+        "control": None if control is None else control.read,
+        "first_line": done.record().headline,
+        "seconds": round(time.process_time() - began),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=list(NETWORKS), default="lenet")
+    parser.add_argument("--victims", type=int, default=24)
+    parser.add_argument("--percentile", type=float, default=10)
+    parser.add_argument("--gamma", type=float, default=0.01)
+    parser.add_argument("--each", type=int, help="updates of an audit; default all")
+    parser.add_argument("--budget", default="quick")
+    takes_rows(parser)
+    options = parser.parse_args()
+    kept, each = RowFile(options.out), options.each or options.victims
+    key = {name: getattr(options, name) for name in ("network", "percentile", "gamma", "budget")}
+    for first in range(0, options.victims, each):
+        own = {**key, "first": first, "victims": min(each, options.victims - first)}
+        if kept.find(own) is None:
+            with tempfile.TemporaryDirectory() as place:
+                given = {"share": options.percentile, "gamma": options.gamma, "budget": options.budget}
+                row = audited(options.network, Path(place), first=first, victims=own["victims"], **given)
+            print(kept.add(own, row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
