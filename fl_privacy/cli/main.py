@@ -329,7 +329,6 @@ app.add_typer(policy_app, name="policy", no_args_is_help=True)
 
 
 _RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
-_NO_MORE = "start it again"
 _GOES_ON = "what was done is kept, the same command goes on from there"
 _KEPT = {"run": _RECORDED, "attack": _RECORDED}
 _KEPT |= dict.fromkeys(("trade-off", "benchmark", "train-generator", "search-policies"), _GOES_ON)
@@ -360,7 +359,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (faults.Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
-            say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
+            say(f"interrupted; {_KEPT.get(next(iter(rest), ''), 'start it again')}", aside=True)
         return 128 + (error.number if isinstance(error, faults.Interrupted) else signal.SIGINT)  # as shells do
     except (click.ClickException, *faults.STOPPING) as error:
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):
