@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from fl_privacy.cli import faults
 from fl_privacy.cli.audit import audit, review
 from fl_privacy.cli.audit_update import audit_update
-from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
+from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow
 from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.jobs import end_with, run_jobs, say_what_takes_time
 from fl_privacy.cli.policy import app as policy_app
@@ -339,7 +339,7 @@ def main() -> None:
     """Run ``fl-privacy`` with the arguments of the process, and set its exit status."""
     with suppress(AttributeError):  # standard output may not be a file
         sys.stdout.reconfigure(errors=UNENCODABLE)  # type: ignore[union-attr]
-    if completes():
+    if "_FL_PRIVACY_COMPLETE" in os.environ:  # a shell asks for completions
         app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))
 

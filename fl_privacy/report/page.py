@@ -48,7 +48,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "unbroken": unbroken,
+        "unbroken": lambda sentence: sentence.replace(" %", "\N{NO-BREAK SPACE}%"),
         "percent": _unbroken(words.percent),
         "points": _unbroken(words.points),
         "seconds": words.seconds,
@@ -62,11 +62,6 @@ def _environment() -> Environment:
         "read_in_words": headline.read_in_words,
     }
     return environment
-
-
-def unbroken(sentence: str) -> str:
-    """Keep percent signs on one line with their numbers."""
-    return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:
