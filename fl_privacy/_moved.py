@@ -43,16 +43,15 @@ _NAMES = """
     attacks.lamp_tag=attacks.presets attacks.likelihood.laws=attacks.likelihood.channel
     attacks.malicious.from_layer=attacks.malicious.server_attack
     attacks.malicious.imprint_block=attacks.malicious.imprint
-    attacks.malicious.own_gradient=attacks.malicious.inconsistent
-    attacks.optimizers.base=attacks.optimizers.first_order attacks.optimizers.cma=attacks.optimizers.first_order
-    attacks.text.candidates=attacks.text.token_candidates attacks.text.encoder_batches=attacks.text.encoder_assembly
-    attacks.text.entrances=attacks.text.token_evidence attacks.text.expected_words=attacks.text.word_evidence
-    attacks.text.first_block=attacks.text.bag_of_words attacks.text.peeling=attacks.text.dager
-    attacks.text.spans=attacks.text.token_candidates attacks.trees.boxes=attacks.trees.reconstruct
-    attacks.trees.exchanges=attacks.trees.grid attacks.trees.ubjson=attacks.trees.model
-    auditing.app.drawn=auditing.app.stand_in auditing.app.loaded=auditing.app.environment
-    auditing.regression.comparison=auditing.regression.measurement checkpointing=models.unwrap_model
-    cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
+    attacks.malicious.own_gradient=attacks.malicious.inconsistent attacks.optimizers.base=attacks.optimizers.first_order
+    attacks.optimizers.cma=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
+    attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
+    attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
+    attacks.text.peeling=attacks.text.dager attacks.text.spans=attacks.text.token_candidates
+    attacks.trees.boxes=attacks.trees.reconstruct attacks.trees.exchanges=attacks.trees.grid
+    attacks.trees.ubjson=attacks.trees.model auditing.app.drawn=auditing.app.stand_in
+    auditing.app.loaded=auditing.app.environment auditing.regression.comparison=auditing.regression.measurement
+    checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
     cli.train_generator=cli.train_networks cli.underway=cli.console cli.workers=cli.studies config=runs.config
     config.foreign=runs.config.untrusted config.reading=runs.config.parse cores=federation.cores
     data.attributes=data.datasets data.columns=data.examples
@@ -66,24 +65,23 @@ _NAMES = """
     experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
     experiment.run_folder=runs.destination experiment.server_reading=runs.server_attack
     experiment.unattacked=runs.distractors federation.audit=federation.interception_plan
-    federation.evaluation=federation.server
-    federation.interception.local_batch_norm=federation.interception.infer_plan
+    federation.evaluation=federation.server federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
     flower._defense_mod=flower.mods.defend flower._guard_mod=flower.mods.guard_mod
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
-    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
-    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
-    flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
-    flower.kept_norms=flower.curious flower.local_batch_norm=flower.curious flower.malicious=flower.curious
-    flower.masked_replies=flower.grids flower.mods.defense_mod=flower.mods.defend flower.nodes=flower.strategy
-    flower.probe=flower.mods.probe flower.untouched=auditing.app flower.untouched.app=auditing.app.bundle
-    flower.untouched.moved=auditing.app.environment flower.untouched.own_files=auditing.app.environment
-    flower.wrappers=flower.curious foreign_files=files.foreign gate=site.gate gate.kernel=site.gate.linux_calls
-    gradients=models.gradients gradients.examples=models.gradients.per_example
-    gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
-    interception=federation.interception interception.kept_norms=federation.interception.infer_plan
+    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process flower.dp_subjects=flower.dp_mechanisms
+    flower.forms=flower.reply_cache flower.gate_defense=flower.gate flower.inside.loading=flower.inside.identity
+    flower.inside.masks=flower.inside.identity flower.kept_norms=flower.curious flower.local_batch_norm=flower.curious
+    flower.malicious=flower.curious flower.masked_replies=flower.grids flower.mods.defense_mod=flower.mods.defend
+    flower.nodes=flower.strategy flower.probe=flower.mods.probe flower.untouched=auditing.app
+    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
+    flower.untouched.own_files=auditing.app.environment flower.wrappers=flower.curious foreign_files=files.foreign
+    gate=site.gate gate.kernel=site.gate.linux_calls gradients=models.gradients
+    gradients.examples=models.gradients.per_example gradients.fastest=models.gradients.choose_method
+    guard=defenses.guard inference=attacks.inference interception=federation.interception
+    interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
     malicious.reading=attacks.malicious.server_attack measure.chance=measure.intervals
@@ -92,8 +90,7 @@ _NAMES = """
     metrics=measure metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
     models.alexnet_vgg=models.small_networks models.cut=models.layers models.gradients.batch=models.gradients.victims
     models.gradients.layer_rules=models.gradients.layered models.gradients.normalization=models.gradients.convolution
-    models.gradients.sketch=models.gradients.per_example
-    models.pretrained.find_words=models.pretrained.evaluator_files
+    models.gradients.sketch=models.gradients.per_example models.pretrained.find_words=models.pretrained.evaluator_files
     models.pretrained.generator_files=models.pretrained.generator
     models.pretrained.word_evaluator=models.pretrained.evaluator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
@@ -106,12 +103,12 @@ _NAMES = """
     results.counts=measure.counts results.findings=measure.roc results.folder=runs.folder.writer
     results.made=runs.folder.records results.readings=runs.folder.leakage results.row_files=runs.folder.pictures
     results.rule=measure.rule results.survivors=measure.aggregate_leakage runs.app_captures=runs.attack
-    runs.config.keys=runs.config.settings runs.config.plugins=runs.config.settings
-    runs.distractors_of_app=runs.distractors runs.folder.environment=runs.folder.identity
-    runs.folder.from_json=runs.folder.records runs.folder.measured=runs.folder.study
-    runs.folder.paper=runs.folder.records runs.folder.row_files=runs.folder.pictures
-    runs.folder.share=runs.folder.read runs.foreign_app=runs.app runs.own_data=runs.weights
-    runs.study_results=runs.study runs.summed_probes=runs.ground_truth schema=types.schema
+    runs.config._options=runs.config.parse runs.config.keys=runs.config.settings
+    runs.config.plugins=runs.config.settings runs.distractors_of_app=runs.distractors
+    runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
+    runs.folder.measured=runs.folder.study runs.folder.paper=runs.folder.records
+    runs.folder.row_files=runs.folder.pictures runs.folder.share=runs.folder.read runs.foreign_app=runs.app
+    runs.own_data=runs.weights runs.study_results=runs.study runs.summed_probes=runs.ground_truth schema=types.schema
     shared_gradients=types.user_gradients shared_updates=types.user_gradients site.gate.accounting=site.gate.entries
     tally=federation.cores tapping=auditing.instrument tapping.copies=auditing.clear_text.copies
     tapping.findings=auditing.clear_text.findings tapping.inventory=auditing.clear_text.inventory

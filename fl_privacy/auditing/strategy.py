@@ -101,7 +101,7 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
 def _named(told: Mapping[str, object]) -> dict[str, Any]:
     names = {f.name for f in fields(LocalPlan)}
     if unknown := [key for key in told if key not in names]:
-        from fl_privacy.runs.config._options import suggest  # noqa: PLC0415
+        from fl_privacy.runs.config.parse import suggest  # noqa: PLC0415
 
         raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
     return {str(key): value for key, value in told.items()}

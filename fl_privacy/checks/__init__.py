@@ -82,10 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``, or raise ``UserError`` unless it is a number within the bounds; NaN never is.
-
-    ``infinite`` allows infinity; ``example`` is a value to try, or a remedy in words.
-    """
+    """Return ``value``, or raise ``UserError`` with an ``example`` unless it is within the bounds; NaN never is."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)

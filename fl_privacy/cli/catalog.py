@@ -8,8 +8,8 @@ from rich.table import Table
 from fl_privacy.errors import UserError
 from fl_privacy.measure import METRICS
 from fl_privacy.runs.config import options
-from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.building import locate_target
+from fl_privacy.runs.config.parse import suggest
 from fl_privacy.runs.config.settings import groups, register_plugin_metrics
 from fl_privacy.runs.config.study import GRIDS, TRACKS, names_in
 from fl_privacy.site.gate.plain_yaml import loaded

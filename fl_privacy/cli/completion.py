@@ -1,17 +1,11 @@
 """Options that several commands have, and shell completion of overrides: keys, and options of a group after ``=``."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fl_privacy.checks import number
-
-
-def completes() -> bool:
-    """Return ``True`` if a shell asks for completions."""
-    return "_FL_PRIVACY_COMPLETE" in os.environ
 
 
 def complete_override(incomplete: str) -> list[str]:

@@ -35,7 +35,6 @@ class Lines:
         self._beat = threading.Thread(target=self._repeat, daemon=True)
 
     def tell(self, text: str) -> None:
-        """Set the current step; empty for none."""
         with self._lock:
             now = time.monotonic()
             self._text, self._since = text, now

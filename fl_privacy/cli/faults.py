@@ -14,9 +14,7 @@ from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_wa
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
-FAULTS = (UserError, OSError, MemoryError)
-"""Faults of input, disk and machine: a job that ends by one keeps its files, and other jobs go on."""
-
+FAULTS = (UserError, OSError, MemoryError)  # of input, disk and machine: a job keeps its files, and others go on
 STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)  # exceptions that may be faults, as ``recognized`` decides
 
 

@@ -181,10 +181,7 @@ def _untold_places(*, own_folder: bool = False) -> Iterator[None]:
 
 
 def make_client(context: Context) -> PrivacyClient:
-    """Build the node's client, for its partition or its own folder, in the federation of ``overrides``.
-
-    It draws from the node's own secret and keeps its private part in a file of the node, except in a simulation.
-    """
+    """Build the node's client, with its own secret and a private part in its file, except in a simulation."""
     config = _settings(context)
     client, memory = _client(config, context), None if _is_simulated() else node_memory(context)
     if memory is not None:

@@ -18,7 +18,7 @@ from rich.logging import RichHandler
 from fl_privacy.cli import faults
 from fl_privacy.cli.audit import audit, review
 from fl_privacy.cli.audit_update import audit_update
-from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow, completes
+from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow
 from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.jobs import end_with, run_jobs, say_what_takes_time
 from fl_privacy.cli.policy import app as policy_app
@@ -329,7 +329,6 @@ app.add_typer(policy_app, name="policy", no_args_is_help=True)
 
 
 _RECORDED = "what was recorded is kept, `fl-privacy report RUN_DIR` reads it"
-_NO_MORE = "start it again"
 _GOES_ON = "what was done is kept, the same command goes on from there"
 _KEPT = {"run": _RECORDED, "attack": _RECORDED}
 _KEPT |= dict.fromkeys(("trade-off", "benchmark", "train-generator", "search-policies"), _GOES_ON)
@@ -340,7 +339,7 @@ def main() -> None:
     """Run ``fl-privacy`` with the arguments of the process, and set its exit status."""
     with suppress(AttributeError):  # standard output may not be a file
         sys.stdout.reconfigure(errors=UNENCODABLE)  # type: ignore[union-attr]
-    if completes():
+    if "_FL_PRIVACY_COMPLETE" in os.environ:  # a shell asks for completions
         app(prog_name="fl-privacy")
     sys.exit(run_command_line(sys.argv[1:]))
 
@@ -360,7 +359,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
             return int(app([DEBUG, *rest] if debug else rest or ["--help"], standalone_mode=False) or 0)
     except (faults.Interrupted, KeyboardInterrupt, click.Abort) as error:
         with suppress(OSError):  # the terminal may be gone
-            say(f"interrupted; {_KEPT.get(next(iter(rest), ''), _NO_MORE)}", aside=True)
+            say(f"interrupted; {_KEPT.get(next(iter(rest), ''), 'start it again')}", aside=True)
         return 128 + (error.number if isinstance(error, faults.Interrupted) else signal.SIGINT)  # as shells do
     except (click.ClickException, *faults.STOPPING) as error:
         if isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError):

@@ -5,7 +5,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from fl_privacy.models.pretrained.evaluator import (
     EvaluationNetwork,
     EvaluatorPlan,
     Progress,
-    WordEvaluator,
     random_word_curve,
     train_word_evaluator,
 )
@@ -62,20 +61,24 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     seed = settings["seed"]
     if texts:
         model = build_network(settings["model"], dataset, seed=seed)
-        work = _words(splits, settings["images"], plan, seed=seed, model=model)
+        key, facts, learn, curve = _words(splits, settings["images"], plan, seed=seed, model=model)
     else:
-        work = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
-    cached = f"evaluator-{dataset.name.replace('/', '--')}-{work.key}.safetensors"
-    file, found = place_of(settings, cached, work.key, files.read_about, console)
+        key, facts, learn, curve = _images(splits, settings["images"], plan, seed=seed, teacher=teacher)
+    cached = f"evaluator-{dataset.name.replace('/', '--')}-{key}.safetensors"
+    file, found = place_of(settings, cached, key, files.read_about, console)
     if not found:
         with progress_bar(console, "Training, loss {task.fields[loss]:.4f}") as bar:
             show = partial(bar.update, bar.add_task("", total=None, loss=float("nan")))
             tell = lambda done, total, loss: show(completed=done, total=total, loss=loss)  # noqa: E731
-            network = work.train(device=device, progress=tell)
-        about = {"key": work.key, "data": dataset.name, "settings": json.dumps(settings)}
-        files.save_evaluator(network, file, {**about, **work.about})
+            network = learn(device=device, progress=tell)
+        about = {"key": key, "data": dataset.name, "settings": json.dumps(settings)}
+        files.save_evaluator(network, file, {**about, **facts})
     trained = files.load_evaluator(file)
-    console.print(_table({"predicted, other split": trained, "teacher": teacher}, work.curve))
+    table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
+    for name, each in {"predicted, other split": trained, "teacher": teacher}.items():
+        if each is not None:
+            table.add_row(name, *(f"{p:.2f}" for p in curve(each).mean(1).tolist()))
+    console.print(table)
     if isinstance(teacher, EvaluationNetwork) and isinstance(trained, EvaluationNetwork):
         share = trained.multiply_adds / teacher.multiply_adds
         console.print(f"{share:.2f} of the teacher's operations", highlight=False)
@@ -122,21 +125,17 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
 Splits = tuple[LabelledExamples, LabelledExamples]  # split to train on, and the other one
 
 
-@dataclass(frozen=True)
-class _Work:
-    key: str
-    about: Mapping[str, str]
-    train: Callable[..., Evaluator]
-    curve: Callable[[Any], Tensor]  # (R, N) predictions for the other split at each of :data:`RATIOS`
+Curve = Callable[[Any], Tensor]  # network -> (R, N) predictions for the other split at each of :data:`RATIOS`
+Work = tuple[str, Mapping[str, str], Callable[..., Evaluator], Curve]  # key, facts, training and curve
 
 
 def _images(
     splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, teacher: EvaluationNetwork | None
-) -> _Work:
+) -> Work:
     ours, others = (expect_images(split, "train-evaluator").images for split in splits)
     public, shown = ours[thinned(len(ours), number)], others[thinned(len(others), SHOWN)]
 
-    def train(device: torch.device, progress: Progress) -> EvaluationNetwork:
+    def learn(device: torch.device, progress: Progress) -> EvaluationNetwork:
         on_device = None if teacher is None else copy.deepcopy(teacher).to(device)
         return networks.train_evaluator(public, plan, seed=seed, device=device, progress=progress, teacher=on_device)
 
@@ -144,22 +143,20 @@ def _images(
     for value in () if teacher is None else teacher.state_dict().values():
         taught.update(value.cpu().contiguous().numpy().tobytes())
     key = key_of(plan, seed, public, more=[] if teacher is None else [taught.hexdigest()])
-    return _Work(key=key, about={}, train=train, curve=lambda network: networks.noise_curve(network, shown, RATIOS))
+    return key, {}, learn, lambda network: networks.noise_curve(network, shown, RATIOS)
 
 
-def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, model: nn.Module) -> _Work:
+def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int, model: nn.Module) -> Work:
     ours, others = splits
     assert isinstance(ours, TextExamples) and isinstance(others, TextExamples) and isinstance(model, TextModel)
     table = model.words.weight.detach()
     public = ours.tokens[thinned(len(ours), number)]
     shown = others.tokens[thinned(len(others), SHOWN)]
 
-    def curve(network: WordEvaluator) -> Tensor:
-        return random_word_curve(network, shown, table, RATIOS)
-
-    train = partial(train_word_evaluator, public, table, plan, seed=seed)
+    learn = partial(train_word_evaluator, public, table, plan, seed=seed)
     words = files.name_of_words(table)
-    return _Work(key=key_of(plan, seed, public, more=[words]), about={"words": words}, train=train, curve=curve)
+    curve: Curve = lambda network: random_word_curve(network, shown, table, RATIOS)  # noqa: E731
+    return key_of(plan, seed, public, more=[words]), {"words": words}, learn, curve
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
@@ -176,14 +173,6 @@ def key_of(plan: EvaluatorPlan | GeneratorPlan, seed: int, *examples: Tensor, mo
     content = hashlib.sha256(b"".join(each.contiguous().numpy().tobytes() for each in examples))
     content.update(json.dumps([examples[0].shape, seed, asdict(plan), *more]).encode())
     return content.hexdigest()[:16]
-
-
-def _table(trained: Mapping[str, Evaluator | None], curve: Callable[[Any], Tensor]) -> Table:
-    table = Table("true noise ratio", *(f"{r:.1f}" for r in RATIOS.tolist()), box=None)
-    for name, network in trained.items():
-        if network is not None:
-            table.add_row(name, *(f"{p:.2f}" for p in curve(network).mean(1).tolist()))
-    return table
 
 
 SECONDS_BETWEEN_STATES = 60.0  # interval at which the state of the training is saved

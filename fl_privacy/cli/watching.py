@@ -54,7 +54,6 @@ class WatchServer(ThreadingHTTPServer):
         self.secret = secrets.token_urlsafe(16)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Print an error in a line, except for lost connections."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
             say(f"error: {in_a_line(error)}", aside=True)

@@ -21,10 +21,7 @@ class UpdateDistortion:
 
 
 def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
-    """Compare ``defended`` with the update ``clean`` of the same client, batch and model, tensors by name.
-
-    Names missing in ``defended`` count as zeros; a name or shape that ``clean`` has not raises ``UserError``.
-    """
+    """Compare ``defended`` with ``clean``, zeros if names are missing; ``UserError`` for other names or shapes."""
     for name, t in defended.items():
         if name not in clean or clean[name].shape != t.shape:
             expected = f"shape {tuple(clean[name].shape)}" if name in clean else f"a name among {sorted(clean)}"
@@ -40,7 +37,6 @@ def distortion_of(clean: Tensors, defended: Tensors) -> UpdateDistortion:
 
 
 def _flat(tensors: Tensors) -> Tensor:
-    """Flatten the tensors to one vector (n,) of float64."""
     return torch.cat([t.detach().flatten().double() for t in tensors.values()])
 
 
@@ -64,14 +60,9 @@ class LinearSystem:
 def linear_system(
     clean: tuple[Tensor, Tensor], seen: tuple[Tensor, Tensor], *, rows: int | None = None
 ) -> LinearSystem:
-    """Build the system of a layer before and after the defense; condition and contraction are infinite for zero
-    gradients.
+    """Build the system of a layer from its undefended and its uploaded gradient of weight (M, N) and bias (M,).
 
-    Args:
-        clean: undefended gradient of weight (M, N) and bias (M,).
-        seen: uploaded gradient.
-        rows: number of rows with the largest uploaded bias gradient; ``None`` takes all whose bias gradient is not
-            zero.
+    It has the ``rows`` of the largest uploaded bias gradient, by default all with one; infinite for zero gradients.
     """
     weight, bias, seen_weight, seen_bias = (t.detach().double() for t in (*clean, *seen))
     chosen = bias.nonzero().flatten() if rows is None else seen_bias.abs().topk(min(rows, len(bias))).indices
@@ -99,11 +90,7 @@ CHUNK = 1024  # queries compared at a time
 
 
 def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
-    """Trace each query to the owner of the nearest guess, (Q,) (SPN, Fan et al. 2020, Algorithm 6).
-
-    ``guesses`` (R, C, H, W), at least one, are reconstructions from updates of ``owners`` (R,), ``queries`` are (Q, C,
-    H, W). Without guesses or with other shapes, raise ``UserError``.
-    """
+    """Trace queries (Q, C, H, W) to the owners (Q,) of the nearest guesses (SPN, Fan et al. 2020, Algorithm 6)."""
     if not len(guesses) or len(guesses) != len(owners) or guesses.shape[1:] != queries.shape[1:]:
         raise UserError(
             "Tracing expects images of one shape and an owner for each reconstruction, but got"
@@ -113,10 +100,7 @@ def trace(guesses: Tensor, owners: Tensor, queries: Tensor) -> Tensor:
 
 
 def nearest(images: Tensor, queries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the Euclidean distance and index, (Q,) each, of the nearest of ``images`` (R, C, H, W) to each query.
-
-    Distances are exact, and do not depend on the number compared at a time.
-    """
+    """Return the exact distance and index, (Q,) each, of the nearest of ``images`` (R, C, H, W) to each query."""
     flat = images.flatten(1).float()
     # no matrix products, whose rounding depends on the chunk
     exact = "donot_use_mm_for_euclid_dist"

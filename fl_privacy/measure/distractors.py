@@ -22,9 +22,7 @@ _DIGITS = 4  # recorded decimals; further ones depend on the number of images co
 
 Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
 NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
-CLOSER = 10 ** (-MARGIN_PSNR / 10)
-"""Largest share that a guess may leave of the variance which the nearest public image leaves unexplained."""
-
+CLOSER = 10 ** (-MARGIN_PSNR / 10)  # most that a guess may leave of the variance that the nearest image leaves
 ROUNDED = 1e-6  # 1 - likeness^2 of an exact guess, by single precision
 TWIN = 6.0  # least lead of the nearest public image at an original that shows the same scene
 OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose guesses are controls, and the most guesses
@@ -45,7 +43,6 @@ class Distractors:
     beside: Callable[[int], PublicImages | None] | None = None
 
     def of(self, victim: VictimId) -> "Distractors":
-        """Return the images for comparison with guesses at ``victim``."""
         return self if self.beside is None else replace(self, candidates=self.beside(victim.client))
 
 
@@ -131,11 +128,7 @@ def _stand_ins(others: Tensor, number: int) -> Tensor:
 
 
 def compare_texts(match: Match, others: Distractors, language: Language | None = None) -> list[GuessComparison]:
-    """Compare each text of a victim that has a guess.
-
-    ``control_f1`` is the token F1 of the most frequent public tokens; ``chance`` is the probability that the guesses
-    fit as many public texts equally well.
-    """
+    """Compare guessed texts with the most frequent tokens (``control_f1``) and public texts (``chance``)."""
     truths = match.originals[match.found]
     if others.texts is None or not len(truths):
         return [GuessComparison() for _ in truths]

@@ -34,12 +34,10 @@ class PublicImages:
 
     @cached_property
     def mean(self) -> Tensor:
-        """Return the mean (C, H, W) of all images."""
         return self.images.mean(0)
 
     @cached_property
     def class_means(self) -> dict[int, Tensor]:
-        """Return the mean (C, H, W) of each class, if known."""
         if self.labels is None:
             return {}
         return {label: self.images[self.labels == label].mean(0) for label in sorted(set(self.labels.tolist()))}
@@ -57,11 +55,7 @@ class PublicImages:
         return Gallery(self.rivals)
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the public images most like ``original`` (C, H, W) but not equal, up to mirror and shift.
-
-        Returns:
-            The nearest (C, H, W), and (K, C, H, W) almost equal ones among ``images``; ``None`` without another image.
-        """
+        """Return the image most like ``original`` (C, H, W), if any other, and almost equal ones (K, C, H, W)."""
         places = Moved(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -198,7 +192,6 @@ class Look:
         return Standing(self.originals, self.sight)
 
     def _foreign(self, original: int, at: int) -> float:
-        """Return the foreign share of guess and way ``at``, given an original."""
         number, way = divmod(at, self._strengths[1].shape[1])
         seen = Moved(self.guesses[number : number + 1], self.sight)
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
@@ -280,9 +273,7 @@ def identify(
     images = left.nonzero().flatten()
     rivals = torch.cat([images, torch.arange(len(left), len(others.rivals))])
     usual = images[torch.linspace(0, len(images) - 1, min(REFERENCE, len(images))).long()]
-    coarse = Look(
-        guesses=guesses, originals=originals, others=others, rivals=rivals, usual=usual, sight=COARSE
-    )  # fmt: skip
+    coarse = Look(guesses=guesses, originals=originals, others=others, rivals=rivals, usual=usual, sight=COARSE)
     found = coarse.ranked(len(images))
     settled = (found.figures["lead"] >= SURE) | (coarse.behind() > HOPELESS * len(images))
     if not bool(settled.all()):

@@ -9,8 +9,7 @@ from torch.nn import functional
 from fl_privacy import checks
 from fl_privacy.errors import UserError
 
-MetricFunction = Callable[[Tensor, Tensor], Tensor]
-"""(guesses, truths) -> (N,), for images (N, C, H, W) in [0, 1] or labels."""
+MetricFunction = Callable[[Tensor, Tensor], Tensor]  # images (N, C, H, W) in [0, 1], or labels -> (N,)
 
 
 def mse(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -36,8 +35,7 @@ def psnr(guesses: Tensor, truths: Tensor) -> Tensor:
     return mse(guesses, truths).log10().mul(-10)
 
 
-WINDOW = 11
-"""Width in pixels of the Gaussian window, with a standard deviation of 1.5 (Wang et al. 2004, Section III.B)."""
+WINDOW = 11  # width in pixels of the Gaussian window of deviation 1.5 (Wang et al. 2004, Section III.B)
 
 
 def ssim(guesses: Tensor, truths: Tensor) -> Tensor:
@@ -97,7 +95,6 @@ def pixel_histogram(images: Tensor, *, bins: int = BINS) -> Tensor:
 
 
 def _pixel_counts(images: Tensor, bins: int) -> Tensor:
-    """Count each image's pixels in the intervals, (N, k) float64."""
     pixels = images.flatten(1).double()
     interval = (pixels * bins).floor().clamp(0, bins - 1).long()
     return pixels.new_zeros(len(pixels), bins).scatter_add_(1, interval, torch.ones_like(pixels))

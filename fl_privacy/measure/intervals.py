@@ -72,8 +72,7 @@ def aggregate(
 
 
 FAR = 0.6  # least share of the range spanned by the gap that splits a sample
-LEAST_SPLIT = 8
-"""Least number of independent groups of a split sample; evenly spread samples of fewer have such a gap, too."""
+LEAST_SPLIT = 8  # least groups of a split sample: fewer ones have such a gap even if evenly spread
 
 
 def is_split(values: Sequence[float], *, groups: int) -> bool:
@@ -242,10 +241,7 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that at least ``exact`` of ``number`` guesses equal one of as many examples.
-
-        Guesses are distributed as examples, or all the most frequent one, whichever fits more.
-        """
+        """Return the probability that ``exact`` of ``number`` guesses, usual or not, equal one of as many others."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
@@ -317,10 +313,7 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability that the guessed words fit as many other texts as well, by a permutation test.
-
-    ``own`` and ``others`` are words of each text; ``few`` lets texts also fit by the number of right words.
-    """
+    """Return the probability that the words fit as many other texts, ``few`` also by their number (permutation)."""
     texts = [*own, *others]
     if not others or not own:
         return 1.0

@@ -158,11 +158,7 @@ def _network(device: torch.device) -> nn.Module | None:
 
 
 def noise_ratio(evaluator: str, input_shape: Sequence[int]) -> MetricFunction:
-    """Build the metric of the network in the file ``evaluator``: (guesses, truths) -> (N,) in [0, 1].
-
-    The file is of ``fl-privacy train-evaluator``, ``input_shape`` (C, H, W). ``UserError`` if there is none, or it is
-    for other images.
-    """
+    """Build the metric of Refiner's network in a file, (N,) in [0, 1]; ``UserError`` if it is for other images."""
     network = find_evaluator(evaluator, input_shape)
 
     def measure(guesses: Tensor, truths: Tensor) -> Tensor:

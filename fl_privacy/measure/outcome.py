@@ -33,9 +33,7 @@ noise there, or traces of how it was changed; another picture of the same person
 SAME = 0.97  # likeness above which a guess shows hardly anything else
 MARGIN_PSNR = 3.5  # least PSNR in dB above that of a control without the update
 FAR_PSNR = 5.0  # PSNR in dB above the control's from which the foreign share does not matter
-MUCH_PSNR = 10.0
-"""The same, from which the lead of guesses without the update does not matter, since they are not as close."""
-
+MUCH_PSNR = 10.0  # the same, from which the lead of guesses without the update does not matter: they are farther
 MARGIN_SSIM = 0.25  # least structural similarity above the control's
 WORDS_METRIC = "word_f1"
 MARGIN_F1 = 0.2  # least token F1 above that of word frequency alone
@@ -106,7 +104,6 @@ class GuessComparison:
         return cls(exact=record.get("exact") is True, **numbers)
 
     def as_record(self) -> dict[str, Any]:
-        """Return the measured figures by name, as in ``metrics.jsonl``."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def is_above(self, name: str, margin: float) -> bool:
@@ -149,7 +146,6 @@ class ImageScore:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "ImageScore":
-        """Build the score from an ``image`` record of ``metrics.jsonl``."""
         failure, certainty = record.get("failure"), record.get("certainty")
         return cls(
             image=int(record.get("image", 0)),
@@ -262,7 +258,6 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
 
 
 def _is_chance(chance: float | None) -> bool:
-    """Return ``True`` if one guess in twenty without the update scores as well on the upload."""
     return chance is not None and chance > 1 - BAND
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fl_privacy.checks.packages import registered_files
 from fl_privacy.errors import UserError
@@ -109,6 +109,8 @@ def _in(module: str, name: str) -> MetricFunction:
 IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
 """Main metrics of images, texts and table rows."""
 
+_DECIBELS: dict[str, Any] = {"leaks": "high", "unit": "dB", "digits": decibel}
+_SIMILARITY: dict[str, Any] = {"leaks": "high", "range": (-1.0, 1.0)}
 _RECOGNIZABLE_PSNR = Threshold(value=15.0, source="Refiner")
 
 _SHARES: tuple[tuple[str, Of, str, str], ...] = (
@@ -156,17 +158,14 @@ _SELDOM = {"token_precision", "rouge_1", "rouge_2", "word_precision", "count_f1"
 METRICS: dict[str, Metric] = {
     "psnr": Metric(
         function=_in("images", "psnr"),
-        leaks="high",
+        **_DECIBELS,
         threshold=_RECOGNIZABLE_PSNR,
         title="PSNR",
-        unit="dB",
-        digits=decibel,
         description="Peak signal-to-noise ratio on [0, 1].",
     ),
     "ssim": Metric(
         function=_in("images", "ssim"),
-        leaks="high",
-        range=(-1.0, 1.0),
+        **_SIMILARITY,
         threshold=Threshold(value=0.5, source="Refiner"),
         title="SSIM",
         description="Structural similarity, Gaussian window of 11 pixels.",
@@ -214,17 +213,14 @@ METRICS: dict[str, Metric] = {
     ),
     "aligned_psnr": Metric(
         function=None,
-        leaks="high",
+        **_DECIBELS,
         title="Aligned PSNR",
-        unit="dB",
-        digits=decibel,
         description="Peak signal-to-noise ratio after the best harmless change.",
         of_papers=True,
     ),
     "aligned_ssim": Metric(
         function=None,
-        leaks="high",
-        range=(-1.0, 1.0),
+        **_SIMILARITY,
         title="Aligned SSIM",
         description="Structural similarity after the best harmless change.",
         of_papers=True,
@@ -241,18 +237,15 @@ METRICS: dict[str, Metric] = {
     "transformed_psnr": Metric(
         function=_in("images", "psnr"),
         of="transformed",
-        leaks="high",
+        **_DECIBELS,
         threshold=_RECOGNIZABLE_PSNR,
         title="PSNR to transformed",
-        unit="dB",
-        digits=decibel,
         description="Peak signal-to-noise ratio to the image that the defense put in place of the original.",
     ),
     "transformed_ssim": Metric(
         function=_in("images", "ssim"),
         of="transformed",
-        leaks="high",
-        range=(-1.0, 1.0),
+        **_SIMILARITY,
         title="SSIM to transformed",
         description="Structural similarity to the image that the defense put in place of the original.",
         of_papers=True,

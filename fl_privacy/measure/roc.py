@@ -65,10 +65,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Compute the area under the curve with the interval of DeLong, DeLong and Clarke-Pearson (1988).
-
-    It is widened to the same interval on the logit scale, which is valid near 1.
-    """
+    """Compute the AUC with the interval of DeLong et al. (1988), widened to that on the logit scale."""
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)
@@ -90,10 +87,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Compute the largest TPR at an FPR of at most ``fpr``; return ``None`` with fewer than 1 / ``fpr`` negatives.
-
-    The interval is the wider one of the bootstrap over both kinds and of Clopper and Pearson at this threshold.
-    """
+    """Compute the largest TPR at ``fpr``, if measurable, with the wider interval of bootstrap or Clopper-Pearson."""
     allowed = math.floor(fpr * len(found.negatives) + 1e-9)
     if allowed < 1:
         return None
@@ -163,7 +157,6 @@ def _cross_fitted(found: Separation, gain: Gain) -> tuple[float, float]:
 
 
 def _threshold(found: Separation, place: int) -> float:
-    """Return the threshold of a ``place`` on the curve."""
     ordered = np.unique(np.concatenate([found.positives, found.negatives]))[::-1]
     if place == 0:
         return math.inf
@@ -182,8 +175,7 @@ def _variance(share: float, number: int) -> float:
 
 
 CONFIDENCE = 0.95
-LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01
-"""Limits of a meaningful guarantee: exp(10) is 22,000, and one example in 100 has no guarantee at all."""
+LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01  # exp(10) is 22,000, and one example in 100 has no guarantee at all
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:

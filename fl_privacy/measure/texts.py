@@ -9,8 +9,7 @@ from torch import Tensor
 from fl_privacy.measure.matching import Match, hard_labels, matched, no_guess, order_of
 from fl_privacy.types import Batch, Reconstruction
 
-_RIGHT_PLACE = 2.0
-"""Weight of tokens at their place, relative to the share of common tokens, in matching guesses to texts."""
+_RIGHT_PLACE = 2.0  # weight of tokens at their place next to common tokens, in matching guesses to texts
 
 
 class Language(Protocol):
@@ -118,7 +117,6 @@ def exact_match(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Assign each text the index of its guess (B,), -1 without one."""
     shape = len(truths), len(guesses)
 
     def cost() -> Tensor:
@@ -131,7 +129,6 @@ def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def _common(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Count common tokens (N,), with multiplicity."""
     guesses, truths = widened([guesses, truths])
     same = _numbered(guesses)[:, :, None] == _numbered(truths)[:, None]
     return (same & (guesses >= 0)[:, :, None]).sum((1, 2)).double()

@@ -11,14 +11,10 @@ from torch.nn import functional
 
 from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_detail
 
-FAR, NEAR, CLOSE = 8, 16, 32
-"""Longer side in pixels for comparing all images, the chosen ones, and the final candidates."""
-
+FAR, NEAR, CLOSE = 8, 16, 32  # longer side in pixels for all images, chosen ones, and final candidates
 NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
 ANGLES = (5.0, 10.0, 15.0)  # degrees by which a guess is rotated to either side
-CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))
-"""Share of an image that a cropped guess may show, and the share of the side that it is slid to each side then."""
-
+CUTS = ((0.9, 1 / 16), (0.8, 1 / 8), (0.7, 3 / 16))  # shown share, and how far it is slid to each side
 FRAMES = (1.12, 1.25)  # factors by which a guess in a frame is enlarged
 SLID = 1 / 8  # share of the side that other guesses are slid to each side
 GRIDS = (3, 4)  # tiles on a side, for images whose tiles were shuffled; larger tiles are several of these
@@ -111,7 +107,6 @@ class Gallery:
         return self._looks[side]
 
     def tiles(self, grid: int) -> Tensor:
-        """Return tiles (N, grid * grid, D); see ``_tiles``."""
         if grid not in self._cut:
             self._cut[grid] = _tiles(self._gray, grid)
         return self._cut[grid]
@@ -256,10 +251,7 @@ class Turning:
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
-    """Return the likeness (V, N) of guesses (V, T, D) to images (N, T, D), matching each tile to the nearest.
-
-    It is twice the product over the sum of squares, of the guess or its negative: 1 if equal.
-    """
+    """Return the likeness 2ab / (aa + bb), (V, N), of guesses a (V, T, D), or negatives, to nearest tiles b."""
     sizes = tiles.square().sum(-1)
     found = []
     for guess in pieces:

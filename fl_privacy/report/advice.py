@@ -21,12 +21,9 @@ from fl_privacy.runs.folder.leakage import Extent
 from fl_privacy.runs.folder.study import STRONGEST, MeasuredDefense, MeasuredTable, Threat, read_tables
 from fl_privacy.types.modality import modality_judged_by
 
-SHIPPED = Path(__file__).resolve().parent / "measured"
-"""Measurements shipped with the package, as ``fl-privacy advise --save FILE`` writes them."""
-
+SHIPPED = Path(__file__).resolve().parent / "measured"  # measurements shipped with the package
 LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and vary between measurements
-MEASURED_ON = {"image": "cifar10", "row": "adult"}
-"""Kind of examples -> shipped measurements whose costs an audit's page names."""
+MEASURED_ON = {"image": "cifar10", "row": "adult"}  # kind -> shipped measurements whose costs an audit names
 
 ONCE = (
     "Clients that train on the same examples for many rounds send them many times, which was not attacked here, and"
@@ -68,7 +65,11 @@ def advice_from(
     undefended, *defended = table.defenses
     known = [d for d in defended if threat in d.by_threat]
     if threat not in undefended.by_threat or not known:
-        raise _not_measured(table, threat)
+        measured = " or ".join(dict.fromkeys(one for defense in defended for one in defense.by_threat))
+        by = "`fl-privacy benchmark`" if threat == "malicious" else "threat_model=adaptive in a grid"
+        raise UserError(
+            f"threat is expected to be one that was measured, {measured}, but got {threat}; {by} measures it."
+        )
     candidates = [d.by_threat[threat] for d in (undefended, *known)]
     if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
@@ -174,12 +175,6 @@ def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: T
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other defense recommended behind which nothing was reconstructed." if len(unread) > 1 else ""
     return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]
-
-
-def _not_measured(table: MeasuredTable, threat: Threat) -> UserError:
-    known = " or ".join(dict.fromkeys(threat for defense in table.defenses[1:] for threat in defense.by_threat))
-    by = "`fl-privacy benchmark`" if threat == "malicious" else "threat_model=adaptive in a grid"
-    return UserError(f"threat is expected to be one that was measured, {known}, but got {threat}; {by} measures it.")
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:

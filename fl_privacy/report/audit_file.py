@@ -1,7 +1,4 @@
-"""The files of an audit: ``audit.json`` in its two forms, and the record that a sandbox sends.
-
-Data from a process that ran third-party code are checked before use.
-"""
+"""The files of an audit: ``audit.json`` in two forms, and a sandbox's record, which is checked before use."""
 
 import base64
 import binascii
@@ -31,9 +28,7 @@ from fl_privacy.types.plan import Normalization
 PAGE, RECORD, WHOLE = "report.html", "audit.json", "record.json"
 """Files in the folder of an audit: the page, its figures for programs, and of an app all that both are made of."""
 
-APP_DIGEST = "SHA-256 of the app's files"
-"""Name of the digest of an app's files in a record's environment, see ``files_digest``."""
-
+APP_DIGEST = "SHA-256 of the app's files"  # its name in a record's environment, see ``files_digest``
 LARGEST_PICTURE, LARGEST_RECORD = 1 << 24, 1 << 24  # most values of a picture, and bytes of a strategy's record
 LARGEST_NUMBER, MOST_COUNTED, MOST_ANSWERS, MOST_SHOWN, MOST_VALUES = 1 << 63, 10_000, 100, 1000, 1 << 21
 """Limits of a record: whole numbers, examples of an answer, answers, characters of a headline, and values."""

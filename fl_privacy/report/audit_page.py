@@ -83,7 +83,6 @@ class AuditRecord:
 
     @property
     def silent(self) -> bool:
-        """Return ``True`` if no client sent anything."""
         return all(line.direction != UP for line in self.lines)
 
     @property
@@ -130,7 +129,6 @@ class AuditRecord:
 
     @property
     def next_step(self) -> str:
-        """Return what to do next in a sentence."""
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             return f"Remove {found[0].where} from the app's replies"
         if self.defense and (self.tone == LEAK or self._uploads_attacked):
@@ -193,7 +191,6 @@ class AuditRecord:
 
     @property
     def _unjudged(self) -> list[Answer]:
-        """Return the attacked steps whose originals nobody knows."""
         return [step for step in self.steps if step.shown and step.counts is not None and not step.counts.judged]
 
     @property
@@ -236,7 +233,6 @@ class AuditRecord:
 
 
 def _compared(after: AuditRecord, before: AuditRecord) -> str:
-    """Return the headline on an app with a defense, with what was found without it."""
     first, without = (one._own_headline.removesuffix(_NO_GUARANTEE) for one in (after, before))
     new, old = (
         max([step for step in one.steps if step.leaks] or one._uploads_attacked, key=attrgetter("share"), default=None)

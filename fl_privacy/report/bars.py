@@ -40,7 +40,6 @@ class Bar:
 
     @property
     def numbers(self) -> str:
-        """Return interval and control in words."""
         if self.interval is None:
             return ""
         low, high = (100 * end for end in self.interval)

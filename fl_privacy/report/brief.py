@@ -379,9 +379,7 @@ def _guaranteed(privacy: Spent | None) -> str:
     )
 
 
-LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200
-"""Limits: bytes of a brief, and shown differences of a file and letters of a line."""
-
+LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200  # bytes, shown differences of a file, letters of a line
 BRIEF = "brief.html"
 
 

@@ -49,9 +49,7 @@ EXACT = "(exact)"  # label of a point with infinite PSNR
 _LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
 _LINES = ("-", "--", ":", "-.")
 _numbers = itertools.count()
-LEAST_POINTS, LEAST_SHARE = 10.0, 0.25
-"""Least span of a percent axis in points, and of other axes as a share of the largest value: small differences look
-small."""
+LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of percents, share of others: small differences look small
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,6 @@ class RunRow:
 
     @property
     def unaware(self) -> bool:
-        """Return ``True`` if it was defended, and no attacker knew the defense."""
         defended = bool(self.readings) and not self.run.identity.undefended
         return defended and all(r.attacker is Attacker.PLAIN for r in self.readings)
 
@@ -92,10 +91,7 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:
-    """Render the HTML that compares ``runs``, with links relative to the file ``out``.
-
-    It names the most accurate training behind which nothing was reconstructed, nor reached ``psnr_below`` dB if given.
-    """
+    """Render the HTML that compares ``runs``, with links from ``out``; the best stays below ``psnr_below`` dB."""
     own, shared = names(runs)
     letters = [ascii_uppercase[k % 26] + (str(k // 26) if k >= 26 else "") for k in range(len(runs))]
     rows = [

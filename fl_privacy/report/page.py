@@ -28,12 +28,7 @@ TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 
 def render(template: str, *, live: bool = False, script: str | None = None, **values: Any) -> str:
-    """Render the page ``template``; ``values`` are escaped and neutralized.
-
-    Args:
-        live: ``True`` for a served page with a frame for the progress.
-        script: file name of the only script allowed, one of this package's own, which is inlined.
-    """
+    """Render ``template`` with escaped ``values``: ``live`` with a frame for progress, ``script`` inlined from here."""
     policy, program = CONTENT_SECURITY_POLICY + "; frame-src 'self'" * live, Markup("")
     if script is not None:
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
@@ -53,7 +48,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "unbroken": unbroken,
+        "unbroken": lambda sentence: sentence.replace(" %", "\N{NO-BREAK SPACE}%"),
         "percent": _unbroken(words.percent),
         "points": _unbroken(words.points),
         "seconds": words.seconds,
@@ -67,11 +62,6 @@ def _environment() -> Environment:
         "read_in_words": headline.read_in_words,
     }
     return environment
-
-
-def unbroken(sentence: str) -> str:
-    """Keep percent signs on one line with their numbers."""
-    return sentence.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:

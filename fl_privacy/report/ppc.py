@@ -82,27 +82,15 @@ def samples_of_rows(rows: Sequence[StudyRow]) -> list[Sample]:
 
 def sample_of(
     leakages: Sequence[LeakageResult],
-    *,
-    mechanism: str,
-    strength: str,
-    versus: Versus,
     accuracy: float | None,
     update_distortion: Mapping[str, Statistic],
-    training: str,
+    **named: Any,
 ) -> Sample | None:
-    """Build the sample of one attacker over all rounds; ``None`` without accuracy or distortion."""
+    """Build the sample of one attacker, with ``named`` fields; ``None`` without accuracy or distortion."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
-    return Sample(
-        mechanism=mechanism,
-        strength=strength,
-        versus=versus,
-        accuracy=accuracy,
-        ratio=ratio.mean,
-        distances=distances,
-        training=training,
-    )
+    return Sample(accuracy=accuracy, ratio=ratio.mean, distances=distances, **named)
 
 
 def distances_of(leakages: Iterable[LeakageResult]) -> dict[str, float]:
@@ -320,9 +308,8 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 def paper_view_of(run: Run) -> dict[str, Any] | None:
     """Return what ``paper.html.j2`` shows of the table that ``run`` leads, or ``None``.
 
-    ``printed`` says whether the paper has figures of each column, ``orders`` whether ours order the lines alike, by the
-    95 % intervals if there are any;
-    ``strips`` are rows of images as data URIs, without those of runs that are gone.
+    ``printed``: the paper has figures of each column; ``orders``: ours order the lines alike, by the 95 % intervals if
+    there are any; ``strips``: rows of images as data URIs, without those of runs that are gone.
     """
     if (record := read_paper(run.path)) is None:
         return None

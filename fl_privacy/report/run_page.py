@@ -30,9 +30,8 @@ from fl_privacy.types.victim_ids import Certainty
 
 def is_audit(run: Run) -> bool:
     """Return ``True`` if ``run`` attacked clients of a third-party app."""
-    choices = run.identity.config.get("choices")
-    app = isinstance(choices, Mapping) and choices.get("federation") == "app"
-    return app or run.identity.config.get("command") == "audit"
+    config = run.identity.config
+    return select(config, "choices.federation") == "app" or config.get("command") == "audit"
 
 
 def audit_lede(run: Run) -> str:

@@ -96,14 +96,7 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack the updates worth attacking, write the page, and return a line on the result.
-
-    Args:
-        attack: attack to run; ``None`` only captures.
-        threads: CPU threads of the attack; ``None`` takes one per part, or PyTorch's default for one part.
-        jobs: most processes that attack at once; ``None`` takes all cores.
-        candidates: most distractors of each original.
-    """
+    """Attack the updates worth it, with ``attack=None`` none, write the page, and return a line on the result."""
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
@@ -207,8 +200,7 @@ MOST_IMAGES, MOST_STEPS = 16, 8
 """Updates of more images or local steps are attacked only on request: that takes hours, and
 reveals next to nothing of single images, whatever one image would reveal."""
 
-MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000
-"""Values of a guess, and local steps, above which an update is never attacked."""
+MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000  # values of a guess, and local steps, above which none is attacked
 
 
 def worth_attacking(

@@ -148,7 +148,9 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()
-    observations = stored_observations(captures_of(str(config.captured)), setup.model, inside=inside)
+    folder = Path(str(config.captured))
+    captures = folder / CAPTURES if (folder / CONFIG).is_file() else folder
+    observations = stored_observations(captures, setup.model, inside=inside)
     if not observations:
         raise UserError(
             f"Captured updates are expected in {config.captured}, but there are none; run with intercept.save=true."
@@ -216,12 +218,6 @@ def expect_of(setup: Setup, observation: Observation) -> None:
             f"{setup.config.captured} is expected to hold updates of the run in its {CONFIG}, but has"
             f" {observation.id}, and {wrong}; remove that one."
         )
-
-
-def captures_of(captured: str) -> Path:
-    """Return the folder of updates in ``captured``, or ``captured`` itself."""
-    folder = Path(captured)
-    return folder / CAPTURES if (folder / CONFIG).is_file() else folder
 
 
 def as_captured(config: RunSettings) -> RunSettings:

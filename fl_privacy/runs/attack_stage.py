@@ -50,10 +50,7 @@ class Tracer:
     seed: int = 0
 
     def __call__(self, scores: Sequence[VictimScore]) -> distortion.Tracing | None:
-        """Trace the guesses of ``scores`` to their owners; return ``None`` if there are fewer than two owners.
-
-        Images without a guess count as traced wrongly. Left out are failed victims, unknown originals, texts and rows.
-        """
+        """Trace guesses to owners, images without one wrongly; ``None`` with fewer than two, or for texts and rows."""
         known = [
             (score, score.originals)
             for score in scores
@@ -304,10 +301,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Reconstruct each of ``asked``; return failures if the attack raised or gave no answer.
-
-        A failure on several clients' updates is retried for each client alone, since one client may have caused it.
-        """
+        """Reconstruct each of ``asked``, or fail; what fails for several clients is tried for each client alone."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

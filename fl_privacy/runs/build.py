@@ -28,8 +28,8 @@ from fl_privacy.models import ADAPTED, build_fitting, check_model, check_table_m
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.config import RunSettings
-from fl_privacy.runs.config._options import CUSTOM, called, options
 from fl_privacy.runs.config.building import check_arguments, instantiate, instantiate_as, locate_target, plain_settings
+from fl_privacy.runs.config.parse import CUSTOM, called, options
 from fl_privacy.runs.config.settings import BpkiSettings, register_plugin_metrics
 from fl_privacy.runs.server_attack import build_server_attack, expect_named
 from fl_privacy.types import LocalPlan

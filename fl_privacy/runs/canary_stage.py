@@ -26,8 +26,7 @@ from fl_privacy.runs.run_claims import facts_of
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Tensors
 
-MOST_COORDINATES = 20_000
-"""Most coordinates of an update, chosen at random, that contain canaries: noise is equal in all."""
+MOST_COORDINATES = 20_000  # most random coordinates of an update that hold canaries: noise is equal in all
 
 NOTES: Mapping[Unit, str] = {
     "client": "Canary clients upload an update of the clipping norm each round; none enters the mean.",

@@ -200,7 +200,6 @@ def others_of_app(
 def _left_by_client(
     drawn: Sequence[_Drawn], attacked: Sequence[VictimId], truth: KnownImages, shape: tuple[int, ...]
 ) -> dict[int, list[int]]:
-    """Return, for clients with own images among ``drawn``, the indices of the others."""
     if not drawn:
         return {}
     images = PublicImages(images=torch.stack([each.image for each in drawn]).float().clamp(0, 1))

@@ -156,9 +156,9 @@ SCORES, PAGE, SEMI_TRAINED = "scores.jsonl", "search.html", "semi_trained.safete
 def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
     """Search policies and return the folder; ``UserError`` if a setting is wrong or no policy is good enough."""
     config = read_section(SearchSettings, settings)
-    plans = _Plans.of(config)
+    plans = privacy, selection, _ = _plans_of(config)
     folder = _folder_of(config)
-    if not config.overwrite and (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(plans.selection):
+    if not config.overwrite and (folder / POLICY_FILE).is_file() and _selected_by(folder) == asdict(selection):
         monitor.say("Finished already; overwrite=true searches again.")
         return folder
     lock = _claim(folder, overwrite=config.overwrite)
@@ -166,42 +166,35 @@ def search_policies(settings: Mapping[str, Any], monitor: Monitor) -> Path:
         (folder / POLICY_FILE).unlink(missing_ok=True)
         write_whole(folder / CONFIG, to_yaml(plain_value(config)))
         plain, *scored = found = _score_all(config, plans, folder, monitor)
-        if plans.privacy.normalized:
+        if privacy.normalized:
             means, variances = ([getattr(s, name) for s in found] for name in ("mean", "variance"))
-            scores = search.normalized_scores(means, variances, plans.privacy)
+            scores = search.normalized_scores(means, variances, privacy)
             plain, *scored = [replace(s, privacy=score) for s, score in zip(found, scores, strict=True)]
-        _write_results(config, plans, folder, scored, plain)
+        _write_results(config, selection, folder, scored, plain)
     finally:
         lock.release()
     return folder
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plans:
-    privacy: PrivacyPlan
-    selection: Selection
-    training: TrainingPlan
+Plans = tuple[PrivacyPlan, Selection, TrainingPlan]
 
-    @classmethod
-    def of(cls, config: SearchSettings) -> "_Plans":
-        whole("seed", config.seed, at_least=0, example=1)
-        for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
-            whole(name, getattr(config, name), at_least=1, example=100)
-        if config.client is not None:
-            last, remedy = config.clients - 1, "raise clients, or take another"
-            whole("client", config.client, at_least=0, at_most=last, example=remedy)
-        training = config.training.plain()
-        share = training.pop("share")
-        number("training.share", share, above=0, below=1, example="the paper's is 0.1")
-        check_arguments(TrainingPlan, training, "training")
-        selection = Selection(**{field.name: getattr(config, field.name) for field in fields(Selection)})
-        if selection.fsim_at_least is not None:
-            search.require_fsim()
-        return cls(
-            privacy=PrivacyPlan.named(config.variant, points=config.points, alpha=config.alpha, beta=config.beta),
-            selection=selection,
-            training=TrainingPlan(**training),
-        )
+
+def _plans_of(config: SearchSettings) -> Plans:
+    whole("seed", config.seed, at_least=0, example=1)
+    for name in ("policies", "images_per_class", "accuracy_draws", "accuracy_images", "together", "clients"):
+        whole(name, getattr(config, name), at_least=1, example=100)
+    if config.client is not None:
+        last, remedy = config.clients - 1, "raise clients, or take another"
+        whole("client", config.client, at_least=0, at_most=last, example=remedy)
+    training = config.training.plain()
+    share = training.pop("share")
+    number("training.share", share, above=0, below=1, example="the paper's is 0.1")
+    check_arguments(TrainingPlan, training, "training")
+    selection = Selection(**{field.name: getattr(config, field.name) for field in fields(Selection)})
+    if selection.fsim_at_least is not None:
+        search.require_fsim()
+    privacy = PrivacyPlan.named(config.variant, points=config.points, alpha=config.alpha, beta=config.beta)
+    return privacy, selection, TrainingPlan(**training)
 
 
 def _folder_of(config: SearchSettings) -> Path:
@@ -239,7 +232,7 @@ def _selected_by(folder: Path) -> object:
         return None
 
 
-def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Monitor) -> list[Scored]:
+def _score_all(config: SearchSettings, plans: Plans, folder: Path, monitor: Monitor) -> list[Scored]:
     """Score no transformation and all policies in search order, reusing scores in the folder."""
     drawn = random_policies(config.policies, derive_generator(config.seed, "search", "policies"), table=config.table)
     singles = (Policy((index,), config.table) for index in range(len(TABLES[config.table])))  # explain the others
@@ -254,9 +247,9 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
         found[policy] = Scored(**{**figures, "policy": policy})
     missing = [policy for policy in wanted if policy not in found]
     if missing:
-        scorer = PolicyScorer(
-            config, privacy=plans.privacy, training=plans.training, semi_trained=folder / SEMI_TRAINED, monitor=monitor
-        )
+        privacy, _, training = plans
+        semi_trained = folder / SEMI_TRAINED
+        scorer = PolicyScorer(config, privacy=privacy, training=training, semi_trained=semi_trained, monitor=monitor)
         with closing(RecordWriter(file)) as records, monitor.counting("Scoring policies", len(wanted)) as count:
             for start in range(0, len(missing), config.together):
                 for scored in scorer(missing[start : start + config.together]):
@@ -267,9 +260,8 @@ def _score_all(config: SearchSettings, plans: _Plans, folder: Path, monitor: Mon
 
 
 def _write_results(
-    config: SearchSettings, plans: _Plans, folder: Path, scored: Sequence[Scored], untransformed: Scored
+    config: SearchSettings, selection: Selection, folder: Path, scored: Sequence[Scored], untransformed: Scored
 ) -> None:
-    selection = plans.selection
     chosen = selection.chosen(scored, untransformed.privacy)
     found = Findings(
         scored=scored,

@@ -22,9 +22,9 @@ from fl_privacy.report.benchmark_page import MeasuredBenchmark, benchmark_as_pla
 from fl_privacy.runs.attack import app_captures, as_captured
 from fl_privacy.runs.build import build_dataset
 from fl_privacy.runs.config import RunSettings, compose_run
-from fl_privacy.runs.config._options import options
 from fl_privacy.runs.config.building import own_modules
 from fl_privacy.runs.config.compose import merge_overrides, override_keys
+from fl_privacy.runs.config.parse import options
 from fl_privacy.runs.config.settings import Role, is_within, keys_of
 from fl_privacy.runs.config.study import AttackCell, GridPoint, Study, Track, grid_points
 from fl_privacy.runs.destination import Command, Destination
@@ -265,10 +265,12 @@ def _function_in(module: ModuleType, name: str) -> str:
         if not callable(getattr(module, name, None)):
             raise UserError(f"--entry names the function {name}, but {module.__name__} has none.")
         return name
+    annotated = (Defense, "Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
     found = [
         name
         for name, function in inspect.getmembers(module, inspect.isfunction)
-        if function.__module__ == module.__name__ and not name.startswith("_") and _returns_defense(function)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+        if inspect.signature(function).return_annotation in annotated
     ]
     if len(found) != 1:
         there = f"has {', '.join(found)}" if found else "has none"
@@ -277,11 +279,6 @@ def _function_in(module: ModuleType, name: str) -> str:
             f" {there}; name it as {module.__name__}.py:FUNCTION."
         )
     return found[0]
-
-
-def _returns_defense(function: object) -> bool:
-    annotation = inspect.signature(function).return_annotation  # type: ignore[arg-type]
-    return annotation is Defense or annotation in ("Defense", "defenses.Defense", "fl_privacy.defenses.Defense")
 
 
 PAGE, FIGURES = "benchmark.html", "benchmark.json"  # files in the benchmark's folder, next to the tables

@@ -56,10 +56,7 @@ class OpenSettingError(UserError):
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build client ``client`` on the images in ``folder``, cached; ``UserError`` if a setting that nodes share is open.
-
-    Without a test split, every fifth image is used for testing only.
-    """
+    """Build a client on a folder's images, every fifth for tests; ``UserError`` if a shared setting is open."""
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

@@ -8,7 +8,7 @@ from fl_privacy.attacks.named import attack_names
 from fl_privacy.checks import aliases, one_of
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.config._options import options
+from fl_privacy.runs.config.parse import options
 
 MEANT = {
     "attack.iterations=5": "attack.iterations (did you mean budget?)",

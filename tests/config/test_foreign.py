@@ -10,9 +10,8 @@ from omegaconf import OmegaConf
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run, options, to_yaml
-from fl_privacy.runs.config._options import config_folders
 from fl_privacy.runs.config.building import locate_target
-from fl_privacy.runs.config.parse import select
+from fl_privacy.runs.config.parse import config_folders, select
 from fl_privacy.runs.config.untrusted import expect_plain, read_settings, recorded_parts
 
 KEYS = ("data", "partition", "model", "federation", "defense", "seed")

@@ -9,7 +9,7 @@ import pytest
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.measure import METRICS, Metric, register_metric
-from fl_privacy.runs.config._options import config_folders
+from fl_privacy.runs.config.parse import config_folders
 from fl_privacy.runs.config.settings import register_plugin_metrics
 from tests.experiment.runs import TINY, run
 

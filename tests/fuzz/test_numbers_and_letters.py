@@ -108,7 +108,7 @@ def test_the_command_line_prints_what_the_terminal_lacks(monkeypatch: pytest.Mon
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.setattr(main, "run_command_line", lambda arguments: print(f"ä{HALF}") or 0)
-    monkeypatch.setattr(main, "completes", lambda: False)
+    monkeypatch.delenv("_FL_PRIVACY_COMPLETE", raising=False)
     with pytest.raises(SystemExit):
         main.main()
     sys.stdout.flush()

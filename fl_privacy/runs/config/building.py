@@ -1,7 +1,4 @@
-"""Build targets by Hydra's instantiate, with one-line errors.
-
-Signatures are cached as plain JSON until a file changes, since importing PyTorch is slow.
-"""
+"""Build targets by Hydra's instantiate, with one-line errors; signatures are cached, since PyTorch loads slowly."""
 
 import hashlib
 import inspect
@@ -25,8 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from fl_privacy.checks.packages import missing_extra
 from fl_privacy.errors import UserError, in_one_line, is_out_of_memory, what_was_asked
 from fl_privacy.files import PACKAGE, user_cache_folder, write_whole
-from fl_privacy.runs.config._options import suggest
-from fl_privacy.runs.config.parse import expect_type
+from fl_privacy.runs.config.parse import expect_type, suggest
 
 T = TypeVar("T")
 

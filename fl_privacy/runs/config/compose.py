@@ -18,8 +18,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
-from fl_privacy.runs.config._options import config_folders, options, search_path, suggest
 from fl_privacy.runs.config.building import Signature, signature_of
+from fl_privacy.runs.config.parse import config_folders, options, search_path, suggest
 from fl_privacy.runs.config.settings import RunSettings
 from fl_privacy.site.gate.plain_yaml import loaded
 
@@ -55,7 +55,6 @@ def _apart(override: str) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=256)
 def _composed(base: str, chosen: tuple[str, ...], stamp: int) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Compose by Hydra; ``stamp`` is of the files."""
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(base, overrides=[*chosen, *search_path()], return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
@@ -77,10 +76,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``overrides`` to ``config`` in order: ``key=``, ``+key=``, ``++key=``, ``~key``, as in Hydra.
-
-    ``UserError`` if one adds what exists or changes what does not, ``OmegaConfBaseException`` for a wrong value.
-    """
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` for one that exists, or does not."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -106,11 +102,7 @@ def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "attack": {"shards": 1},
-    "defense": {},
-    "data": {},
-    "partition": {},
-    "server": {},
-    "guard": {},
+    **{name: {} for name in ("defense", "data", "partition", "server", "guard")},
 }
 """Section -> its settings that its ``_target_`` does not take."""
 

@@ -11,8 +11,7 @@ from functools import cache
 from typing import Any, Literal, Self
 
 from fl_privacy.errors import UserError
-from fl_privacy.runs.config._options import called, options
-from fl_privacy.runs.config.parse import Options, plain_value, put, read_section
+from fl_privacy.runs.config.parse import Options, called, options, plain_value, put, read_section
 
 # ruff: noqa: RUF009 (declarations are calls)
 
@@ -29,14 +28,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting.
-
-    Args:
-        meaning: phrase for the table of settings.
-        within: range of a number, above which memory or threads run out.
-        captured: ``True`` if an attack on captured updates takes it from the captured run; by default if it changes the
-            training.
-    """
+    """Declare a setting, with a phrase for the table; ``captured`` if captured updates bring it along."""
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -50,10 +42,7 @@ def group(
     within: Mapping[str, tuple[float, float]] | None = None,
     names: tuple[str, ...] = (),
 ) -> Any:
-    """Declare a group of options, with the settings of the chosen option; ``shown`` if pages name the option.
-
-    ``runtime`` names its runtime settings, ``within`` has ranges of its numbers, ``names`` the values of its ``name``.
-    """
+    """Declare a group of options: ``shown`` on pages, ``runtime`` settings, ranges ``within``, allowed ``names``."""
     return setting(role, meaning, group=True, shown=shown, runtime=runtime, limits=dict(within or {}), names=names)
 
 
@@ -273,7 +262,6 @@ class RunSettings:
 
     @classmethod
     def of(cls, config: Mapping[Any, Any]) -> Self:
-        """Build the settings; ``UserError`` if one is missing, unknown, of a wrong type or out of range."""
         return read_section(cls, config)
 
     def __hash__(self) -> int:

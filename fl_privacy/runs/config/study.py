@@ -10,8 +10,8 @@ from typing import Any, Literal, get_type_hints
 from fl_privacy.checks import fits, in_words, whole
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR, PACKAGE
-from fl_privacy.runs.config._options import suggest
 from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
+from fl_privacy.runs.config.parse import suggest
 from fl_privacy.runs.config.settings import Role, is_within, keys_of
 from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
 
@@ -39,8 +39,7 @@ class GridPoint:
     overrides: tuple[str, ...] = ()
 
 
-State = Literal["untrained", "early", "trained"]
-"""State of the attacked model: fresh, after a few rounds, after all of them."""
+State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh, after a few rounds or all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +98,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid, a file in ``fl_privacy/grids`` or elsewhere; ``UserError`` if it is missing or invalid.
-
-    The ``overrides`` win; those of ``attack.*`` apply to attacks only, of ``inference`` to trainings.
-    """
+    """Load a grid; ``overrides`` win, of ``attack.*`` in attacks, of ``inference`` in trainings, or ``UserError``."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -220,10 +216,7 @@ class Track(Study):
 
 
 def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
-    """Load a track, a file in ``fl_privacy/tracks`` or elsewhere; ``UserError`` if it is missing or invalid.
-
-    The ``overrides`` do not affect the figures, as ``out`` and ``device``; ``UserError`` for others.
-    """
+    """Load a track; ``UserError`` if it is missing or invalid, or if ``overrides`` would affect the figures."""
     raw, uploads = _loaded("track", name, TRACKS, _SECTIONS_OF_TRACK), dict[str, UploadKind]()
     for upload, entry in raw["uploads"].items():
         where = f"uploads.{upload} of the track {name}"

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, NoReturn
 import yaml
 
 from fl_privacy.errors import UserError
-from fl_privacy.runs.config._options import options, suggest
 from fl_privacy.runs.config.building import own_modules
 from fl_privacy.runs.config.compose import NAMING, compose_file, expand_sweep, parse_overrides
-from fl_privacy.runs.config.parse import LATER, select
+from fl_privacy.runs.config.parse import LATER, options, select, suggest
 from fl_privacy.runs.config.settings import captured_groups, captured_keys, declared_settings, groups
 from fl_privacy.site.gate.plain_yaml import PlainLoader
 
@@ -70,11 +69,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return the settings, by dotted key, that an attack on captured updates takes from the run that made them.
-
-    Args:
-        trust: import paths, modules and data set names that the user trusts; ``UserError`` for other unregistered ones.
-    """
+    """Return by key what captured updates' run fixes; ``UserError`` for unregistered names outside ``trust``."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -244,10 +239,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` for overrides from the network that name a file or folder of this machine, but ``unread``.
-
-    By key (``PLACES``), or by a value that contains a separator or leads outside.
-    """
+    """Raise ``UserError`` for overrides from the network with a file or folder, by key or value, but ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

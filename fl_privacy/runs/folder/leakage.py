@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.measure import FEW, METRICS, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
-from fl_privacy.runs.config._options import called
+from fl_privacy.runs.config.parse import called
 from fl_privacy.runs.folder.records import records_of
 from fl_privacy.runs.folder.summary import LeakageResult, Recognized
 from fl_privacy.types.modality import IMAGES, MODALITIES, Modality
@@ -28,8 +28,7 @@ COMPARED: Mapping[str, tuple[str, ...]] = {
 }
 """Main metric of a modality -> metrics shown side by side, itself first."""
 
-TRANSFORMED_METRIC = "transformed_psnr"
-"""Nearness of guesses to the images that a defense substituted for the originals."""
+TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's substitutes for the originals
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -44,8 +43,7 @@ class Extent:
     mean: float = -math.inf
 
 
-WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)
-"""Extent of an unattacked or unfinished run, which may leak more than any attacked one."""
+WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what was not attacked or not finished
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:

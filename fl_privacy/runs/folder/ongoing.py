@@ -95,7 +95,6 @@ class Ongoing:
 
     @property
     def left(self) -> float | None:
-        """Return the seconds left; ``None`` if not known."""
         return self.seconds * (1 - self.share) / self.share if self.share > 0 else None
 
 

@@ -66,14 +66,12 @@ class _Found(dict[tuple[str, int], Guessed[Original, Guess]]):
     """Guesses by victim id and number of the example."""
 
     def add(self, id: str, number: int, pair: Guessed[Original, Guess], guess: Guess | None, attacker: str) -> None:
-        """Add a guess to the ``pair`` of its original."""
         known = self.setdefault((id, number), pair)
         is_adaptive = attacker == Attacker.ADAPTIVE
         self[id, number] = replace(known, adaptive=guess) if is_adaptive else replace(known, guess=guess)
 
 
 def _first_free(folder: Path, names: Iterable[str]) -> Path:
-    """Return the first path in a private folder that is not there yet."""
     make_private_folder(folder, folder)
     return next(path for name in names if not (path := folder / name).exists())
 
@@ -155,7 +153,6 @@ def _expect_at_most(most: int, path: Path) -> None:
 
 
 def _bytes(images: Tensor) -> Pixels:
-    """Convert images in [0, 1] to uint8, (B, C, H, W)."""
     shown: Pixels = (images.clamp(0, 1) * 255).round().byte().numpy()
     return shown
 

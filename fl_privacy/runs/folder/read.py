@@ -272,7 +272,6 @@ def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
 
 
 def _with_names_only(value: Any) -> Any:
-    """Cut absolute paths to their last part."""
     match value:
         case str() if Path(value).is_absolute():
             return Path(value).name or value

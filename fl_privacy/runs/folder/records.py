@@ -84,9 +84,7 @@ OPTIONAL: dict[str, dict[str, Any]] = {
 
 _OF_NODE = ("memory", "peak_bytes", "cpu_seconds", "joules", "repeats")
 _OF_ROUND = ("seconds", "defense_seconds", "upload_bytes", "delta", "distance", "attacked_distance")
-AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))
-"""Fields of any kind whose numbers are finite and at least zero."""
-
+AMOUNTS = frozenset((*_OF_ROUND, *_OF_NODE, *OPTIONAL["image"]))  # fields with finite numbers from 0
 MOST = 1e18  # largest such amount
 PARTITION: dict[str, Any] = {"class_names": list[str], "counts": list[list[int]]}
 ENVIRONMENT: dict[str, Any] = {"date": str, "packages": Text, "gpus": list[str]}

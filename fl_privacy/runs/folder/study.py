@@ -100,7 +100,6 @@ class StudyRow:
 
     @property
     def losses(self) -> dict[str, float]:
-        """Return the percentage points of accuracy lost, by training."""
         found = {name: s.final_accuracy for name, s in self.trainings.items() if name in self.undefended}
         return {name: 100 * (self.undefended[name] - a) for name, a in found.items() if a is not None}
 
@@ -111,7 +110,6 @@ class StudyRow:
 
     @property
     def seconds(self) -> float:
-        """Return the largest defense time of a training, in seconds per client and round."""
         return self._most("defense_seconds")
 
     @property
@@ -194,10 +192,7 @@ class StudyRow:
         return replace(candidate, over_control=least_over_control(passive))
 
     def missing(self, threat: Threat) -> list[AttackCell]:
-        """List the unknown cells: no attack finished, or none knew the defense if ``threat`` includes such attackers.
-
-        An honest server's attack counts unless it failed on some victim; a malicious server's always.
-        """
+        """List cells without a finished attack (malicious servers always count), or one that knew the defense."""
 
         def known(cell: AttackCell) -> bool:
             found = self.readings.get(cell, ())

@@ -67,7 +67,6 @@ class LeakageResult:
         return next((modality.metric for modality in MODALITIES if modality.metric in self.metrics), IMAGES.metric)
 
     def statistic(self, metric: str) -> Statistic | None:
-        """Return the statistic over the images of the round; ``None`` if unmeasured, or if the attack failed on all."""
         return self.metrics.get(metric)
 
     def counted_by(self, metric: str) -> Recognized | None:
@@ -80,7 +79,6 @@ class LeakageResult:
         return ", ".join(words)
 
     def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON, without attacker, round and attack."""
         figures = {name: value for name, value in asdict(self).items() if name not in ("attacker", "round", "attack")}
         return {**figures, "counts": self.counts.as_plain()}
 

@@ -173,7 +173,6 @@ class RunFolder:
             write_films(self.path / "reconstructions", known, attacker)
 
     def finish(self, *, undefended_accuracy: float | None = None) -> Summary:
-        """Write ``summary.json``, which marks the run as finished, and return the summary."""
         if self._records is not None:
             self._records.close()
         records, _ = read_records(self.path / METRICS)
