@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
+from flwr.clientapp.mod import LocalDpMod, adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import (
+    DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
     FedAvg,
 )
@@ -213,6 +215,22 @@ def fixed(kind: Any, *mods: Any) -> Make:
     return make
 
 
+def adaptive(kind: Any, *mods: Any) -> Make:
+    """Wrap one round of a Flower strategy with adaptive clipping; epsilon is that of its mean and its noised count."""
+
+    def make(epsilon: float, seed: int) -> Subject:
+        np.random.seed(seed)
+        multiplier, count = std_for(epsilon) * 1.25, std_for(epsilon) * 5 / 3  # 1 / 1.25^2 + 1 / (5 / 3)^2 = 1
+        given = (1 / (multiplier**-2 + (2 * count) ** -2)) ** 0.5  # Flower counts the count's sensitivity as a half
+
+        def fresh() -> Any:
+            return kind(FedAvg(), given, 1, initial_clipping_norm=1.0, clipped_count_stddev=count)
+
+        return Subject(mechanism=mechanism_of_strategy(fresh, clients=1, mods=mods), claim=claim(epsilon), like=ONE)
+
+    return make
+
+
 RATE = 0.5
 
 
@@ -320,6 +338,12 @@ HONEST: dict[str, Honest] = {
     "Flower server-side fixed clipping": Honest(make=fixed(DifferentialPrivacyServerSideFixedClipping)),
     "Flower client-side fixed clipping": Honest(
         make=fixed(DifferentialPrivacyClientSideFixedClipping, fixedclipping_mod)
+    ),
+    "Flower server-side adaptive clipping": Honest(
+        make=adaptive(DifferentialPrivacyServerSideAdaptiveClipping), draws=400
+    ),
+    "Flower client-side adaptive clipping": Honest(
+        make=adaptive(DifferentialPrivacyClientSideAdaptiveClipping, adaptiveclipping_mod), draws=400
     ),
     "clipped Gaussian noise, a client replaced": Honest(
         make=lambda e, s: gaussian(e, s, std=2 * std_for(e), neighbors="replace")

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from epsilon_mechanisms import DELTA, HONEST, clipped, std_for
+from epsilon_mechanisms import DELTA, HONEST, clipped, norm, std_for
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp.strategy import FedAvg
@@ -33,6 +33,9 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.dp_check import check_mechanism
 from fl_privacy.dp_check.bounds import best_one_run_epsilon, gaussian_mu
 from fl_privacy.dp_check.canaries import canary_test
+from fl_privacy.dp_check.check import DpCheckRequest
+from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.types import Tensors
 
 EPSILONS, CANARIES, STEPS, TRIALS = (1.0, 2.0, 4.0, 8.0), (500, 2000), (1, 20, 200), 200
@@ -203,6 +206,92 @@ def momentum_counted_once(update: Tensors) -> Tensors:
     return _noised(MOMENTUM, std_for(CLAIMED))
 
 
+def seed_of_the_client(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Clip a reply and add noise of a generator seeded by the client's number, as a simulation makes it each round."""
+    reply = call_next(message, context)
+    rng = torch.Generator().manual_seed(10**9 + int(context.node_config["partition-id"]))
+    sent = {name: torch.from_numpy(array.numpy()) for name, array in reply.content["arrays"].items()}
+    reply.content["arrays"] = ArrayRecord(dict(_noised(clipped(sent), std_for(CLAIMED), rng)))
+    return reply
+
+
+def norm_among_the_metrics(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Clip and noise a reply, and send the norm before clipping as a metric."""
+    reply = call_next(message, context)
+    sent = {name: torch.from_numpy(array.numpy()) for name, array in reply.content["arrays"].items()}
+    reply.content["arrays"] = ArrayRecord(dict(_noised(clipped(sent), std_for(CLAIMED))))
+    reply.content["metrics"]["update_norm"] = norm(sent)
+    return reply
+
+
+def noise_on_the_gradient(update: Tensors) -> Tensors:
+    """Clip the update, but add the noise to the gradient, which the learning rate .1 shrinks."""
+    return _noised(clipped(update), 0.1 * std_for(CLAIMED))
+
+
+def noise_on_the_last_layer(update: Tensors) -> Tensors:
+    """Clip all arrays together, and noise the last alone."""
+    *others, last = clipped(update)
+    kept = clipped(update)
+    return {**{name: kept[name] for name in others}, **_noised({last: kept[last]}, std_for(CLAIMED))}
+
+
+def clipping_each_value(update: Tensors) -> Tensors:
+    """Cut each value to the clipping norm, as if the largest one was the norm."""
+    return _noised({name: value.clamp(-1, 1) for name, value in update.items()}, std_for(CLAIMED))
+
+
+def sensitivity_of_another_norm(update: Tensors) -> Tensors:
+    """Clip the Euclidean norm, and add Laplace noise, whose scale goes by the sum of magnitudes."""
+    made = torch.distributions.Laplace(0.0, 1 / CLAIMED)
+    return {name: value + made.sample(value.shape) for name, value in clipped(update).items()}
+
+
+class NoiseOverClientsTwice(FedAvg):
+    """Average clipped updates, and divide the noise of their sum by the number of clients twice."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        found = list(replies)
+        for reply in found:
+            sent = {name: torch.from_numpy(array.numpy()) for name, array in reply.content["arrays"].items()}
+            reply.content["arrays"] = ArrayRecord(dict(clipped(sent)))
+        mean, metrics = super().aggregate_train(server_round, found)
+        assert mean is not None
+        sent = {name: torch.from_numpy(array.numpy()) for name, array in mean.items()}
+        return ArrayRecord(dict(_noised(sent, std_for(CLAIMED) / len(found) ** 2))), metrics
+
+
+def noise_over_clients_twice() -> NoiseOverClientsTwice:
+    return NoiseOverClientsTwice(min_train_nodes=OTHERS, min_available_nodes=OTHERS)
+
+
+def noise_in_half_precision(update: Tensors) -> Tensors:
+    """Add noise that was rounded to 16 bits, whose grid an update of 32 bits leaves."""
+    drawn = _noised({name: torch.zeros_like(value) for name, value in update.items()}, std_for(CLAIMED))
+    return {name: value + drawn[name].half().float() for name, value in clipped(update).items()}
+
+
+def noise_cut_at_two_deviations(update: Tensors) -> Tensors:
+    """Bound the noise, so that values beyond the bound exist with the update alone."""
+    std = std_for(CLAIMED)
+    drawn = _noised({name: torch.zeros_like(value) for name, value in update.items()}, std)
+    return {name: value + drawn[name].clamp(-2 * std, 2 * std) for name, value in clipped(update).items()}
+
+
+def noise_of_one_sign(update: Tensors) -> Tensors:
+    """Add the magnitude of the noise."""
+    drawn = _noised({name: torch.zeros_like(value) for name, value in update.items()}, std_for(CLAIMED))
+    return {name: value + drawn[name].abs() for name, value in clipped(update).items()}
+
+
+def noise_where_the_update_is(update: Tensors) -> Tensors:
+    """Add noise to the values that an update has, and leave its zeros."""
+    noised = _noised(clipped(update), std_for(CLAIMED))
+    return {name: value * (update[name] != 0) for name, value in noised.items()}
+
+
 FAULTS: tuple[Callable[..., Any], ...] = (
     clipping_per_batch,
     noise_once_for_five_rounds,
@@ -210,6 +299,17 @@ FAULTS: tuple[Callable[..., Any], ...] = (
     noise_over_batch_size,
     clipping_after_the_mean,
     momentum_counted_once,
+    seed_of_the_client,
+    norm_among_the_metrics,
+    noise_on_the_gradient,
+    noise_on_the_last_layer,
+    clipping_each_value,
+    sensitivity_of_another_norm,
+    noise_over_clients_twice,
+    noise_in_half_precision,
+    noise_cut_at_two_deviations,
+    noise_of_one_sign,
+    noise_where_the_update_is,
 )
 
 
@@ -221,17 +321,10 @@ def faults(rows: RowFile) -> None:
             continue
         started, said = time.process_time(), io.StringIO()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(said):
-            given = [
-                f"epsilon_true:{fault.__name__}",
-                "--epsilon",
-                str(CLAIMED),
-                "--clip-norm",
-                "1",
-                "--draws",
-                "1000",
-                "--json",
-            ]
-            status = run_command_line(["check-dp", *given, f"clients={OTHERS}", "--out", f"{folder}/claim.html"])
+            delta, draws = ("0", 4000) if fault is sensitivity_of_another_norm else ("1e-5", 1000)
+            given = f"epsilon_true:{fault.__name__} --epsilon {CLAIMED} --clip-norm 1 --draws {draws} --json"
+            more = ["--delta", delta, f"clients={OTHERS}", "--out", f"{folder}/claim.html"]
+            status = run_command_line(["check-dp", *given.split(), *more])
         (claim,) = json.loads(said.getvalue())["claims"]
         figures = {
             "claimed": CLAIMED,
@@ -259,6 +352,48 @@ def honest(rows: RowFile) -> None:
         print(
             json.dumps(rows.add(key, {**figures, "cpu_seconds": round(time.process_time() - started, 1)})), flush=True
         )
+    for poisson in (True, False):
+        key = {"mechanism": f"training by Opacus, {'Poisson samples' if poisson else 'shuffled'}"}
+        if rows.find(key) is None:
+            started = time.process_time()
+            found = [_opacus_training(EPSILONS[seed % len(EPSILONS)], seed, poisson=poisson) for seed in range(5)]
+            figures = {
+                "runs": len(found),
+                "accused": sum(each.status == "contradicted" for each in found),
+                "doubted": sum(each.status == "doubted" for each in found),
+                "unsupported": sum(each.status == "unsupported" for each in found),
+                "cpu_seconds": round(time.process_time() - started, 1),
+            }
+            print(json.dumps(rows.add(key, figures)), flush=True)
+
+
+def _opacus_training(epsilon: float, seed: int, *, poisson: bool) -> ClaimVerdict:
+    """Train three epochs on random data by Opacus, as a client would, and check what its accountant claims."""
+    from opacus import PrivacyEngine  # noqa: PLC0415
+
+    torch.manual_seed(seed)
+    data = torch.utils.data.TensorDataset(torch.randn(200, 30), torch.randint(5, (200,)))
+    with watched_opacus() as watch:
+        model = torch.nn.Linear(30, 5)
+        engine = PrivacyEngine()
+        module, optimizer, loader = engine.make_private_with_epsilon(
+            module=model,
+            optimizer=torch.optim.SGD(model.parameters(), 0.1),
+            data_loader=torch.utils.data.DataLoader(data, batch_size=20, shuffle=True),
+            target_epsilon=epsilon,
+            target_delta=DELTA,
+            epochs=3,
+            max_grad_norm=1.0,
+            poisson_sampling=poisson,
+        )
+        for _ in range(3):
+            for inputs, labels in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(module(inputs), labels).backward()
+                optimizer.step()
+        engine.get_epsilon(DELTA)
+    (found,) = watch.verdicts(DpCheckRequest(draws=500, seed=seed), rounds=1)
+    return found
 
 
 PARTS = {"table": table, "trained": trained, "faults": faults, "honest": honest}

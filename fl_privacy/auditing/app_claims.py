@@ -31,6 +31,7 @@ from fl_privacy.flower.inside.legacy import FitIns, fitins_to_recorddict, ndarra
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 from fl_privacy.flower.records import PARTITION, PARTITIONS, ROUND, to_tensor
 from fl_privacy.rng import streams_put_back
+from fl_privacy.runs.folder.claims import records_of
 from fl_privacy.types import Tensors
 
 MOST_VALUES, NODES = 20_000, 2
@@ -71,11 +72,7 @@ def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) ->
     app = begun_app(folder)
     found = _on_parts(app, asked)
     reply, watch, problems = _trained(app) if train and app.arrays is not None else (None, OpacusWatch(), ())
-    seen = attempt(lambda: watch.verdicts(replace(asked, like=None), rounds=app.rounds))
-    if isinstance(seen, Failure):
-        problems = (*problems, f"A step of Opacus could not be drawn here: {seen.reason}.")
-    else:
-        found += seen
+    found += watch.verdicts(asked, rounds=app.rounds)
     records = reply.content.metric_records.values() if reply is not None and reply.has_content() else ()
     notes = (*app.problems, *problems, *uncovered(name for record in records for name in record))
     if not found:
@@ -92,8 +89,8 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
     return found
 
 
-def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on each claim of an app that trained, by few draws.
+def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch) -> list[str]:
+    """Return a sentence on each claim of an app that trained, by few draws, and what the claim does not cover.
 
     ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
     """
@@ -101,10 +98,15 @@ def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any]) -
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")
     app = ClaimedApp(folder=folder, client=client, strategy=strategy, arrays=arrays, rounds=rounds)
     with streams_put_back(), identity_put_back():
-        found = attempt(lambda: _on_parts(app, DpCheckRequest(draws=DRAWS)))
+        asked = DpCheckRequest(draws=DRAWS)
+        found = attempt(lambda: [*_on_parts(app, asked), *watch.verdicts(DpCheckRequest(), rounds=rounds)])
     if isinstance(found, Failure):
         return [f"A claim of differential privacy was not tested: {found.reason}."]
-    return [f"{each.subject}: {each.headline} ({each.sentence.removesuffix('.')})." for each in found]
+    said = []
+    for record in records_of(found):
+        said.append(f"{record.subject}: {record.headline} ({record.sentence.removesuffix('.')}).")
+        said += record.footnotes
+    return said
 
 
 def begun_app(path: Path) -> ClaimedApp:

@@ -76,7 +76,7 @@ def _in_words(records: Sequence[ClaimRecord], page: Path) -> str:
     lines = []
     for record in records:
         lines += [f"{record.subject}: {record.headline}.", f"  {record.sentence}"]
-        lines += [f"  {note}" for note in (*(f"Nobody states: {fact}." for fact in record.missing), *record.notes)]
+        lines += [f"  {note}" for note in record.footnotes]
     return "\n".join([*map(visible, lines), str(page)])
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fl_privacy import checks
 from fl_privacy.checks.packages import lacks
-from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu
 from fl_privacy.errors import UserError
 
 Unit = Literal["example", "client"]
@@ -30,6 +30,8 @@ class Claim:
         unit: protected unit: one ``example`` of a client or all data of one ``client``.
         neighbors: ``add_remove`` adds or removes the unit, ``replace`` exchanges it for another.
         rounds: number of rounds of participation.
+        sampled: sampling and releases of a round, of which a test draws one that holds the unit; ``None`` for one
+            release of each unit.
     """
 
     epsilon: float
@@ -38,6 +40,7 @@ class Claim:
     neighbors: Neighbors = "add_remove"
     rounds: int = 1
     by: str = "the app"
+    sampled: "Facts | None" = None
 
     def __post_init__(self) -> None:
         checks.number("claimed epsilon", self.epsilon, at_least=0, infinite=True, example=1.0)
@@ -45,6 +48,32 @@ class Claim:
         checks.one_of("unit", self.unit, ("example", "client"))
         checks.one_of("neighbors", self.neighbors, ("add_remove", "replace"))
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
+
+    def total(self, mu: float) -> float:
+        """Compute the epsilon of all releases if the unit moves one by ``mu`` standard deviations of Gaussian noise.
+
+        Units of batches that are no Poisson samples take part at the sample rate, and releases are summed.
+        """
+        rate, steps = 1.0, self.rounds
+        if self.sampled is not None:
+            rate, steps = self.sampled.sample_rate, self.rounds * self.sampled.releases
+        if mu == 0 or self.delta == 0 or steps == 0:
+            return math.inf if mu > 0 and steps else 0.0
+        if rate == 1 or self.sampled is None or self.sampled.sampling != "poisson":
+            return gaussian_epsilon(mu * math.floor(steps * rate + 1e-9) / math.sqrt(steps), self.delta)
+        # steps ten times as coarse are ten times as fast and raise an epsilon by less than 0.1 %
+        given: dict[str, Any] = {"sample_rate": rate, "steps": steps, "delta": self.delta, "interval": 1e-3}
+        multiplier = max(1 / mu, 0.01)
+        while (both := composed_epsilons(noise_multiplier=multiplier, **given))[0] > MOST_BY_DISTRIBUTION:
+            multiplier *= 1.2  # more noise spends less
+        return min(both) / 1.001
+
+    @property
+    def mu(self) -> float:
+        """Return the distance of the means, in standard deviations, at which one release spends the claim."""
+        if self.sampled is not None and self.sampled.noise_multiplier:
+            return 1 / self.sampled.noise_multiplier
+        return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)
 
     def in_words(self) -> str:
         over = "one round" if self.rounds == 1 else f"{self.rounds} rounds"
@@ -157,8 +186,13 @@ def recompute(facts: Facts, *, delta: float, neighbors: Neighbors = "add_remove"
     )
 
 
-def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int, delta: float) -> tuple[float, float]:
-    """Compute epsilon of the Poisson-sampled Gaussian after ``steps``, by RDP and PLD (closed without sampling)."""
+def composed_epsilons(
+    *, noise_multiplier: float, sample_rate: float, steps: int, delta: float, interval: float = 1e-4
+) -> tuple[float, float]:
+    """Compute epsilon of the Poisson-sampled Gaussian after ``steps``, by RDP and PLD (closed without sampling).
+
+    ``interval`` is the step between the privacy losses that PLD distinguishes.
+    """
     if delta == 0:
         return math.inf, math.inf
     try:
@@ -175,7 +209,9 @@ def composed_epsilons(*, noise_multiplier: float, sample_rate: float, steps: int
             return by_rdp, gaussian_epsilon(math.sqrt(steps) / noise_multiplier, delta)
         if by_rdp > MOST_BY_DISTRIBUTION:
             return by_rdp, by_rdp
-        return by_rdp, float(pld.PLDAccountant().compose(event, steps).get_epsilon(delta))
+        return by_rdp, float(
+            pld.PLDAccountant(value_discretization_interval=interval).compose(event, steps).get_epsilon(delta)
+        )
 
 
 @contextmanager

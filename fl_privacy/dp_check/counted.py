@@ -37,6 +37,8 @@ class Drawn:
     Attributes:
         first, second: (n, S) on each neighbor.
         widest: number of the projection with the largest distance of means.
+        delta: delta of one release that holds the unit.
+        rate: probability that a release of the claim holds the unit.
         draws: all draws per neighbor, including those that fixed the tests.
     """
 
@@ -46,17 +48,19 @@ class Drawn:
     widest: int
     statistics: Statistics
     delta: float
+    rate: float
     draws: int
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
         """Fix the tests on the first fifth of the draws, and keep the rest."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
-        fixing = len(first) // 5
+        fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
+        delta = min(1.0, claim.delta / rate)
         rated: list[tuple[float, Test]] = []
         for number, (ones, others) in enumerate(zip(first[:fixing].T, second[:fixing].T, strict=True)):
             thresholds = np.unique(np.quantile(np.concatenate([ones, others]), np.linspace(0, 1, THRESHOLDS)))
-            found = counted_epsilon(counts_above(ones, others, thresholds), delta=claim.delta, error=0.05)
+            found = counted_epsilon(counts_above(ones, others, thresholds), delta=delta, error=0.05)
             place = int(np.argmax(found))
             rated.append((float(found[place]), (number, float(thresholds[place]))))
         tests = [test for _, test in sorted(rated, key=lambda each: -each[0])[:TESTS_KEPT]]
@@ -67,7 +71,7 @@ class Drawn:
         shift = np.abs(yes.mean(0) - no.mean(0))
         widest = int(np.argmax(np.where(_varies(yes) & _varies(no), shift / np.maximum(spread, 1e-300), -1.0)))
         kept = {"first": first[fixing:], "second": second[fixing:]}
-        return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=claim.delta, draws=len(first))
+        return cls(**kept, tests=tests, widest=widest, statistics=statistics, delta=delta, rate=rate, draws=len(first))
 
     def aligned(self, error: float) -> float:
         lines = self.statistics.lines
@@ -87,14 +91,19 @@ class Drawn:
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])
             bounds.append(float(counted_epsilon(counts, delta=self.delta, error=share)[0]))
-        return max(bounds)
+        return self._sampled(max(bounds))
+
+    def _sampled(self, epsilon: float) -> float:
+        """Bound the epsilon of a release that holds the unit with probability ``rate``."""
+        return epsilon if self.rate == 1 else math.log1p(self.rate * math.expm1(epsilon))
 
     def mu(self, error: float) -> float:
         """Return the bound for Gaussian noise, from the widest projection."""
         return measured_mu(self.first[:, self.widest], self.second[:, self.widest], error=error)
 
     def showable(self, error: float) -> float:
-        return largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
+        most = largest_counted_epsilon(len(self.first), delta=self.delta, error=error / len(self.tests))
+        return self._sampled(most)
 
     @property
     def gaussian(self) -> bool:

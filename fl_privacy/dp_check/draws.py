@@ -59,6 +59,7 @@ class Neighbors:
         second: input without it, or with another in its place.
         norm: l2 norm of the difference before clipping, if known.
         at_random: ``True`` if the direction of ``first`` in each array was drawn uniformly.
+        shift: arrays of the release by which the unit moves it, if known.
     """
 
     first: Any
@@ -66,6 +67,7 @@ class Neighbors:
     what: str
     norm: float | None = None
     at_random: bool = False
+    shift: Tensors | None = None
 
 
 def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:

@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_privacy import checks
-from fl_privacy.dp_check.bounds import gaussian_epsilon, gaussian_mu, noticed_mu
+from fl_privacy.dp_check.bounds import measured_mu, noticed_mu
 from fl_privacy.dp_check.claims import Claim, expect_claim
 from fl_privacy.dp_check.counted import Drawn
 from fl_privacy.dp_check.draws import (
@@ -181,7 +181,67 @@ def check_mechanism(
         found, known = _worst(mechanism, pairs, places, most=draws // 2, preferred=everywhere)
     statistics = statistics_for(found, places, known, also)
     drawn = Drawn.of(draw_statistics(mechanism, found.neighbors, statistics, draws), statistics, claim)
-    return _judged(claim, found, drawn, bare, clip_norm=clip_norm, gaussian=noise == "gaussian", level=confidence)
+    check = _judged(claim, found, drawn, bare, clip_norm=clip_norm, gaussian=noise == "gaussian", level=confidence)
+    return _over_calls(check, mechanism, everywhere, places, seed=seed, clip_norm=clip_norm, noise=noise)
+
+
+def _over_calls(
+    check: MechanismCheck,
+    mechanism: Mechanism,
+    pair: Neighbors,
+    places: Mapping[str, slice],
+    *,
+    seed: int,
+    clip_norm: float | None,
+    noise: Literal["gaussian", "other"],
+) -> MechanismCheck:
+    """Judge a mechanism whose calls depend on earlier ones by sequences of calls instead."""
+    known, most = _known(pair, places), (clip_norm or 0.0) * (2 if check.claim.neighbors == "replace" else 1)
+    if not check.contradicted or check.bare or known is None or check.moved <= most * BEYOND:
+        return check
+    if not carries_over(mechanism, pair, known, check.draws // 8):
+        return check
+    after = check_mechanism(
+        in_sequence(mechanism, pair, known),
+        claimed=check.claim,
+        neighbors=Neighbors(first=pair.first, second=pair.second, what=f"{pair.what}, once"),
+        clip_norm=clip_norm,
+        noise=noise,
+        draws=min(check.draws, MOST_SEQUENCES),
+        confidence=check.confidence,
+        seed=seed,
+    )
+    again = f"the next calls send an update again, each with noise for one alone: of {LATER + 1} calls together"
+    return replace(after, reason=f"{again}, {after.reason}") if after.contradicted else after
+
+
+LATER, MOST_SEQUENCES, BEFORE = 30, 200, 10
+"""Number of calls without the unit after one with it, of sequences of calls to draw, and of calls with the unit before
+one without it."""
+
+
+def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
+    """Make a mechanism of one call with the unit and ``LATER`` without it, each projected on the unit's direction."""
+    unit = known / known.norm()
+
+    def sequence(given: Any) -> Tensors:
+        calls = [mechanism(given), *(mechanism(pair.second) for _ in range(LATER))]
+        return {"the update's direction": torch.stack([flattened(sent) @ unit for sent in calls])}
+
+    return sequence
+
+
+def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
+    """Return ``True`` if calls without the unit depend on whether calls before had it, as with momentum."""
+    if isinstance(mechanism, ManyAtOnce):
+        return False
+    unit, seen = known / known.norm(), np.empty((2, number))
+    for place in range(number):
+        for side, given in enumerate((pair.first, pair.second)):
+            for _ in range(BEFORE):
+                mechanism(given)
+            seen[side, place] = float(flattened(mechanism(pair.second)) @ unit)
+    return measured_mu(seen[0], seen[1], error=1e-4) > 0
 
 
 def _judged(
@@ -194,20 +254,19 @@ def _judged(
     gaussian: bool,
     level: float,
 ) -> MechanismCheck:
-    gaussian = gaussian and drawn.gaussian
+    gaussian = gaussian and claim.delta > 0 and drawn.gaussian
 
     def bounds(error: float) -> tuple[float, float | None]:
         """Compute both bounds, each with half of the error, so that the larger one holds with the stated confidence."""
         if not gaussian:
             return drawn.epsilon(error), None
-        return drawn.epsilon(error / 2), _total(drawn.mu(error / 2), claim)
+        return drawn.epsilon(error / 2), claim.total(drawn.mu(error / 2))
 
     epsilon, total = bounds(1 - level)
     strict = max(bound or 0.0 for bound in bounds(1 - ACCUSATION))
     noticed = None
     if gaussian and claim.delta > 0 and math.isfinite(claim.epsilon):
-        once = gaussian_mu(claim.epsilon, claim.delta) / math.sqrt(claim.rounds)
-        noticed = _total(noticed_mu(once, len(drawn.first), error=(1 - ACCUSATION) / 2), claim)
+        noticed = claim.total(noticed_mu(claim.mu, len(drawn.first), error=(1 - ACCUSATION) / 2))
     contradicted = math.isfinite(claim.epsilon) and (strict > claim.epsilon or bool(bare))
     return MechanismCheck(
         claim=claim,
@@ -224,7 +283,7 @@ def _judged(
         noise_std=0.0 if bare else drawn.noise_std,
         moved=max([each.moved for each in bare], default=0.0) or drawn.moved,
         bare=tuple(dict.fromkeys(name for each in bare for name in each.arrays)),
-        estimate=_total(drawn.moved / drawn.pooled_std, claim) if gaussian else None,
+        estimate=claim.total(drawn.moved / drawn.pooled_std) if gaussian else None,
     )
 
 
@@ -250,12 +309,6 @@ def _worst(
     usual = next(each for each in rated if each[1].neighbors is preferred)
     chance = 2 * math.sqrt(2 / min(PILOT[-1][0], most))
     return usual[1:] if rated[0][0] < usual[0] + chance else rated[0][1:]
-
-
-def _total(mu: float, claim: Claim) -> float:
-    if claim.delta == 0:
-        return math.inf if mu > 0 else 0.0
-    return gaussian_epsilon(mu * math.sqrt(claim.rounds), claim.delta)
 
 
 Pairs = Neighbors | Sequence[Neighbors]
@@ -300,6 +353,8 @@ def update_neighbors(like: Tensors, *, norm: float, replaced: bool, seed: int) -
 
 def _known(neighbors: Neighbors, places: Mapping[str, slice]) -> Tensor | None:
     first, second = neighbors.first, neighbors.second
+    if neighbors.shift is not None:
+        return flattened(neighbors.shift)
     if not (isinstance(first, Mapping) and isinstance(second, Mapping) and set(first) <= set(places)):
         return None
     if any(torch.as_tensor(value).numel() != places[name].stop - places[name].start for name, value in first.items()):
@@ -392,7 +447,7 @@ def _reason(claim: Claim, found: Pilot, drawn: Drawn, bare: Sequence[Uncovered],
     if reason := _not_clipped(given, bound, drawn):
         return reason
     strictly = 1 - ACCUSATION
-    if drawn.aligned(strictly / 10) > claim.epsilon >= _total(drawn.mu(strictly), claim):
+    if drawn.aligned(strictly / 10) > claim.epsilon >= claim.total(drawn.mu(strictly)):
         return "in some calls the update leaves as it is, or with far less noise than in the others"
     return _too_little_noise(claim, bound, drawn)
 
@@ -414,11 +469,10 @@ def _not_clipped(given: float | None, bound: float | None, drawn: Drawn) -> str:
 
 def _too_little_noise(claim: Claim, bound: float | None, drawn: Drawn) -> str:
     noise, moved = drawn.noise_std, drawn.moved if bound is None else min(drawn.moved, bound)
-    if claim.delta == 0 or noise == 0:
-        return ""
-    mu = gaussian_mu(claim.epsilon, claim.delta)
-    once = moved / mu if mu else math.inf
-    needed = once * math.sqrt(claim.rounds)
+    needed = math.inf if claim.delta == 0 or not claim.mu else moved / claim.mu
+    if claim.delta == 0 or noise == 0 or noise >= needed:  # the size of the noise is not what is wrong
+        return f"{drawn.statistics.names[drawn.tests[0][0]]} shows the unit more often than the claim allows"
+    once = needed / math.sqrt(claim.rounds)
     over = "" if claim.rounds == 1 else f" over {claim.rounds} rounds"
     enough = f" (it would do for one round: {once:.3g})" if claim.rounds > 1 and noise >= once / 1.05 else ""
     return (

@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from fl_privacy.defenses import ClientState, Defense, LocalStep
-from fl_privacy.defenses.privacy import guarantee
+from fl_privacy.defenses.privacy import guarantee, svt_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, recomputed_by, tested
-from fl_privacy.dp_check.claims import Facts, Stated, Unit
+from fl_privacy.dp_check.claims import Facts, Recomputed, Stated, Unit
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
-from fl_privacy.effects import Clipped, ClippedExamples, Noise
+from fl_privacy.effects import Clipped, ClippedExamples, Noise, SparseVector
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
@@ -23,7 +23,7 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
         noise_multiplier=None if found.missing else found.noise_multiplier,
         releases=found.steps_per_round,
         rounds=asked.rounds,
-        missing=(found.missing,) if found.missing else (),
+        missing=(f"a noise that gives an epsilon ({found.missing})",) if found.missing else (),
     )
     unit: Unit = "example" if any(isinstance(part.effect, ClippedExamples) for part in defense.parts) else "client"
     stated = Stated(claim=None, facts=facts, clip_norm=clip_norm_of(defense) or 1.0, unit=unit)
@@ -35,13 +35,30 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
                 update = hook(update, ClientState(), rng)
             return update
 
-        return [tested(defense.name, upload, stated, asked)]
+        verdict = tested(defense.name, upload, stated, asked)
+        return [replace(verdict, recomputed=_by_composition(defense, asked) or verdict.recomputed)]
     if len(defense.gradient) == 1 and stated.unit == "example":
         mechanism, pair = _one_step(defense, asked.seed)
         once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
         return [tested(f"one step of {defense.name}", mechanism, once, replace(asked, rounds=1), pair=pair)]
     claim = asked.claim(None, defense.name)
     return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
+
+
+def _by_composition(defense: Defense, asked: DpCheckRequest) -> Recomputed | None:
+    """Return the epsilon of NVFlare's sparse vector technique for an update of the asked shapes, if that is all."""
+    parts = [part for part in defense.parts if isinstance(part.effect, SparseVector)]
+    if len(parts) != 1 or len(defense.parts) != 1:
+        return None
+    given = {name: parts[0].settings[name] for name in ("fraction", "epsilon", "noise_var")}
+    elements = sum(value.numel() for value in asked.shapes.values())
+    return Recomputed(
+        rdp=None,
+        pld=asked.rounds * svt_epsilon(elements, **given),
+        delta=asked.delta,
+        sampling=f"for {elements:,} elements, by composition",
+        caveats=("Each shared element spends the budget of one: epsilon grows with the number of elements.",),
+    )
 
 
 def clip_norm_of(defense: Defense) -> float | None:

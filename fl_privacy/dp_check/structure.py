@@ -102,11 +102,11 @@ def uncovered(
     ]
     repeated, levels = _repeats(held.first, held), _levels(held)
     if not (candidates or repeated or levels):
-        return _opposite(held)
+        return _coarse(held) or _opposite(held)
     nudged = _nudged(pair.first, derive_generator(seed, "dp_check", "nudge"))
     number = len(held.first)
     after = None if nudged is None else _held(mechanism, nudged, number, held.taken)
-    found: list[Uncovered] = []
+    found = _coarse(held)
     if candidates:
         fresh = held_rows(mechanism, pair, 4 * number, shapes)
         found += [
@@ -137,6 +137,20 @@ def _confirmed(direction: Tensor, held: HeldDraws, fresh: HeldDraws, after: Tens
 
 Found = tuple[str, Tensor]
 """Reason, and a direction (d,) along which the held draws do not vary."""
+
+
+def _coarse(held: HeldDraws) -> list[Uncovered]:
+    """Return the arrays whose noise is rounded to fewer bits than the update, whose last bits show."""
+    for kind in (torch.bfloat16, torch.float16, torch.float32):
+        first, second = (rows.to(kind).to(rows.dtype) == rows for rows in (held.first, held.second))
+        found = ~held.constant & second.all(0) & (first.double().mean(0) < 0.5)
+        if bool(found.any()) and len(held.second[:, found][:, 0].unique()) > len(second) / 4:
+            bits = torch.finfo(kind).bits
+            reason = (
+                f"the noise is rounded to {bits} bits and the update is not, so that the last bits are the update's"
+            )
+            return [Uncovered(reason=reason, arrays=held.names(found))]
+    return []
 
 
 def _constant(held: HeldDraws) -> list[Found]:

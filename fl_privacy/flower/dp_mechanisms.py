@@ -6,7 +6,8 @@ import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from copy import deepcopy
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.audit_protocol import numbers_of
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.records import NUM_EXAMPLES, PARTITION, PARTITIONS, ROUND, to_record, to_tensors
 from fl_privacy.types import Tensors
@@ -88,7 +90,8 @@ def mechanism_of_mod(
 ) -> ByRound:
     """Make a function of ``mod``: from a client's update to the change that the server sees in the reply.
 
-    The client is sent zeros and replies them plus the update; each call is a round of its own.
+    The client is sent zeros and replies them plus the update; each call is a round of its own. Numbers that the first
+    reply has among its metrics, but not the client, count as sent.
 
     Args:
         config: values that the server sends, such as ``clipping_norm``.
@@ -97,13 +100,20 @@ def mechanism_of_mod(
     identify_process()
     records = _Records()
     context = Context(1, 1, {PARTITION: 0, PARTITIONS: 2}, RecordDict(), {})
+    figures: list[str] | None = None
 
     def mechanism(update: Tensors, number: int) -> Tensors:
+        nonlocal figures
         sent, own, _ = records.of(update)
         asked, told = {ROUND: number, **(config or {})}, {NUM_EXAMPLES: 1, **(metrics or {})}
         with errors_alone("flwr"):
             reply = _reply(own, context, sent=sent, config=asked, metrics=told, mod=mod)
-        return {n: t for record in reply.content.array_records.values() for n, t in to_tensors(record).items()}
+        content = reply.content
+        arrays = {n: t for record in content.array_records.values() for n, t in to_tensors(record).items()}
+        said = {n: v for record in content.metric_records.values() for n, v in numbers_of(record).items()}
+        figures = [n for n in said if n not in told] if figures is None else figures
+        added = {f"the metric {n}": torch.tensor(said.get(n, 0.0), dtype=torch.float64).nan_to_num() for n in figures}
+        return {**arrays, **added}
 
     return ByRound(mechanism)
 
@@ -263,7 +273,9 @@ def verdicts_on(
             mods = (fixedclipping_mod,)
         if not mods and isinstance(subject, DifferentialPrivacyClientSideAdaptiveClipping):
             mods = (adaptiveclipping_mod,)
-        mean = mechanism_of_strategy(subject, clients=int(asked.clients or sampled), mods=mods)
+        # an adaptive norm would drift over the draws
+        made = partial(deepcopy, subject) if isinstance(subject, DifferentialPrivacyAdaptiveBase) else subject
+        mean = mechanism_of_strategy(made, clients=int(asked.clients or sampled), mods=mods)
         return [tested(name, mean, stated_by(subject, rounds=asked.rounds), asked)]
     arguments = 0
     if callable(subject) and not isinstance(subject, type):

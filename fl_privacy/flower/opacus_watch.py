@@ -1,5 +1,7 @@
 """An outside view of Opacus in a client's training: its noise, its sampling and its own epsilon."""
 
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fl_privacy.dp_check.bounds import gaussian_epsilon
-from fl_privacy.dp_check.check import DpCheckRequest, tested
+from fl_privacy.dp_check.check import FEWEST_DRAWS, SECONDS, DpCheckRequest, tested
 from fl_privacy.dp_check.claims import Claim, Facts, Stated, recompute
 from fl_privacy.dp_check.draws import Mechanism, Neighbors
 from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.types import Tensors
 
 MOST_DRAWS = 500
@@ -40,6 +42,7 @@ class OpacusWatch:
         beside: number of other optimizers' steps on the private model's parameters.
         others: the same on anything else.
         inputs: at most two examples of the last batch that entered the module.
+        examples: number of examples of the private loader.
     """
 
     module: Any = None
@@ -52,10 +55,11 @@ class OpacusWatch:
     beside: int = 0
     others: int = 0
     inputs: Tensor | None = None
+    examples: float = math.inf
     _parameters: dict[int, Tensor] = field(default_factory=dict)
     _before: list[Tensor] = field(default_factory=list)
-    _rates: list[float | None] = field(default_factory=list)
-    _trained_on: list[float | None] = field(default_factory=list)
+    _batches: "list[Sampled]" = field(default_factory=list)
+    _trained_on: "list[Sampled]" = field(default_factory=list)
     _drawn: bool = False
     _inside: bool = False
 
@@ -71,7 +75,11 @@ class OpacusWatch:
         """Check Opacus' epsilon, if asked for, and one step's noise; each of ``rounds`` has a new accountant."""
         if self.optimizer is None:
             return []
-        facts, claim, notes = self._facts(), self._claim(asked), []
+        facts = self._facts()
+        claim, notes = self._claim(asked, facts), []
+        if claim is None:
+            return []
+        facts = replace(facts, rounds=claim.rounds)
         if self.bare_steps:
             notes.append(
                 f"The private optimizer made {len(self.multipliers)} steps, and {self.bare_steps} were made without it:"
@@ -79,33 +87,46 @@ class OpacusWatch:
             )
         if self.divisors and self.divisors[0] > 1:
             notes.append(SIZE_IS_PUBLIC)
-        every = recompute(replace(facts, rounds=rounds), delta=claim.delta).epsilon if claim else None
-        if claim and rounds > 1 and every is not None:
+        every = recompute(replace(facts, rounds=rounds), delta=claim.delta).epsilon if rounds > claim.rounds else None
+        if every is not None:
             notes.append(
                 f"Each round makes an accountant anew: {claim.epsilon:.3g} is of one round; all {rounds} rounds spend"
                 f" {every:.3g} together."
             )
-        found = []
-        if claim:
-            subject, recomputed = "Opacus' accountant in a client's training", recompute(facts, delta=claim.delta)
-            found.append(ClaimVerdict(subject=subject, claim=claim, recomputed=recomputed, notes=tuple(notes)))
-        if self.multipliers and self.inputs is not None and len(self.inputs):
-            drawn = Facts(noise_multiplier=float(self.optimizer.noise_multiplier))
-            once = Stated(claim=None, facts=drawn, clip_norm=float(self.optimizer.max_grad_norm), unit="example")
-            question = DpCheckRequest(delta=asked.delta, draws=asked.draws or MOST_DRAWS, seed=asked.seed)
-            mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
-            found.append(tested("one step of Opacus on a batch with the record", mechanism, once, question, pair=pair))
-        return found
+        name = "Opacus in a client's training"
+        if self.multipliers and not self.bare_steps and self.inputs is not None:
+            found = attempt(lambda: self._drawn_step(name, claim, facts, asked))
+            if not isinstance(found, Failure):
+                return [replace(found, notes=(*found.notes, *notes))]
+            notes.append(f"A step of Opacus could not be drawn here: {found.reason}.")
+        recomputed = recompute(facts, delta=claim.delta)
+        return [ClaimVerdict(subject=name, claim=claim, recomputed=recomputed, notes=tuple(notes))]
 
-    def _claim(self, asked: DpCheckRequest) -> Claim | None:
-        """Return the accountant's claim; else, after steps without noise, what the noise promised for one."""
+    def _drawn_step(self, name: str, claim: Claim, facts: Facts, asked: DpCheckRequest) -> ClaimVerdict:
+        assert self.inputs is not None
+        held = replace(claim, sampled=facts)
+        stated = Stated(claim=held, facts=facts, clip_norm=float(self.optimizer.max_grad_norm), unit="example")
+        mechanism, pair = step_of(self.module, self.optimizer, self.inputs)
+        started = time.perf_counter()
+        mechanism(pair.first)
+        slow = 5 * MOST_DRAWS * (time.perf_counter() - started) > SECONDS
+        draws = asked.draws or (FEWEST_DRAWS if slow else MOST_DRAWS)
+        question = replace(asked, epsilon=None, like=None, clip_norm=None, draws=draws)
+        return tested(name, mechanism, stated, question, pair=pair)
+
+    def _claim(self, asked: DpCheckRequest, facts: Facts) -> Claim | None:
+        """Return the asked claim, the accountant's, or what the noise promises (for one step, if others have none)."""
+        if asked.epsilon is not None:
+            return asked.claim(None, "the user", unit="example")
         if self.claims:
             epsilon, delta = self.claims[-1]
             return Claim(epsilon=epsilon, delta=delta, unit="example", by="Opacus")
-        multiplier = float(self.optimizer.noise_multiplier)
-        if not self.bare_steps or not multiplier or not asked.delta:
+        multiplier, promised = float(self.optimizer.noise_multiplier), facts
+        if not multiplier or not asked.delta or not (self.bare_steps or self.multipliers):
             return None
-        epsilon = gaussian_epsilon(1 / multiplier, asked.delta)
+        if self.bare_steps:
+            promised = Facts(noise_multiplier=multiplier)
+        epsilon = recompute(promised, delta=asked.delta).epsilon or 0.0
         return Claim(epsilon=epsilon, delta=asked.delta, unit="example", by="Opacus' noise multiplier")
 
     def _facts(self) -> Facts:
@@ -132,12 +153,12 @@ class OpacusWatch:
         return replace(facts, sample_rate=min(1.0, self.sample_rate), sampling=sampling)
 
     def begin(self, module: nn.Module, optimizer: Any) -> None:
-        self._parameters |= {id(p): p for p in module.parameters()}
-        self._before, self._rates, self._trained_on, self.multipliers = [], [], [], []
+        self._parameters = {id(p): p for p in module.parameters()}
+        self._before, self._batches, self._trained_on, self.multipliers, self.divisors = [], [], [], [], []
 
     def batch(self, sampler: Any) -> None:
         self._drawn = True
-        self._rates.append(_poisson_rate(sampler))
+        self._batches.append(_sampled_by(sampler))
 
     def enters(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
@@ -145,8 +166,10 @@ class OpacusWatch:
         if module.training and torch.is_grad_enabled():
             if not self._before:
                 self._before = [p.detach().clone() for p in self._parameters.values()]
-            self._trained_on += self._rates
-            self._rates = []
+            self._trained_on += self._batches
+            self._batches = []
+            if len(inputs[0]) >= self.examples:
+                self._trained_on.append((False, 1.0))
 
     def private_step(self, optimizer: Any) -> None:
         """Record a step of the private optimizer, and the sampling of its batch."""
@@ -154,13 +177,14 @@ class OpacusWatch:
             return
         self.multipliers.append(float(optimizer.noise_multiplier))
         self.divisors.append(float(optimizer.expected_batch_size or 1) if optimizer.loss_reduction == "mean" else 1.0)
-        rates = [rate for rate in self._trained_on if rate is not None]
-        if rates:
+        if rates := [rate for poisson, rate in self._trained_on if poisson]:
             self.sample_rate = max(self.sample_rate, *rates)
+        elif self._trained_on:
+            least = min(rate for _, rate in self._trained_on)
+            self.sample_rate = least if len(self.multipliers) == 1 else min(self.sample_rate, least)
+            self.poisson = False
         elif not self._drawn:
             self.poisson = None
-        elif self._trained_on:
-            self.poisson = False
         self._trained_on = []
 
     def other_step(self, optimizer: Any) -> None:
@@ -171,14 +195,20 @@ class OpacusWatch:
         self.others += not owned
 
 
-def _poisson_rate(sampler: Any) -> float | None:
-    """Return the rate of a sampler; ``None`` if it cuts batches."""
+Sampled = tuple[bool, float]
+"""``True`` for a Poisson sample, and the probability that a batch holds an example."""
+
+
+def _sampled_by(sampler: Any) -> Sampled:
+    """Return what a loader's index sampler draws; a rate of 0 if unknown."""
     from opacus.utils import uniform_sampler as of  # noqa: PLC0415
 
     if isinstance(sampler, of.UniformWithReplacementSampler | of.DistributedUniformWithReplacementSampler):
-        return float(sampler.sample_rate)
-    inner = getattr(sampler, "sampler", None)
-    return None if inner is None else _poisson_rate(inner)
+        return True, float(sampler.sample_rate)
+    inner, size = getattr(sampler, "sampler", None), getattr(sampler, "batch_size", None)
+    if inner is None or (found := _sampled_by(inner))[0]:
+        return (False, 0.0) if inner is None else found
+    return False, 1 / math.ceil(len(inner) / size) if size and len(inner) else 0.0
 
 
 def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
@@ -190,9 +220,9 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
     """
     example = inputs[:1].detach()
     canary = 50 * torch.randn(example.shape, generator=torch.Generator().manual_seed(0)).to(example)
-    hook = getattr(optimizer, "step_hook", None)
+    hook, multiplier = getattr(optimizer, "step_hook", None), optimizer.noise_multiplier
 
-    def mechanism(batch: Tensor) -> Tensors:
+    def mechanism(batch: Tensor, *, scale: float = 1.0) -> Tensors:
         optimizer._is_last_step_skipped = False  # a training that ended within a batch leaves it set
         optimizer.zero_grad(set_to_none=True)
         outputs = module(batch)
@@ -200,16 +230,19 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
         # the least likely class gives a gradient as long as the clipping allows
         labels[1:] = outputs[1:].detach().argmin(1)
         nn.functional.cross_entropy(outputs, labels).backward()
-        optimizer.step_hook = None
+        optimizer.step_hook, optimizer.noise_multiplier = None, scale * multiplier
         try:
             optimizer.pre_step()
         finally:
-            optimizer.step_hook = hook
+            optimizer.step_hook, optimizer.noise_multiplier = hook, multiplier
         size = float(optimizer.expected_batch_size or 1)
         return {str(n): p.grad.detach() * size for n, p in enumerate(optimizer.params) if p.grad is not None}
 
     what = "a batch with a canary against the batch without it"
-    return mechanism, Neighbors(first=torch.cat([example, canary]), second=example, what=what)
+    first, second = torch.cat([example, canary]), example
+    sums = mechanism(first, scale=0.0), mechanism(second, scale=0.0)
+    shift = {name: value - sums[1][name] for name, value in sums[0].items()}
+    return mechanism, Neighbors(first=first, second=second, what=what, shift=shift)
 
 
 @contextmanager
@@ -229,6 +262,8 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         wrapped = isinstance(made[0], nn.Module)
         watch.module, watch.optimizer = made[0] if wrapped else given["module"], made[1]
         watch.sample_rate = 1 / max(1, len(given["data_loader"]))
+        data: Any = given["data_loader"].dataset
+        watch.examples = len(data) if hasattr(data, "__len__") and len(data) else math.inf
         watch.poisson = given.get("poisson_sampling", True)
         watch.begin(given["module"], made[1])
         _watch_steps(watch, made[1])

@@ -1,12 +1,14 @@
 """Recomputed epsilons against the packages that others count with."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from fl_privacy.defenses.privacy import epsilon as by_opacus
 from fl_privacy.dp_check import Claim, Facts, recompute
-from fl_privacy.dp_check.claims import expect_claim
+from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check.claims import composed_epsilons, expect_claim
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 
@@ -68,3 +70,14 @@ def test_a_sample_of_replaced_units_is_no_contradiction() -> None:
     claim = Claim(epsilon=8.0, delta=1e-5, neighbors="replace", rounds=1000)  # add or remove: 2.1
     assert found.epsilon is not None and found.epsilon > 100
     assert ClaimVerdict(subject="a sample", claim=claim, recomputed=found).status is Status.UNSUPPORTED
+
+
+def test_a_shift_in_one_sampled_step_is_composed_over_all_steps() -> None:
+    facts = Facts(noise_multiplier=1.1, sample_rate=0.05, sampling="poisson", releases=20)
+    claim = Claim(epsilon=1.0, delta=1e-5, sampled=facts)
+    exact = min(composed_epsilons(noise_multiplier=1.1, sample_rate=0.05, steps=20, delta=1e-5))
+    assert 0.99 * exact < claim.total(1 / 1.1) <= exact
+    assert claim.total(math.inf) > 20
+    assert claim.total(0.0) == 0.0
+    shuffled = replace(claim, sampled=replace(facts, sampling="shuffle"))
+    assert shuffled.total(1 / 1.1) == pytest.approx(gaussian_epsilon(1 / 1.1 / 20**0.5, 1e-5)), "one batch in twenty"

@@ -130,6 +130,30 @@ def by_round(update: Tensors, number: int) -> Tensors:
     return {name: value + noise[name][0] for name, value in clipped(update).items()}
 
 
+def in_half_precision() -> Mechanism:
+    """Add noise that was rounded to 16 bits to an update of 32 bits."""
+    rng = torch.Generator().manual_seed(10)
+
+    def many(update: Tensors, n: int) -> Tensors:
+        noise, kept = drawn(update, n, rng), clipped(update)
+        return {name: value + noise[name].half().float() for name, value in kept.items()}
+
+    return ManyAtOnce(many=many)
+
+
+def momentum(*, noised: bool) -> Mechanism:
+    """Keep a momentum of .9 over all calls, of clipped updates or of what is released anyway."""
+    rng, kept = torch.Generator().manual_seed(11), {name: torch.zeros_like(value) for name, value in LIKE.items()}
+
+    def mechanism(update: Tensors) -> Tensors:
+        noise = {name: value[0] for name, value in drawn(update, 1, rng).items()}
+        for name, value in clipped(update).items():
+            kept[name] = 0.9 * kept[name] + value + (noise[name] if noised else 0)
+        return dict(kept) if noised else {name: value + noise[name] for name, value in kept.items()}
+
+    return mechanism
+
+
 SAME = "carry the same noise"
 FAULTS: dict[str, tuple[Mechanism, str]] = {
     "one row over a matrix": (changed("a", lambda n: n["a"][:, :1].expand(-1, 6, 8)), SAME),
@@ -149,6 +173,7 @@ FAULTS: dict[str, tuple[Mechanism, str]] = {
     "hardly any noise in one call of 200": (mostly(1 / 200, lambda value, noise: value + 1e-3 * noise), "some calls"),
     "noise of a pool": (of_a_pool(900), "come again"),
     "noise of two levels": (of_few_levels(), "few values"),
+    "noise of 16 bits": (in_half_precision(), "rounded to 16 bits"),
     "noise with gaps": (with_gaps(), "leaves some calls out"),
     "noise in pairs of calls": (in_pairs(), "with the other sign"),
     "seeded by the number of the call": (seeded(itertools.count(3).__next__), "seeds its noise"),
@@ -276,6 +301,30 @@ def test_honest_rounds_may_be_asked_again() -> None:
         return {name: value + noise[name][0] for name, value in clipped(update).items()}
 
     assert not checked(ByRound(at), draws=200).contradicted
+
+
+@pytest.mark.long
+def test_momentum_of_what_is_not_noised_yet_is_a_fault() -> None:
+    found = checked(momentum(noised=False), draws=200)
+    assert found.contradicted
+    assert "send an update again" in found.reason
+
+
+@pytest.mark.long
+def test_momentum_of_what_was_noised_is_no_fault() -> None:
+    found = checked(momentum(noised=True), draws=200)
+    assert not found.contradicted, found.sentence
+
+
+def test_laplace_noise_of_a_claim_without_delta_is_not_judged_as_gaussian() -> None:
+    laplace = torch.distributions.Laplace(0.0, math.sqrt(117.0))  # norm 1 in 117 values
+
+    def many(update: Tensors, n: int) -> Tensors:
+        return {name: value + laplace.sample((n, *value.shape)) for name, value in clipped(update).items()}
+
+    pure = Claim(epsilon=1.0, delta=0.0)
+    found = check_mechanism(ManyAtOnce(many=many), claimed=pure, like=LIKE, clip_norm=1.0, draws=2000)
+    assert found.epsilon_if_gaussian is None and not found.contradicted
 
 
 def test_more_calls_along_the_update_than_chance_bound_epsilon_without_a_limit() -> None:

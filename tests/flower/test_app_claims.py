@@ -141,14 +141,17 @@ def test_opacus_is_watched_and_put_back_and_its_sampling_looked_at(folder: Path,
     before = opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon
     found = claims(write(folder, train=OPACUS.format(more=more), rounds=2))
     assert before == (opacus.PrivacyEngine.make_private, opacus.PrivacyEngine.get_epsilon)
-    accountant = next(each for each in found if "accountant" in each.subject)
-    step = next(each for each in found if "one step" in each.subject)
-    assert accountant.claim is not None and accountant.claim.unit == "example"
-    assert accountant.status in ({status} if status == Status.UNSUPPORTED else {Status.OPEN, Status.UNTESTED})
-    assert any("all 2 rounds spend" in note for note in accountant.notes)
-    assert step.check is not None and step.check.moved == pytest.approx(1.0, abs=0.35), "a canary of the clipping norm"
-    assert not step.check.contradicted
-    assert step.claim is not None and step.claim.unit == "example"
+    (training,) = found
+    assert training.claim is not None and training.claim.unit == "example"
+    assert training.status is status, training.sentence
+    assert any("all 2 rounds spend" in note for note in training.notes)
+    assert training.check is not None and training.recomputed is not None
+    assert training.check.moved == pytest.approx(1.0, abs=0.35), "a canary of the clipping norm"
+    assert not training.check.contradicted
+    estimate, spent = training.check.estimate, training.recomputed.epsilon
+    assert estimate is not None and spent is not None
+    assert 0 < training.check.lower_bound < min(estimate, training.claim.epsilon)
+    assert training.check.lower_bound < spent
 
 
 @pytest.mark.usefixtures("few_draws")
@@ -231,7 +234,7 @@ def test_steps_without_the_private_optimizer_have_no_noise(train: Callable[[Trai
 
 
 def test_batches_from_the_loader_from_before_are_not_amplified() -> None:
-    _, (found, _) = watched(lambda t: t.steps(loader=t.plain_loader))
+    _, (found,) = watched(lambda t: t.steps(loader=t.plain_loader))
     assert found.claim is not None and found.recomputed is not None and found.recomputed.epsilon is not None
     assert found.status is Status.UNSUPPORTED
     assert found.recomputed.epsilon == pytest.approx(gaussian_epsilon(4**0.5 / 1.2, 1e-5))
@@ -240,9 +243,19 @@ def test_batches_from_the_loader_from_before_are_not_amplified() -> None:
 
 def test_batches_from_no_loader_are_not_known_to_be_sampled() -> None:
     batch = (torch.ones(10, 4), torch.zeros(10, dtype=torch.int64))
-    _, (found, _) = watched(lambda t: t.steps(loader=[batch] * 4))
+    _, (found,) = watched(lambda t: t.steps(loader=[batch] * 4))
     assert found.status is Status.UNSUPPORTED
     assert found.recomputed is not None and "how the batches are sampled" in found.recomputed.missing[0]
+
+
+def test_full_batches_are_not_amplified_though_the_accountant_counts_samples() -> None:
+    def full(training: Training) -> None:
+        training.steps(loader=torch.utils.data.DataLoader(training.loader.dataset, batch_size=40))
+
+    _, (found,) = watched(full)
+    assert found.status is Status.CONTRADICTED, found.sentence
+    assert "its own figures" in found.grounds
+    assert found.recomputed is not None and found.recomputed.epsilon == pytest.approx(gaussian_epsilon(1 / 1.2, 1e-5))
 
 
 def honest_with_a_look_at_other_data(training: Training) -> None:
@@ -260,7 +273,7 @@ def honest_with_a_look_at_other_data(training: Training) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("more", [{}, {"target_epsilon": 3.0, "target_delta": 1e-5, "epochs": 3}], ids=["noise", "aim"])
 def test_what_else_a_client_does_is_not_held_against_opacus(more: dict[str, Any]) -> None:
-    _, (found, _) = watched(honest_with_a_look_at_other_data, **more)
+    _, (found,) = watched(honest_with_a_look_at_other_data, **more)
     assert found.status in {Status.OPEN, Status.UNTESTED}
     assert found.recomputed is not None and not found.recomputed.missing and not found.recomputed.caveats
     assert found.claim is not None and found.recomputed.epsilon == pytest.approx(found.claim.epsilon, rel=0.05)
@@ -273,7 +286,7 @@ def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
         training.optimizer.noise_multiplier = 1.0
         training.steps()
 
-    _, (found, _) = watched(less)
+    _, (found,) = watched(less)
     assert found.status is not Status.CONTRADICTED
     assert found.recomputed is not None and "changes while" in found.recomputed.missing[0]
 
@@ -288,8 +301,8 @@ def test_sums_that_are_divided_by_the_sampled_batch_show_its_size() -> None:
             torch.nn.functional.cross_entropy(training.module(inputs), labels).backward()
             training.optimizer.step()
 
-    _, (found, _) = watched(by_batch)
-    _, (usual, _) = watched(Training.steps)
+    _, (found,) = watched(by_batch)
+    _, (usual,) = watched(Training.steps)
     assert found.recomputed is not None and usual.recomputed is not None
     assert found.status is Status.UNSUPPORTED
     # 4 x 2 + 2 values, so that the scale of the noise counts like 1 / z^2 + 2 x 10 / 8^2

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Context, Message
 from flwr.clientapp.mod import LocalDpMod
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyServerSideAdaptiveClipping,
@@ -46,6 +48,28 @@ def test_a_formula_without_a_value_is_a_missing_fact(epsilon: float, delta: floa
     assert stated is not None
     assert stated.facts.noise_multiplier is None
     assert "no value" in stated.facts.missing[0]
+
+
+def test_figures_that_a_mod_adds_count_as_sent() -> None:
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        reply = call_next(message, context)
+        values = reply.content["arrays"].to_torch_state_dict()
+        reply.content["metrics"]["norm"] = float(values["fc.bias"].norm())
+        reply.content["arrays"] = ArrayRecord({name: torch.randn(value.shape) for name, value in values.items()})
+        return reply
+
+    (found,) = verdicts_on(mod, DpCheckRequest(epsilon=3.0, draws=200, like=LIKE))
+    assert found.status is Status.CONTRADICTED
+    assert found.reason == "the metric norm leaves without noise"
+
+
+def test_an_adaptive_norm_does_not_drift_over_the_draws() -> None:
+    strategy = DifferentialPrivacyServerSideAdaptiveClipping(
+        FedAvg(), 0.5, 2, initial_clipping_norm=0.5, clipped_count_stddev=0.5
+    )
+    (found,) = verdicts_on(strategy, DpCheckRequest(draws=200, like={"weight": torch.zeros(4)}))
+    assert strategy.clipping_norm == 0.5
+    assert found.check is not None and not found.check.contradicted, found.sentence
 
 
 def test_of_anything_else_nothing_is_stated() -> None:

@@ -43,6 +43,7 @@ from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded, files_digest
+from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json, terminal_line
@@ -198,12 +199,13 @@ class AppAudit(AuditSession):
             grid.on_answer, self.grid, self.data = self.refresh, grid, there.data
             context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(config))
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
-            with rounds_held(asked.rounds) as taken, grid.joining(), figures_noted(self.figures):
+            held = rounds_held(asked.rounds)
+            with held as taken, grid.joining(), figures_noted(self.figures), watched_opacus() as opacus:
                 ended = attempt(lambda: started.server(grid, context))
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
             self.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
             self.note(there, grid.rounds)
-            self.notes += claims_in_words(app.folder, started.client, taken)
+            self.notes += claims_in_words(app.folder, started.client, taken, opacus)
             self.trained = time.perf_counter() - self.started
             self.write("The training is done; single examples are attacked now.")
             if (cut := self.end()) is not None:

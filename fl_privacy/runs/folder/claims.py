@@ -53,6 +53,11 @@ class ClaimRecord:
         return self.status == "contradicted"
 
     @property
+    def footnotes(self) -> list[str]:
+        """Return sentences on missing facts, and on what the claim does not cover."""
+        return [*(f"Nobody states: {fact}." for fact in self.missing), *self.notes]
+
+    @property
     def recomputed(self) -> float | None:
         known = [value for value in (self.rdp, self.pld) if value is not None]
         return min(known) if known else None
