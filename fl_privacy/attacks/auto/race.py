@@ -353,19 +353,16 @@ class Race:
         for member in sorted({attempt.member for attempt in left}):
             jobs, capacity = [attempt for attempt in left if attempt.member == member], self._prepared[member].capacity
             chunks = [jobs[begin : begin + capacity] for begin in range(0, len(jobs), capacity)]
+            stages = rung.stages if self._members[member].staged else 1
             for chunk in counted(self._members[member].name, chunks):
-                after = self._staged(chunk, rung, part_of(report, done / len(left), (done + len(chunk)) / len(left)))
+                after, shown = chunk, part_of(report, done / len(left), (done + len(chunk)) / len(left))
+                for stage in range(stages):
+                    of_stage = part_of(shown, stage / stages, (stage + 1) / stages)
+                    after = self._descend(after, rung.evaluations // stages, of_stage)
                 done += len(chunk)
                 for before, attempt in zip(chunk, after, strict=True):
                     own = self.attempts[attempt.position]
                     own[own.index(before)] = attempt
-
-    def _staged(self, jobs: Sequence[Attempt], rung: Rung, report: Report) -> Sequence[Attempt]:
-        stages = rung.stages if self._members[jobs[0].member].staged else 1
-        for stage in range(stages):
-            shown = part_of(report, stage / stages, (stage + 1) / stages)
-            jobs = self._descend(jobs, rung.evaluations // stages, shown)
-        return jobs
 
     def _descend(self, jobs: Sequence[Attempt], evaluations: int, report: Report) -> list[Attempt]:
         prepared, member = self._prepared[jobs[0].member], self._members[jobs[0].member]

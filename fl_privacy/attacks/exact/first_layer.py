@@ -393,9 +393,13 @@ def find_patch_embedding(
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module
-    if not isinstance(layer, nn.Conv2d) or not _cuts_patches(layer, seen):
+    if not isinstance(layer, nn.Conv2d):
         return None
-    found = _added(model, state, seen)
+    height, width = seen.random.shape[1:]
+    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
+    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
+    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
+    found = _added(model, state, seen) if alone and whole and fits and seen.one_by_one else None
     if found is None:
         return None
     names, kernel = (f"{seen.name}.weight", f"{seen.name}.bias"), (layer.kernel_size[0], layer.kernel_size[1])
@@ -425,14 +429,6 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
         error = deviation * spread / float(embedding.scale.abs().min())
     muted = certificate.is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
     return certificate.Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
-
-
-def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    height, width = seen.random.shape[1:]
-    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
-    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
-    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
-    return alone and whole and fits and seen.one_by_one
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:
