@@ -39,7 +39,7 @@ from fl_privacy.attacks.exact.first_layer import (
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
 from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, read_group
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.checks import number, whole
 from fl_privacy.rng import cpu_threads
@@ -53,7 +53,7 @@ _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactInversion:
+class ExactInversion(GroupAttack):
     """Reconstruct exactly from the first layers' gradients, with a certificate that does not use the originals.
 
     - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
@@ -79,6 +79,8 @@ class ExactInversion:
         evaluations: evaluations of the descent, for each image.
     """
 
+    of_rounds = "apart"
+
     rounds: int = 400
     starts: int = 64
     smallest: float = 1e-4
@@ -97,18 +99,14 @@ class ExactInversion:
     ) -> list[Reconstruction]:
         results = list[Reconstruction | None]([None] * len(observations))
         for position, one in ((k, own) for k, o in enumerate(observations) if (own := as_one(o)) is not None):
-            (found,) = self._each([one], seed, no_progress)
+            (found,) = super().__call__([one], seed=seed)
             if found.certainty is not Certainty.APPROXIMATE:
                 results[position] = repeated(found, observations[position].upload.num_examples)
         rest = [o for o, found in zip(observations, results, strict=True) if found is None]
-        others = iter(self._each(rest, seed, progress) if rest else ())
+        others = iter(super().__call__(rest, seed=seed, progress=progress) if rest else ())
         return [next(others) if found is None else found for found in results]
 
-    def _each(self, observations: Sequence[Observation], seed: int, progress: Progress) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        return groups.attacked(lambda group, report: self._attack(group, seed, report))
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):

@@ -13,13 +13,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, in_parts, part_of, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.unmixing import Behind, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, expect_images
 from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
@@ -154,7 +154,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CocktailParty:
+class CocktailParty(GroupAttack):
     """Reconstruct a batch from a first layer's gradient, by independent components and then exactly.
 
     The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
@@ -168,6 +168,8 @@ class CocktailParty:
         steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
+    of_rounds = "apart"
+
     iterations: int = 60
     steps: int = 20
 
@@ -175,13 +177,7 @@ class CocktailParty:
         whole("attack.iterations", self.iterations, at_least=1, example=60)
         whole("attack.steps", self.steps, at_least=0, example=20)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        return groups.attacked(lambda group, report: self._attack(group, seed, report))
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         expect_images(first)
         expect_gradient(first)

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.attack import Report, timely
 from fl_privacy.attacks.exact import certificate
 from fl_privacy.attacks.exact.spear import AGREEMENT, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, without_labels
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, without_labels
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, output_layer
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.checks import number
@@ -258,7 +258,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyticInversion:
+class AnalyticInversion(GroupAttack):
     """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
@@ -270,6 +270,8 @@ class AnalyticInversion:
         alike: ratios are the same up to this share of their length, at least 1e-6.
     """
 
+    of_rounds = "apart"
+
     smallest: float = 1e-4
     alike: float = 1e-2
 
@@ -277,12 +279,7 @@ class AnalyticInversion:
         number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
         number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        return Groups(observations, progress=progress, rounds="apart").attacked(self._attack)
-
-    def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedRound, PreparedVictim, prepare
@@ -114,7 +114,7 @@ class Explained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaximumAPosteriori:
+class MaximumAPosteriori(GroupAttack):
     """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
 
     The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known or evident, jointly
@@ -147,15 +147,11 @@ class MaximumAPosteriori:
         one_of("attack.prior", self.prior, ("auto", "photographs"))
         one_of("attack.dtype", self.dtype, ("float32", "float64"))
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, see=seen_through)
-        for group in groups:
-            with groups.attempt(group) as report:
-                found = self.explain(group, seed, report)
-                groups.results |= {position: one.reconstruction for position, one in found.items()}
-        return groups.reconstructions()
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return seen_through(observations)
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
         """Find the likeliest images of a ``group``, by position; raise NotAttackableError without images."""

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.attack import Report, timely
 from fl_privacy.attacks.feature_inversion.attack import Recovery
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.settings import Constant
@@ -139,7 +139,7 @@ def _matching() -> GradientInversion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlindDeconvolution:
+class BlindDeconvolution(GroupAttack):
     """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
 
     The first public layer's inputs follow from the public gradients
@@ -153,6 +153,8 @@ class BlindDeconvolution:
         starts: public images of the class among the starts.
     """
 
+    of_rounds = "last"
+
     turns: int = 60
     starts: int = 4
     recovery: Recovery = field(init=False, default_factory=lambda: Recovery(matching=_matching()))
@@ -161,14 +163,8 @@ class BlindDeconvolution:
         whole("attack.turns", self.turns, at_least=1, example=60)
         whole("attack.starts", self.starts, at_least=0, example=8)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="last", see=seen_through)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self.solve(group, seed, report)
-        return groups.reconstructions()
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return seen_through(observations)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
 from fl_privacy.attacks.text.explanation import next_tokens
 from fl_privacy.attacks.text.token_candidates import Lengths, readable_model
@@ -213,7 +213,7 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class BagOfWords:
+class BagOfWords(GroupAttack):
     """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
 
     Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
@@ -227,32 +227,24 @@ class BagOfWords:
     tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= _attack(group, seed, report)
-        return groups.reconstructions()
+    of_rounds = "apart"
 
-
-def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-    first = group.first
-    model = readable_model(model_as_sent(first))
-    like = next(iter(first.sent.parameters.values()))
-    copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-    quick = readable_model(copy)
-    read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
-    size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
-    if is_text_with_words(first):
-        size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
-    places, found = list(group.observations), dict[int, Reconstruction]()
-    for some in (places[i : i + size] for i in range(0, len(places), size)):
-        seen = [group.observations[place] for place in some]
-        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, read(seen), strict=True)}
-        report(len(found) / len(places))
-    return found
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        first = group.first
+        model = readable_model(model_as_sent(first))
+        like = next(iter(first.sent.parameters.values()))
+        copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+        quick = readable_model(copy)
+        read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
+        size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
+        if is_text_with_words(first):
+            size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
+        places, found = list(group.observations), dict[int, Reconstruction]()
+        for some in (places[i : i + size] for i in range(0, len(places), size)):
+            seen = [group.observations[place] for place in some]
+            found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, read(seen), strict=True)}
+            report(len(found) / len(places))
+        return found
 
 
 def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconstruction:
