@@ -11,31 +11,22 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _MOST_COMPONENTS, _MOST_IMAGES = 600, 5000
 """Most directions kept of an image, and most public images, evenly chosen, that they are learned from."""
 
-FEWEST = 50
-"""Fewest public images for a prior."""
+FEWEST = 50  # fewest public images for a prior
 
 _OF_CLASS = 0.5
 """Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""
 
-_CONTRAST = 0.25
-"""Standard deviation of the pixels of photographs around their mean color."""
+_CONTRAST = 0.25  # standard deviation of the pixels of photographs around their mean color
 
 
 @dataclass(frozen=True, eq=False)
 class PixelPrior:
-    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z.
+    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z."""
 
-    Attributes:
-        means: (K, N) of each class.
-        bases: (K, M, N), or (1, M, N) for all, scaled by the standard deviations.
-        residual: standard deviation of a pixel in the directions left out.
-        images: number of public images, 0 for photographs in general.
-    """
-
-    means: Tensor
-    bases: Tensor
-    residual: float
-    images: int
+    means: Tensor  # (K, N) of each class
+    bases: Tensor  # (K, M, N), or (1, M, N) for all, scaled by the standard deviations
+    residual: float  # standard deviation of a pixel in the directions left out
+    images: int  # number of public images, 0 for photographs in general
 
     @property
     def components(self) -> int:
@@ -77,8 +68,7 @@ class PixelPrior:
         return PixelPrior(self.means.to(like), self.bases.to(like), self.residual, self.images)
 
 
-_learned = WeakTensorKeyDictionary()
-"""Priors by their images."""
+_learned = WeakTensorKeyDictionary()  # priors by their images
 
 
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:

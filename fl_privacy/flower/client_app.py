@@ -20,9 +20,7 @@ from fl_privacy.flower.mods.defend import DefendedClient
 from fl_privacy.flower.reply_cache import Answers, digest_of_records
 
 Fit = Callable[[Arrays, Config], Reply]
-
 MakeClient = Callable[[Context], NumPyClient]
-
 Work = Callable[[], RecordDict]
 
 

@@ -59,15 +59,10 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """The clients' clipping, in the units of the tensors that are matched.
+    """The clients' clipping, in the units of the tensors that are matched."""
 
-    Attributes:
-        norm: largest norm; ``None``: estimated from the update.
-        noise_std: standard deviation of the clients' noise; ``None``: estimated.
-    """
-
-    norm: float | None
-    noise_std: float | None
+    norm: float | None  # largest norm; ``None``: estimated from the update
+    noise_std: float | None  # standard deviation of the clients' noise; ``None``: estimated
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:

@@ -274,9 +274,7 @@ def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 MOST_SEQUENCES = 1024  # largest number of sequences of transforms that are tried one by one
-
 Matched = Callable[[Observation], Tensors]  # function from an observation to the tensors that an attack matches
 
 

@@ -32,9 +32,7 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-Found = Mapping[int, Reconstruction]
-"""Reconstructions by position."""
+Found = Mapping[int, Reconstruction]  # reconstructions by position
 
 
 @dataclass
@@ -42,19 +40,17 @@ class StageState:
     """The victims of a group that are left, and what stages found out about them, by position.
 
     Attributes:
-        evaluations: evaluations of a victim; ``None`` for a budget in seconds.
-        cut: ``True`` once the clock has ended a search for exact solutions.
         starts: images that one may start from, and the attacks that found them.
         features: features that a later fully connected layer leaks exactly.
     """
 
     group: Group
     seed: int
-    evaluations: int | None = None
+    evaluations: int | None = None  # evaluations of a victim; ``None`` for a budget in seconds
     dtype: Literal["float32", "float64"] = "float32"
     device: str | None = None
     most_victims: int | None = None
-    cut: bool = False
+    cut: bool = False  # ``True`` once the clock has ended a search for exact solutions
     results: dict[int, Reconstruction] = field(default_factory=dict)
     starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
     features: dict[int, HiddenFeatures] = field(default_factory=dict)
@@ -178,18 +174,14 @@ def deconvolve(state: StageState, report: Report) -> Found | None:
     return {position: one for position, one in found.items() if one.failure is None}
 
 
-_SHARE = 0.25
-"""Share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's."""
+_SHARE = 0.25  # share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
 """Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
 each evaluation takes as many times as long, and their unknown order matters more than the images."""
 
-_SURROGATE = 1000
-"""Most iterations."""
-
-ON_THE_WAY = "surrogate model"
-"""Name of results at a model on the way, from which descents start."""
+_SURROGATE = 1000  # most iterations
+ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from which descents start
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
@@ -234,8 +226,7 @@ def find_likeliest(state: StageState, report: Report) -> Found | None:
     return {}
 
 
-ROUNDS_RACED = 8
-"""Most rounds of the same examples that descents match; the likelihood takes all."""
+ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the likelihood takes all
 
 
 def descend(state: StageState, report: Report) -> Found:

@@ -25,8 +25,7 @@ from fl_privacy.types.schema import schema_of
 _SHOWN_OF_TEXTS, _SHOWN_OF_ROWS = 0.1, 0.5
 """Shares of the progress for exact solutions: TabLeak takes about as long as a failing search."""
 
-_ATTEMPTS = 10
-"""Attempts at a table, which are pooled."""
+_ATTEMPTS = 10  # attempts at a table, which are pooled
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
 """Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""

@@ -46,9 +46,7 @@ from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, Observation, Reconstruction
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
-
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
-
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 

@@ -353,17 +353,14 @@ class PatchEmbedding:
 
     Attributes:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
-        position: name of the position embedding, of last dimension D.
-        first: row of the first patch.
-        image: (C, H, W).
         shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
     weight: str
     bias: str
-    position: str
-    first: int
-    image: tuple[int, ...]
+    position: str  # name of the position embedding, of last dimension D
+    first: int  # row of the first patch
+    image: tuple[int, ...]  # (C, H, W)
     patch: tuple[int, int]
     shift: Tensor
     scale: Tensor

@@ -133,7 +133,6 @@ def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
 
 _ENOUGH = 64  # least number of elements of a tensor whose values are counted
 _MORE_ZEROS = 0.05  # excess share of zeros, or of empty columns, over undefended gradients that shows a defense
-
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02

@@ -27,9 +27,7 @@ from fl_privacy.rng import cpu_threads
 ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 """(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
 
-Program = Callable[..., tuple[Tensor, Tensor]]
-"""(variables, *tensors of the problem) -> loss and gradient."""
-
+Program = Callable[..., tuple[Tensor, Tensor]]  # (variables, *tensors of the problem) -> loss and gradient
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
@@ -37,13 +35,11 @@ class FasterEvaluation:
     """``Problem.evaluate``, replaced by a program for the shapes of one call, if one can be made.
 
     Attributes:
-        made_at: number of the call at which the program is made.
-        renewed: ``True`` starts counting anew at other shapes.
         most, least: most victims and fewest evaluations that win back the time of making it.
     """
 
-    made_at: ClassVar[int] = 1
-    renewed: ClassVar[bool] = False
+    made_at: ClassVar[int] = 1  # number of the call at which the program is made
+    renewed: ClassVar[bool] = False  # ``True`` starts counting anew at other shapes
     most: ClassVar[float] = math.inf
     least: ClassVar[int] = 0
 
@@ -212,7 +208,6 @@ def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE_OF_GPU = 0.35
 _BYTES_ON_CPU = 4 * 2**30  # memory of one chunk; more is hardly faster

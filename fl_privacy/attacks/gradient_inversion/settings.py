@@ -75,8 +75,7 @@ class Blank:
     space: Space
 
 
-Start = Callable[[Blank], Tensor]
-"""Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
+Start = Callable[[Blank], Tensor]  # draws the first variables of a victim, of ``blank.shape`` and on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +190,7 @@ def named_start(name: str) -> Start:
     return STARTS[name]
 
 
-Shape = Sequence[int]
-"""(B, C, H, W) of one victim's images."""
+Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
@@ -272,20 +270,14 @@ class Rearranging:
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
     likelihood under a language model of public texts. The latter is in units of the median difference of orders from
     the best.
-
-    Attributes:
-        every: iterations between moves.
-        burn_in: share of the iterations before the first move; 1 moves words at the end alone.
-        last: most moves at the end, as long as they improve the text.
-        starts: random first guesses; the least mismatch is kept, then as many orders of it.
     """
 
-    every: int = 75
-    burn_in: float = 1.0
+    every: int = 75  # iterations between moves
+    burn_in: float = 1.0  # share of the iterations before the first move; 1 moves words at the end alone
     tries: int = 200
     prior: float = 0.5
-    starts: int = 1
-    last: int = 10
+    starts: int = 1  # random first guesses; the least mismatch is kept, then as many orders of it
+    last: int = 10  # most moves at the end, as long as they improve the text
 
     def __post_init__(self) -> None:
         whole("attack.every", self.every, at_least=1, example=75)

@@ -28,24 +28,17 @@ from fl_privacy.types.modality import modality_of
 _OUTSIDE = 20.0  # weight of the squared distance of pixels from [0, 1]
 _ROUNDS_AT_ONCE = 8  # model states whose updates are compared in one step, drawn anew for each
 _CLASSES_TRIED = 16  # largest number of classes whose mean image is tried against the update of a single example
-
 _SAME = Batch(torch.empty(0), torch.empty(0))
-
 _DOUBTFUL = 8.0  # difference of two classes' negative log likelihoods above which the less likely one is not tried
 _SOFTENED = 0.3  # noise at the start of a descent, as a share of each tensor's root mean square
 
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """Negative log likelihoods of the updates of V victims in all rounds.
+    """Negative log likelihoods of the updates of V victims in all rounds."""
 
-    Attributes:
-        states: guessed uploads and observed channels for each model sent.
-        transform: clients' possible transforms, if any.
-    """
-
-    states: Sequence[tuple["Guesser", Sequence[Channel]]]
-    transform: AssumedTransform | None = None
+    states: Sequence[tuple["Guesser", Sequence[Channel]]]  # guessed uploads and observed channels for each model sent
+    transform: AssumedTransform | None = None  # clients' possible transforms, if any
 
     @property
     def uploads(self) -> int:
@@ -69,18 +62,12 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Undefended uploads of a client for given images and labels.
-
-    Attributes:
-        factor: factor from the guessed gradient to the upload, with its sign.
-        decay: (1, *shape) part of weight decay in the upload, by name.
-        norm: largest norm of each example's gradient before averaging; ``None`` without clipping.
-    """
+    """Undefended uploads of a client for given images and labels."""
 
     round: PreparedRound
-    factor: float
-    decay: Tensors
-    norm: float | None = None
+    factor: float  # factor from the guessed gradient to the upload, with its sign
+    decay: Tensors  # (1, *shape) part of weight decay in the upload, by name
+    norm: float | None = None  # largest norm of each example's gradient before averaging; ``None`` without clipping
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
         """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""

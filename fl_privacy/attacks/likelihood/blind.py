@@ -54,18 +54,13 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private layer of a model, with public geometry and unknown weights.
-
-    Attributes:
-        layer: name of the layer that its features enter.
-        entering: affine map from images (N, C, H, W) to its inputs.
-    """
+    """The private layer of a model, with public geometry and unknown weights."""
 
     name: str
-    layer: str
+    layer: str  # name of the layer that its features enter
     geometry: Mapping[str, Any]
     activation: nn.Module | None
-    entering: Front
+    entering: Front  # affine map from images (N, C, H, W) to its inputs
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
@@ -272,20 +267,13 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """The unknown map and V images: ``put_out = W patches(image) + b``.
-
-    Attributes:
-        basis: (M, N) of the images' prior.
-        means: (V, N).
-        put_out: (V, O, P) outputs at P places.
-        known: (V, O, P) ``True`` if known; the others were at most 0.
-    """
+    """The unknown map and V images: ``put_out = W patches(image) + b``."""
 
     private: PrivateConvolution
-    basis: Tensor
-    means: Tensor
-    put_out: Tensor
-    known: Tensor
+    basis: Tensor  # (M, N) of the images' prior
+    means: Tensor  # (V, N)
+    put_out: Tensor  # (V, O, P) outputs at P places
+    known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
         """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
@@ -328,17 +316,14 @@ class Turn:
     """One turn of S attempts at an image: the map given the image, then the image given the map.
 
     Attributes:
-        mean_patches: (1, K, P) of the prior's mean.
-        moves: (M, K, P) change by each coefficient.
         put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
-        filled: (S, O, P) the same with each attempt's fit at the unknown places.
     """
 
-    mean_patches: Tensor
-    moves: Tensor
+    mean_patches: Tensor  # (1, K, P) of the prior's mean
+    moves: Tensor  # (M, K, P) change by each coefficient
     put_out: Tensor
     known: Tensor
-    filled: Tensor
+    filled: Tensor  # (S, O, P) the same with each attempt's fit at the unknown places
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
         """Return the next coefficients (S, M), the next turn and the mean squared misfit (S,)."""

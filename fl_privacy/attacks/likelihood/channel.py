@@ -31,7 +31,6 @@ from fl_privacy.effects import (
 from fl_privacy.types import Tensors
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
-
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
 _SAMPLES = 16  # draws by which a defense without a formula is simulated
 
@@ -114,18 +113,13 @@ class Simulated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """The likelihood of the updates of V victims in one round.
+    """The likelihood of the updates of V victims in one round."""
 
-    Attributes:
-        observed: (V, n) by name, in the order of the guesses.
-        informative: ``True`` if the defense's likelihood says more than the distance of the updates.
-    """
-
-    observed: Tensors
+    observed: Tensors  # (V, n) by name, in the order of the guesses
     shapes: Mapping[str, torch.Size]
     steps: Sequence[Step]
     own: Sequence[HasLikelihood] = ()
-    informative: bool = True
+    informative: bool = True  # ``True`` if the defense's likelihood says more than the distance of the updates
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.

@@ -39,21 +39,13 @@ _NEAR = 0.5  # share of a token's strongest evidence above which it may have sto
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """Words of one victim's texts, found in its update.
+    """Words of one victim's texts, found in its update."""
 
-    Attributes:
-        tokens: (k,) different ones, the surest first.
-        times: (k,) number of occurrences of each.
-        exact: ``True`` if no other token can have such a row.
-        ordered: (L,) text, if there is one and the update shows the order.
-        note: sentence on the comparisons and the expected number of false tokens, if not by rows.
-    """
-
-    tokens: Tensor
-    times: Tensor
-    exact: bool = False
-    ordered: Tensor | None = None
-    note: str = ""
+    tokens: Tensor  # (k,) different ones, the surest first
+    times: Tensor  # (k,) number of occurrences of each
+    exact: bool = False  # ``True`` if no other token can have such a row
+    ordered: Tensor | None = None  # (L,) text, if there is one and the update shows the order
+    note: str = ""  # sentence on the comparisons and the expected number of false tokens, if not by rows
 
     @property
     def all(self) -> Tensor:

@@ -232,22 +232,15 @@ class Peeled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Peels texts off a batch while :func:`disaggregated` leads to certain ones.
+    """Peels texts off a batch while :func:`disaggregated` leads to certain ones."""
 
-    Attributes:
-        model: model with the values sent, in double precision.
-        searched: the same in the precision of the values sent.
-        tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        enough: check whether texts, with copies, are complete.
-    """
-
-    model: TextModel
-    searched: TextModel
+    model: TextModel  # model with the values sent, in double precision
+    searched: TextModel  # the same in the precision of the values sent
     loss_scale: float
-    tolerance: float
+    tolerance: float  # distance up to which a vector is in a span, as a share of that of a random one
     rng: torch.Generator
     rounds: int
-    enough: Enough
+    enough: Enough  # check whether texts, with copies, are complete
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)

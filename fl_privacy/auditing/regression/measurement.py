@@ -162,7 +162,6 @@ def _value(image: Mapping[str, Any], metric: str) -> float:
 
 
 Train = Callable[[nn.Module, DataLoader], object]
-
 UPLOAD_HOOKS = {"parts", "upload", "outcome"}
 
 
@@ -320,8 +319,7 @@ def _observation(
 LEVEL, FEWEST = 0.05, 5
 """Probability of a false alarm without a change, and smallest number of groups for which p can be below it."""
 
-EXACT = 14
-"""Largest number of independent groups with all sign flips; beyond, 2^14 random ones."""
+EXACT = 14  # largest number of independent groups with all sign flips; beyond, 2^14 random ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,8 @@ from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded, read_text
 
-_FIXED = 1 << 16
-"""Fixed-point unit of the library's nearest-neighbor sampling: 65,536ths of a pixel."""
-
-_BLACK, _GREY = 0, 128
-"""Levels of 255 that fill vacated pixels."""
+_FIXED = 1 << 16  # fixed-point unit of the library's nearest-neighbor sampling: 65,536ths of a pixel
+_BLACK, _GREY = 0, 128  # levels of 255 that fill vacated pixels
 
 
 def translate(images: Tensor, shift: tuple[int, int]) -> Tensor:
@@ -89,8 +86,7 @@ def _filling(images: Tensor, level: int) -> Tensor:
     return images.new_full((), level / 255 if images.is_floating_point() else level)
 
 
-LEVELS = 10
-"""Number of equally spaced magnitudes of a kind of operation."""
+LEVELS = 10  # number of equally spaced magnitudes of a kind of operation
 
 
 def _torchvision(name: str) -> Callable[..., Any]:
@@ -302,8 +298,7 @@ class Policy:
         return tuple(TABLES[self.table][index] for index in self.indices)
 
 
-UNTRANSFORMED = Policy(())
-"""Baseline of policies."""
+UNTRANSFORMED = Policy(())  # baseline of policies
 
 
 def transform(
@@ -389,8 +384,7 @@ def _from_file(path: Path, source: str, table: Table | None) -> tuple[Policy, ..
     return tuple(Policy.parse(name, cast(Table, searched)) for name in names)
 
 
-POLICY_FILE = "policies.json"
-"""File of the policies in the folder of a search."""
+POLICY_FILE = "policies.json"  # file of the policies in the folder of a search
 
 
 def random_policies(number: int, rng: torch.Generator, *, longest: int = 3, table: Table = "paper") -> list[Policy]:

@@ -122,12 +122,10 @@ def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
 
-Rule = Literal["left", "trapezoid"]
-"""Integration rule for the curve of similarities."""
+Rule = Literal["left", "trapezoid"]  # integration rule for the curve of similarities
 
 
-Over = Literal["images", "class means"]
-"""Units of the areas' mean and variance."""
+Over = Literal["images", "class means"]  # units of the areas' mean and variance
 
 Variant = Literal["paper", "code", "code_normalized"]
 """Scoring of policies: as published; the authors' program for one; its comparison of several."""
@@ -286,8 +284,7 @@ def accuracy_scores(
     return torch.stack(draws).mean(0).tolist()
 
 
-TrainingProgress = Callable[[int, int, float], None]
-"""(epochs done, total epochs, mean loss of the last)."""
+TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epochs, mean loss of the last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,8 @@ from fl_privacy.models.gradients.memory import written_by
 from fl_privacy.models.gradients.victims import plain_attention, set_mode
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-_FILLS = 1_500_000
-"""Multiplications from which each model's convolution is computed separately."""
-
-_Geometry = tuple[Any, Any, Any, int]
-"""Stride, padding, dilation and groups."""
+_FILLS = 1_500_000  # multiplications from which each model's convolution is computed separately
+_Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
@@ -108,8 +105,7 @@ def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
 """Most examples of all models in one step or evaluation, and elements of their values, which bound the memory."""
 
-_WRITTEN = 1 << 30
-"""Most bytes that all models' layers write in one evaluation."""
+_WRITTEN = 1 << 30  # most bytes that all models' layers write in one evaluation
 
 
 @dataclass(frozen=True, eq=False)

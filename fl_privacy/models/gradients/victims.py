@@ -19,8 +19,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(logits (B, K), labels (B,) or (B, K)) -> scalar."""
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, K), labels (B,) or (B, K)) -> scalar
 
 LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
 """(model, values by name, batch) -> context around the forward pass, which may observe modules and gives a function

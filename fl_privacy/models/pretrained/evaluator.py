@@ -48,9 +48,7 @@ class EvaluationNetwork(nn.Module):
 
 
 N = TypeVar("N", bound=nn.Module)
-
-Progress = Callable[[int, int, float], None]
-"""(steps done, total steps, loss of the last one) -> None."""
+Progress = Callable[[int, int, float], None]  # (steps done, total steps, loss of the last one) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +164,7 @@ def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Te
     return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
 
 
-CHUNK = 512
-"""Images judged at once."""
+CHUNK = 512  # images judged at once
 
 
 @torch.no_grad()

