@@ -249,9 +249,6 @@ class ModelInversion:
 
     Attributes:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.
-        anchor: weight of the squared distance of F to its start, in shares of its squared norm.
-        restarts: attempts from different starts; the least loss is taken.
-        most_rows: most victims times restarts attacked at once.
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))
@@ -259,7 +256,7 @@ class ModelInversion:
     recover_at: str | None = None
     front: FrontPolicy = "auto"
     relative: bool = True
-    anchor: float = 1e-2
+    anchor: float = 1e-2  # weight of the squared distance of F to its start, in shares of its squared norm
     optimizer: Optimizer = field(default_factory=LBFGS)
     priors: tuple[Prior, ...] = (TotalVariation(weight=1e-3),)
     start: settings.Start = field(default_factory=settings.Uniform)
@@ -267,10 +264,10 @@ class ModelInversion:
     projection: settings.Projection = "none"
     into_range: settings.Scaling = "clamp"
     iterations: int = 1500
-    restarts: int = 1
+    restarts: int = 1  # attempts from different starts; the least loss is taken
     dtype: settings.DType = "float32"
     device: str | None = None
-    most_rows: int = 256
+    most_rows: int = 256  # most victims times restarts attacked at once
 
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts", "most_rows"):

@@ -40,17 +40,14 @@ class Belief:
     """A Gaussian belief about the uploads of V victims, by name of the tensor.
 
     Attributes:
-        mean: (V, n).
         std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
-        law: law of the noise, or of the values' encoding.
-        step: (V, 1) between neighboring levels.
         hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
-    mean: Tensors
+    mean: Tensors  # (V, n)
     std: Mapping[str, Tensor | float]
-    law: Law = "normal"
-    step: Mapping[str, Tensor] = field(default_factory=dict)
+    law: Law = "normal"  # law of the noise, or of the values' encoding
+    step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) between neighboring levels
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
@@ -63,19 +60,13 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """The clients' computation of uploads.
-
-    Attributes:
-        uploaded_per_matched: factor from the guessed gradient to the upload.
-        local_steps: replayed steps of training, at least 1.
-        clients: number in the observed mean, each with its own defense.
-    """
+    """The clients' computation of uploads."""
 
     batch_size: int
-    uploaded_per_matched: float
-    local_steps: int = 1
+    uploaded_per_matched: float  # factor from the guessed gradient to the upload
+    local_steps: int = 1  # replayed steps of training, at least 1
     head: str | None = None
-    clients: int = 1
+    clients: int = 1  # number in the observed mean, each with its own defense
 
     @property
     def step_noise(self) -> float:

@@ -106,13 +106,12 @@ class Kind:
     Attributes:
         apply: (images (..., C, H, W), signed magnitude) -> images of the same shape and type.
         low, high: magnitudes of levels 0 and 9.
-        signed: ``True`` if the magnitude gets a random sign.
     """
 
     apply: Callable[[Tensor, float], Tensor]
     low: float = 0.0
     high: float = 0.0
-    signed: bool = False
+    signed: bool = False  # ``True`` if the magnitude gets a random sign
 
     def magnitude(self, level: int) -> float:
         return self.low + (self.high - self.low) * level / (LEVELS - 1)
@@ -120,17 +119,11 @@ class Kind:
 
 @dataclass(frozen=True)
 class Operation:
-    """One of ATS's fifty operations.
+    """One of ATS's fifty operations."""
 
-    Attributes:
-        name: key of ``KINDS``.
-        level: 0 to 9.
-        probability: probability in AutoAugment; ignored unless asked for.
-    """
-
-    name: str
-    level: int
-    probability: float
+    name: str  # key of ``KINDS``
+    level: int  # 0 to 9
+    probability: float  # probability in AutoAugment; ignored unless asked for
 
     @property
     def signed(self) -> bool:

@@ -109,17 +109,12 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model sent to all victims of a group, and their training.
-
-    Attributes:
-        names: uploaded tensors to match.
-        hidden: weight of the linear layer whose inputs get gradients from an unknown additional loss.
-    """
+    """Model sent to all victims of a group, and their training."""
 
     model: nn.Module
-    names: Sequence[str]
+    names: Sequence[str]  # uploaded tensors to match
     plan: LocalPlan
-    hidden: str | None = None
+    hidden: str | None = None  # weight of the linear layer whose inputs get gradients from an unknown additional loss
     loss: Loss = CROSS_ENTROPY
 
 
