@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
+    attacks.exact.feature_descent=attacks.exact.attack
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.countermeasures=attacks.adaptive.known_defense
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
@@ -17,7 +18,7 @@ _NAMES = """
     attacks.auto.likeliest=attacks.auto.attack attacks.auto.members=attacks.auto.sub_attacks
     attacks.auto.stages=attacks.auto.attack attacks.auto.tables=attacks.auto.other_modalities
     attacks.auto.texts=attacks.auto.other_modalities attacks.exact.analytic=attacks.exact.first_layer
-    attacks.exact.april=attacks.exact.first_layer attacks.exact.batch_statistics=attacks.exact.feature_descent
+    attacks.exact.april=attacks.exact.first_layer attacks.exact.batch_statistics=attacks.exact.attack
     attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.fx_graph=attacks.exact.residual
     attacks.exact.gated_inputs=attacks.exact.convolution attacks.exact.hidden_layer=attacks.exact.first_layer
     attacks.exact.repeats=attacks.exact.certificate attacks.exact.traced=attacks.exact.residual

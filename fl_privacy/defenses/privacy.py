@@ -322,9 +322,9 @@ def promises_privacy(defense: Defense) -> bool:
 
     No guarantee covers other values next to such an upload, such as an exact loss; they must not leave the client.
     """
-    effects = [part.effect for part in defense.parts]
-    clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in effects)
-    return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in effects)
+    kinds = [part.effect for part in defense.parts]
+    clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
+    return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)
 
 
 def mechanism(defense: Defense) -> Part | None:

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from fl_privacy.dp_check.bounds import gaussian_epsilon
+from fl_privacy.dp_check import bounds, draws, verdict
 from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.claims import Claim, Facts, Stated, recompute
-from fl_privacy.dp_check.draws import Mechanism, Neighbors
-from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.types import Tensors
 
 MOST_DRAWS = 500  # default number of steps of Opacus' optimizer on either neighbor
@@ -59,7 +57,7 @@ class OpacusWatch:
         moved = not all(map(torch.equal, self._before, self._parameters.values()))
         return self.beside + self.others or int(moved)
 
-    def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[ClaimVerdict]:
+    def verdicts(self, asked: DpCheckRequest, *, rounds: int) -> list[verdict.ClaimVerdict]:
         """Check Opacus' epsilon, if asked for, and one step's noise; each of ``rounds`` has a new accountant."""
         if self.optimizer is None:
             return []
@@ -80,7 +78,7 @@ class OpacusWatch:
         found = []
         if claim:
             subject, recomputed = "Opacus' accountant in a client's training", recompute(facts, delta=claim.delta)
-            found.append(ClaimVerdict(subject=subject, claim=claim, recomputed=recomputed, notes=tuple(notes)))
+            found.append(verdict.ClaimVerdict(subject=subject, claim=claim, recomputed=recomputed, notes=tuple(notes)))
         if self.multipliers and self.inputs is not None and len(self.inputs):
             drawn = Facts(noise_multiplier=float(self.optimizer.noise_multiplier))
             once = Stated(claim=None, facts=drawn, clip_norm=float(self.optimizer.max_grad_norm), unit="example")
@@ -97,7 +95,7 @@ class OpacusWatch:
         multiplier = float(self.optimizer.noise_multiplier)
         if not self.bare_steps or not multiplier or not asked.delta:
             return None
-        epsilon = gaussian_epsilon(1 / multiplier, asked.delta)
+        epsilon = bounds.gaussian_epsilon(1 / multiplier, asked.delta)
         return Claim(epsilon=epsilon, delta=asked.delta, unit="example", by="Opacus' noise multiplier")
 
     def _facts(self) -> Facts:
@@ -173,7 +171,7 @@ def _poisson_rate(sampler: Any) -> float | None:
     return None if inner is None else _poisson_rate(inner)
 
 
-def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanism, Neighbors]:
+def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[draws.Mechanism, draws.Neighbors]:
     """Make a function of one step, from a batch to the noised sum of its clipped gradients, and its neighbors.
 
     Args:
@@ -201,7 +199,7 @@ def step_of(module: nn.Module, optimizer: Any, inputs: Tensor) -> tuple[Mechanis
         return {str(n): p.grad.detach() * size for n, p in enumerate(optimizer.params) if p.grad is not None}
 
     what = "a batch with a canary against the batch without it"
-    return mechanism, Neighbors(first=torch.cat([example, canary]), second=example, what=what)
+    return mechanism, draws.Neighbors(first=torch.cat([example, canary]), second=example, what=what)
 
 
 @contextmanager

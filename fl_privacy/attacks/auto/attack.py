@@ -14,11 +14,8 @@ from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
-from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, sme, targets
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
-from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
-from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
 from fl_privacy.attacks.presets import model_inversion
@@ -195,7 +192,7 @@ def surrogate(state: StageState, report: Report) -> Found | None:
     too_many_steps = size > 1 and steps > _MANY_STEPS
     share = 1.0 if too_many_steps else _SHARE
     number = _SURROGATE if state.evaluations is None else max(_LEAST_ITERATIONS, int(share * state.evaluations))
-    attack = SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
+    attack = sme.SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
     with within(seconds_left() if state.evaluations else share * seconds_left()):
         found = attack.solve(state.group, state.seed, report)
     if too_many_steps and all(one.batch is not None for one in found.values()):
@@ -362,7 +359,7 @@ class AutoAttack:
                 members = own(evaluations=self._evaluations, device=self.device, most_victims=self.most_victims)
                 return members(observations, seed=seed, progress=progress)
             left = len(observations)
-            groups = Groups(observations, progress=progress, see=seen_through)
+            groups = Groups(observations, progress=progress, see=evident_defense.seen_through)
             for group in groups:
                 size = len(group.observations)
                 with groups.attempt(group) as report, within(seconds_left() * size / max(size, left)):
@@ -385,7 +382,7 @@ class AutoAttack:
                         break
                     try:
                         found = run(state, part_of(report, done, max(done, until)))
-                    except NotAttackableError as reason:
+                    except targets.NotAttackableError as reason:
                         why, found = str(reason), {}
                         logger.debug("%s left out: %s", name, why)
                     if found is not None:

@@ -13,12 +13,8 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import Report, timely
 from fl_privacy.attacks.feature_inversion.attack import Recovery
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
+from fl_privacy.attacks.gradient_inversion import attack, evident_defense, grouping, objectives, settings
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.settings import Constant
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, expect_images
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.pixel_prior import learn_prior
@@ -122,11 +118,11 @@ def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
     return found[0] if found else None
 
 
-def _matching() -> GradientInversion:
-    return GradientInversion(
-        objective=Cosine(per_layer=True, epsilon=1e-12),
+def _matching() -> attack.GradientInversion:
+    return attack.GradientInversion(
+        objective=objectives.Cosine(per_layer=True, epsilon=1e-12),
         optimizer=LBFGS(inner=20, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0),
-        start=Constant(value=0.5),
+        start=settings.Constant(value=0.5),
         iterations=20,
         labels="auto",
         compile="off",
@@ -134,7 +130,7 @@ def _matching() -> GradientInversion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlindDeconvolution(GroupAttack):
+class BlindDeconvolution(grouping.GroupAttack):
     """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
 
     The first public layer's inputs follow from the public gradients
@@ -159,9 +155,9 @@ class BlindDeconvolution(GroupAttack):
         whole("attack.starts", self.starts, at_least=0, example=8)
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
-        return seen_through(observations)
+        return evident_defense.seen_through(observations)
 
-    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""
         first = group.first
         expect_images(first)
@@ -180,7 +176,7 @@ class BlindDeconvolution(GroupAttack):
             progress=lambda done, total: report(0.8 * done / max(1, total)),
         )
         results = {
-            position: failed(o, features)
+            position: grouping.failed(o, features)
             for (position, o), features in zip(group.observations.items(), found, strict=True)
             if isinstance(features, str)
         }
