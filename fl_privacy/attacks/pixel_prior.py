@@ -30,7 +30,6 @@ class PixelPrior:
 
     @property
     def components(self) -> int:
-        """Return M."""
         return self.bases.shape[1]
 
     def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:

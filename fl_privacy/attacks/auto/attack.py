@@ -103,7 +103,6 @@ def _has_equations(first: Observation) -> bool:
 
 
 def _rounds(state: StageState) -> int:
-    """Return the rounds of a search for exact solutions."""
     return min(400, max(1, state.evaluations // 12)) if state.evaluations else 400
 
 

@@ -379,7 +379,6 @@ class Race:
         ]
 
     def _victim(self, attempt: Attempt) -> PreparedVictim:
-        """Return the victim of ``attempt``, with the attempt's labels."""
         victim = self._victims[attempt.member][attempt.position]
         if attempt.labels is None or victim.labels is None:
             return victim

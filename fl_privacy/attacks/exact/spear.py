@@ -198,7 +198,6 @@ class _Gradient:
         return SparseFactors(inputs, float(((right & clear).sum(0) / clear.sum(0)).nan_to_num(0.0).min()))
 
     def _before(self, inputs: Tensor) -> Tensor:
-        """Return W X + b (M, B) of ``inputs`` (B, N)."""
         weight, bias = self._layer
         return (inputs @ weight.T + bias).T
 

@@ -89,7 +89,6 @@ def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
 
 
 def _squares(moments: Moments, label: int) -> np.ndarray:
-    """Return the (F,) mean of squares of a class."""
     return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
 
 

@@ -286,7 +286,6 @@ class Groups:
 
     @without_checkpointing()
     def reconstructions(self) -> list[Reconstruction]:
-        """Return the reconstruction of each observation, in order."""
         for victim in self._victims:
             for position in victim.positions:
                 self.results[position] = replace(self.results[victim.position], id=self._seen[position].id)

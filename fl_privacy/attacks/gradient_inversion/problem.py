@@ -118,7 +118,6 @@ class Problem:
         return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W)."""
         if self.settings.source is not None and self.held is not None:
             labels = self.guessed_labels(variables)
             return self.settings.source.images(variables[:, : self.pixels], self.held, labels, self.shape)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy.attacks.attack import Report, timely
-from fl_privacy.attacks.feature_inversion.attack import Recovery
+from fl_privacy.attacks.feature_inversion import Recovery
 from fl_privacy.attacks.gradient_inversion import attack, evident_defense, grouping, objectives, settings
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, expect_images

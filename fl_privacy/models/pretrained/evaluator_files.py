@@ -182,9 +182,7 @@ def name_of_words(table: Tensor) -> str:
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
 
-def find_word_evaluator(
-    path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
-) -> evaluator.WordEvaluator:
+def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
     """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
     ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
@@ -193,7 +191,7 @@ def find_word_evaluator(
     words = name_of_words(table)
     if path is not None:
         file = expanded(path)
-        network = load_evaluator(file, device)
+        network = load_evaluator(file)
         if not isinstance(network, evaluator.WordEvaluator) or read_about(file).get("words") != words:
             raise UserError(
                 f"An evaluation network for the words of this model is expected, but {file} is for another;"
@@ -206,7 +204,7 @@ def find_word_evaluator(
     content.update(json.dumps([words, list(public.shape), asdict(SMALL_OF_TEXTS)]).encode())
     file = user_cache_folder() / f"evaluator-words-{content.hexdigest()[:16]}.safetensors"
     if file.is_file():
-        network = load_evaluator(file, device)
+        network = load_evaluator(file)
         assert isinstance(network, evaluator.WordEvaluator)
         return network
     logger.warning(
@@ -214,4 +212,4 @@ def find_word_evaluator(
     )
     network = evaluator.train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
     keep_evaluator(network, file, {"words": words})
-    return copy.deepcopy(network).to(device)
+    return copy.deepcopy(network)
