@@ -104,8 +104,7 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
         within, each = centered.T @ centered / len(centered), []
         for kind in range(kinds):
             own = centered[classes == kind]
-            covariance = _OF_CLASS * (own.T @ own / max(1, len(own))) + (1 - _OF_CLASS) * within
-            values, vectors = torch.linalg.eigh(covariance)
+            values, vectors = torch.linalg.eigh(_OF_CLASS * (own.T @ own / max(1, len(own))) + (1 - _OF_CLASS) * within)
             each.append((vectors.flip(1)[:, :number] * values.flip(0)[:number].clamp_min(1e-9).sqrt()).T)
         bases = torch.stack(each)
     variance = centered.square().mean() - bases.square().sum((1, 2)).mean() / pixels.shape[1]
@@ -118,8 +117,7 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987)."""
     channels, height, width = shape
     rows, columns = _cosines(height), _cosines(width)
-    frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
-    amplitude = (1 + frequency).rsqrt()
+    amplitude = (1 + (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()).rsqrt()
     amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
     order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
     waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]

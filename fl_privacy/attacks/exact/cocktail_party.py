@@ -105,8 +105,7 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
         curvature = (factor[..., 0] * slope.mean(2)).clamp_min(0.01)[..., None]
         together = (curvature * curvature.mT - 1).clamp_min(_LEAST_CURVATURE)
         step = (curvature.mT * gradient - gradient.mT) / together * (1 - one)
-        longest = step.norm(dim=2).amax(1).clamp_min(_LONGEST_STEP)
-        step = step * (_LONGEST_STEP / longest)[:, None, None]
+        step = step * (_LONGEST_STEP / step.norm(dim=2).amax(1).clamp_min(_LONGEST_STEP))[:, None, None]
         directions, found = directions - step @ directions, found - step @ found
     return directions
 
@@ -129,8 +128,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     for number in timely(range(_ROUNDS)):
         share = _SURE[0] + (_SURE[1] - _SURE[0]) * number / (_ROUNDS - 1)
         outputs = mixing @ projected + shift
-        order = outputs.argsort(1).argsort(1)
-        silent = order < share * (outputs < 0).sum(1, keepdim=True)
+        silent = outputs.argsort(1).argsort(1) < share * (outputs < 0).sum(1, keepdim=True)
         directions = torch.linalg.eigh(torch.stack([rows[own].T @ rows[own] for own in silent]))[1][..., 0].T
         scales = torch.linalg.lstsq(rows @ directions, bias[:, None]).solution[:, 0]
         mixing, failed = torch.linalg.inv_ex(torch.linalg.solve_triangular(triangle, directions * scales, upper=True))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
+from fl_privacy.attacks.attack import Progress, Report, part_of
 from fl_privacy.attacks.gradient_inversion import GradientInversion, settings, targets
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels, guessed_outputs, infer_labels, output_layer
 from fl_privacy.attacks.gradient_inversion.minimization import Minimum, filmed_rows, films_of, minimize
 from fl_privacy.attacks.gradient_inversion.priors import Guess, Prior, TotalVariation
@@ -238,7 +238,7 @@ JOINTLY = "It optimizes the private layers jointly with the image, starting from
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelInversion:
+class ModelInversion(GroupAttack):
     """Minimize ``||F(x) - O||^2 / ||O||^2`` + priors (He et al. 2019; Gu et al. 2021, Algorithm 3, does not divide).
 
     O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
@@ -252,6 +252,8 @@ class ModelInversion:
     """
 
     recovery: Recovery = field(default_factory=lambda: Recovery(matching=GradientInversion()))
+    of_rounds = "last"
+
     features: FeatureSource = "auto"
     recover_at: str | None = None
     front: FrontPolicy = "auto"
@@ -274,17 +276,11 @@ class ModelInversion:
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=1)
         settings.expect_choices(self)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        def wrong(observation: Observation) -> str | None:
-            recovers = self.features == "recovered" or observation.knowledge.features is None
-            return targets.why_not_attackable(observation, informative=recovers)
+    def wrong(self, observation: Observation) -> str | None:
+        recovers = self.features == "recovered" or observation.knowledge.features is None
+        return targets.why_not_attackable(observation, informative=recovers)
 
-        groups = Groups(observations, progress=progress, rounds="last", wrong=wrong)
-        return groups.attacked(lambda group, report: self._attack(group, seed, report))
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         targets.expect_images(first)
         device = torch.device(self.device or next(iter(first.sent.parameters.values())).device)

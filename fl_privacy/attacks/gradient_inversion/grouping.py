@@ -294,15 +294,18 @@ class Groups:
 
 
 class GroupAttack(ABC):
-    """Attack on groups of victims, each by :meth:`solve`; ``of_rounds`` and ``see`` are those of :class:`Groups`."""
+    """Attack on groups of victims, each by :meth:`solve`; other members are arguments of :class:`Groups`."""
 
     of_rounds: ClassVar[Rounds] = "joined"
 
     def __call__(
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds=self.of_rounds, see=self.see)
+        groups = Groups(observations, progress=progress, rounds=self.of_rounds, wrong=self.wrong, see=self.see)
         return groups.attacked(lambda group, report: self.solve(group, seed, report))
+
+    def wrong(self, observation: Observation) -> str | None:
+        return why_not_attackable(observation)
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return observations

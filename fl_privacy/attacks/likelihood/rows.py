@@ -268,8 +268,7 @@ class RowSearch:
         best, order = best.scatter_reduce(1, column, single, "amax").sort(1, descending=True)
         best, order = best[:, :_TOGETHER, None], order[:, :_TOGETHER, None]
         which = ((single[:, None] == best) & (column[:, None] == order)).int().argmax(2)
-        deltas = changed[at[:, None], which] - own[:, None]
-        together = own[:, None] + deltas.cumsum(1)
+        together = own[:, None] + (changed[at[:, None], which] - own[:, None]).cumsum(1)
         joint = self.of_one(place, together, same[:, :1].expand(-1, together.shape[1]))
         found, labels = torch.cat([found, together], 1), torch.cat([labels, same[:, :1].expand(joint.shape)], 1)
         losses, gains = torch.cat([losses, joint], 1), torch.cat([gains, self._drawn(joint, temperature)], 1)

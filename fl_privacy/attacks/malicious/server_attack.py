@@ -192,8 +192,7 @@ def is_one_image(
     most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
     various = seen.sum(1) >= LEAST_LEVELS
     for step in COARSER:
-        rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
-        various &= rests.sum(0) != 1
+        various &= torch.stack([seen[:, rest::step].any(1) for rest in range(step)]).sum(0) != 1
     if rows is not None and len(rows) > 1 and grid_bits(rows) is not None:
         return torch.zeros_like(inside)
     return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)

@@ -348,8 +348,7 @@ class Peeling:
         own = torch.stack([part for part in parts if part is not None]).flatten(2).movedim(0, 2)  # (V, 2 d, K)
         aim = seen.flatten(1)[..., None]
         factors = torch.linalg.pinv(own.mT @ own, rtol=_DEPENDENT, hermitian=True) @ (own.mT @ aim)
-        apart = (aim - own @ factors).norm(dim=(1, 2))
-        same = (apart < _SAME * aim.norm(dim=(1, 2))) & torch.isin(left.words, text)
+        same = ((aim - own @ factors).norm(dim=(1, 2)) < _SAME * aim.norm(dim=(1, 2))) & torch.isin(left.words, text)
         if not bool(same.any()):
             return left
         each = factors[same, :, 0].median(0).values.tolist()

@@ -326,8 +326,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
     """Project each row (V, P) onto the simplex of sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
-    last = (ordered > excess).sum(1, keepdim=True) - 1
-    return (rows - excess.gather(1, last)).clamp_min(0)
+    return (rows - excess.gather(1, (ordered > excess).sum(1, keepdim=True) - 1)).clamp_min(0)
 
 
 @torch.no_grad()

@@ -123,8 +123,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     updates, slopes = observation.update(), dict[str, Tensor]()
     for name in names:
         sent = observation.sent.parameters[name].double()
-        moved = decayed(sent, plan, steps) - sent - updates[name].double()
-        slopes[name] = moved / plan.lr
+        slopes[name] = (decayed(sent, plan, steps) - sent - updates[name].double()) / plan.lr
         if steps == 1:
             step, stored = slopes[name], updates[name]
             halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())

@@ -206,8 +206,7 @@ def privacy_scores(
         shares = torch.nn.functional.one_hot(of_class).to(areas)
         areas = areas @ (shares / shares.sum(0))
     means, variances = areas.mean(1), areas.var(1, correction=0)
-    scores = plan.alpha * means + plan.beta * variances
-    rows = zip(scores.tolist(), means.tolist(), variances.tolist(), strict=True)
+    rows = zip((plan.alpha * means + plan.beta * variances).tolist(), means.tolist(), variances.tolist(), strict=True)
     return [PrivacyScore(score=score, mean=mean, variance=variance) for score, mean, variance in rows]
 
 
