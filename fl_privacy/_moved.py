@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
+    attacks.exact.feature_descent=attacks.exact.attack
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.countermeasures=attacks.adaptive.known_defense
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
@@ -17,11 +18,12 @@ _NAMES = """
     attacks.auto.likeliest=attacks.auto.attack attacks.auto.members=attacks.auto.sub_attacks
     attacks.auto.stages=attacks.auto.attack attacks.auto.tables=attacks.auto.other_modalities
     attacks.auto.texts=attacks.auto.other_modalities attacks.exact.analytic=attacks.exact.first_layer
-    attacks.exact.april=attacks.exact.first_layer attacks.exact.batch_statistics=attacks.exact.feature_descent
+    attacks.exact.april=attacks.exact.first_layer attacks.exact.batch_statistics=attacks.exact.attack
     attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.fx_graph=attacks.exact.residual
     attacks.exact.gated_inputs=attacks.exact.convolution attacks.exact.hidden_layer=attacks.exact.first_layer
     attacks.exact.repeats=attacks.exact.certificate attacks.exact.traced=attacks.exact.residual
-    attacks.feature_inversion.features=attacks.feature_inversion.attack attacks.feature_presets=attacks.presets
+    attacks.feature_inversion.attack=attacks.feature_inversion
+    attacks.feature_inversion.features=attacks.feature_inversion attacks.feature_presets=attacks.presets
     attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
     attacks.gradient_inversion.captured=attacks.gradient_inversion.execution
@@ -55,7 +57,8 @@ _NAMES = """
     cli.train_generator=cli.train_networks cli.underway=cli.console cli.workers=cli.studies config=runs.config
     config.foreign=runs.config.untrusted config.reading=runs.config.parse cores=federation.cores
     data.attributes=data.datasets data.columns=data.examples
-    data.transformations.policies=data.transformations.operations defenses.condensation=defenses.dc_dsa_dm
+    data.transformations.operations=data.transformations data.transformations.policies=data.transformations
+    defenses.condensation=defenses.dc_dsa_dm
     defenses.importance=defenses.robust_data defenses.policy_search.definition=defenses.policy_search.selection
     deploy=site.deploy dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism
     dp_check.reasons=dp_check.mechanism experiment=runs experiment.candidates=runs.distractors

@@ -51,14 +51,10 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior: the guess's noise ratio by Refiner's evaluation network, away from robust data.
-
-    Attributes:
-        evaluator: file of the network; ``None``: the small one for gray images.
-    """
+    """Prior: the guess's noise ratio by Refiner's evaluation network, away from robust data."""
 
     weight: float
-    evaluator: str | None = None
+    evaluator: str | None = None  # file of the network; ``None``: the small one for gray images
 
     def __call__(self, guess: Guess) -> Tensor:
         images = guess.images
@@ -160,12 +156,11 @@ class SolvedInversion(GradientInversion):
 
     Attributes:
         constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.
-        radius: Refiner's epsilon.
         decay: tau of the weights w = |g* theta tau^i| of layer i (Eq. 3), with the upload for the true gradient.
     """
 
     constant: float | None = None
-    radius: float = 0.1
+    radius: float = 0.1  # Refiner's epsilon
     decay: float = 0.95
     scaled: bool = False
 

@@ -20,7 +20,6 @@ from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 Make = Callable[..., ReconstructionAttack]
-
 _FOLDER = CONFIG_DIR / "attack"
 _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+$")
 _TARGET = re.compile(r"_target_:\s*fl_privacy\.attacks\.(\w+)")

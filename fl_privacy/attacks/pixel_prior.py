@@ -11,35 +11,25 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _MOST_COMPONENTS, _MOST_IMAGES = 600, 5000
 """Most directions kept of an image, and most public images, evenly chosen, that they are learned from."""
 
-FEWEST = 50
-"""Fewest public images for a prior."""
+FEWEST = 50  # fewest public images for a prior
 
 _OF_CLASS = 0.5
 """Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""
 
-_CONTRAST = 0.25
-"""Standard deviation of the pixels of photographs around their mean color."""
+_CONTRAST = 0.25  # standard deviation of the pixels of photographs around their mean color
 
 
 @dataclass(frozen=True, eq=False)
 class PixelPrior:
-    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z.
+    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z."""
 
-    Attributes:
-        means: (K, N) of each class.
-        bases: (K, M, N), or (1, M, N) for all, scaled by the standard deviations.
-        residual: standard deviation of a pixel in the directions left out.
-        images: number of public images, 0 for photographs in general.
-    """
-
-    means: Tensor
-    bases: Tensor
-    residual: float
-    images: int
+    means: Tensor  # (K, N) of each class
+    bases: Tensor  # (K, M, N), or (1, M, N) for all, scaled by the standard deviations
+    residual: float  # standard deviation of a pixel in the directions left out
+    images: int  # number of public images, 0 for photographs in general
 
     @property
     def components(self) -> int:
-        """Return M."""
         return self.bases.shape[1]
 
     def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,8 +67,7 @@ class PixelPrior:
         return PixelPrior(self.means.to(like), self.bases.to(like), self.residual, self.images)
 
 
-_learned = WeakTensorKeyDictionary()
-"""Priors by their images."""
+_learned = WeakTensorKeyDictionary()  # priors by their images
 
 
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
@@ -115,8 +104,7 @@ def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrio
         within, each = centered.T @ centered / len(centered), []
         for kind in range(kinds):
             own = centered[classes == kind]
-            covariance = _OF_CLASS * (own.T @ own / max(1, len(own))) + (1 - _OF_CLASS) * within
-            values, vectors = torch.linalg.eigh(covariance)
+            values, vectors = torch.linalg.eigh(_OF_CLASS * (own.T @ own / max(1, len(own))) + (1 - _OF_CLASS) * within)
             each.append((vectors.flip(1)[:, :number] * values.flip(0)[:number].clamp_min(1e-9).sqrt()).T)
         bases = torch.stack(each)
     variance = centered.square().mean() - bases.square().sum((1, 2)).mean() / pixels.shape[1]
@@ -129,8 +117,7 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
     """Build the prior of photographs of ``shape`` (C, H, W): amplitudes fall with the frequency (Field 1987)."""
     channels, height, width = shape
     rows, columns = _cosines(height), _cosines(width)
-    frequency = (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()
-    amplitude = (1 + frequency).rsqrt()
+    amplitude = (1 + (torch.arange(height)[:, None] ** 2 + torch.arange(width)[None] ** 2).double()).rsqrt()
     amplitude = amplitude / amplitude.square().mean().sqrt() * _CONTRAST
     order = amplitude.flatten().argsort(descending=True, stable=True)[: max(1, _MOST_COMPONENTS // channels)]
     waves = torch.einsum("ah,bw->abhw", rows, columns).flatten(0, 1)[order] * amplitude.flatten()[order][:, None, None]

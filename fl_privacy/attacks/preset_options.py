@@ -12,9 +12,7 @@ from fl_privacy.attacks.gradient_inversion.settings import STARTS, Scaling, Toke
 from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError
 
-ImageSpace = Literal["pixels", "network"]
-"""Space in which images are searched."""
-
+ImageSpace = Literal["pixels", "network"]  # space in which images are searched
 P = ParamSpec("P")
 T = TypeVar("T", bound=GradientInversion | ModelInversion)
 

@@ -26,9 +26,7 @@ from fl_privacy.checks import number, one_of, whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import expect_generator
 
-Variant = Literal["paper", "code"]
-"""Source of the settings if paper and program differ."""
-
+Variant = Literal["paper", "code"]  # source of the settings if paper and program differ
 _STD = 0.25
 _SPACE = Space(mean=0.5, std=_STD)  # images normalized by values typical of natural images
 

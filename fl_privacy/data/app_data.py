@@ -21,20 +21,11 @@ IMAGE_KEYS = ("img", "image", "images", "pixel_values", "inputs", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "target", "character", "y")
 """Keys of images and labels in data sets of the hub, the likeliest first."""
 
-CHANNELS = (1, 2, 3, 4)
-"""Channels of a Pillow or NumPy image: gray, gray and alpha, color, color and alpha."""
-
-_STEPS = {"uint8": 255, "uint16": 65535, "bool": 1}
-"""Integer type -> its brightest value."""
-
-LOOKED_AT = 256
-"""Images from which a normalization is estimated."""
-
-_BLACK_AND_WHITE = 0.02
-"""Tolerance of a channel's darkest and brightest pixel against black and white."""
-
-Sample = tuple[Tensor, int]
-"""Image (C, H, W) float as the model receives it, and its class."""
+CHANNELS = (1, 2, 3, 4)  # channels of a Pillow or NumPy image: gray, gray and alpha, color, color and alpha
+_STEPS = {"uint8": 255, "uint16": 65535, "bool": 1}  # integer type -> its brightest value
+LOOKED_AT = 256  # images from which a normalization is estimated
+_BLACK_AND_WHITE = 0.02  # tolerance of a channel's darkest and brightest pixel against black and white
+Sample = tuple[Tensor, int]  # image (C, H, W) float as the model receives it, and its class
 
 
 def samples(data: object) -> Iterator[Sample]:
@@ -177,9 +168,7 @@ def fingerprint(image: Tensor) -> str:
     return hashlib.sha256(str(tuple(levels.shape)).encode() + levels.numpy().tobytes()).hexdigest()
 
 
-MOST_LOOKED_AT = 1000
-"""Most objects within a data set that are searched for generators."""
-
+MOST_LOOKED_AT = 1000  # most objects within a data set that are searched for generators
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 

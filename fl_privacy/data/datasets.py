@@ -32,7 +32,6 @@ from fl_privacy.files import make_missing_private, user_cache_folder
 from fl_privacy.files.foreign import expanded
 
 E = TypeVar("E", bound=LabelledExamples)
-
 _FORMAT = 1
 
 
@@ -88,13 +87,10 @@ def _write(file: Path, train: Examples, test: Examples) -> None:
 
 
 _EMBEDDED: Mapping[str, sources.Source] = {"mnist_mini": sources.MnistMini(), "photograph": sources.Photographs()}
-TEST_SPLITS = ("test", "valid", "validation", "val")
-"""Names of a test split; the first that exists is used."""
-
+TEST_SPLITS = ("test", "valid", "validation", "val")  # names of a test split; the first that exists is used
 _HELD_OUT = 5
 _SPLIT_SEED = 0
-MOST_SIZE = 2048
-"""Largest side, in pixels, that images are scaled to."""
+MOST_SIZE = 2048  # largest side, in pixels, that images are scaled to
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,15 +23,13 @@ class Deep:
     """Gray images of a data set with more than 8 bits a pixel, or signs; all share one black and one white.
 
     Attributes:
-        places: indices of these images.
         low, high: least and largest value of all.
-        whole: ``True`` if all values are whole numbers.
     """
 
-    places: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # indices of these images
     low: float = math.inf
     high: float = -math.inf
-    whole: bool = True
+    whole: bool = True  # ``True`` if all values are whole numbers
 
     def note(self, place: int, pixels: Tensor, which: str) -> None:
         """Record the range of image number ``place``, unless it is in bytes; ``UserError`` if values are not finite."""
@@ -75,5 +73,4 @@ def gray_values(picture: Image.Image) -> Tensor | None:
     return torch.from_numpy((values.view(np.int8) if signed else values).astype(np.float32))
 
 
-_SAMPLE_FORMAT, _SIGNED = 339, 2
-"""TIFF's tag for the number format, and its value for signed numbers."""
+_SAMPLE_FORMAT, _SIGNED = 339, 2  # TIFF's tag for the number format, and its value for signed numbers

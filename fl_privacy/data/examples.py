@@ -52,20 +52,14 @@ class Vocabulary:
 
 
 class LabelledExamples(ABC):
-    """Interface of images, texts and rows.
-
-    Attributes:
-        labels: (N,) int64 in [0, number of names).
-        groups: (N,) int64 owners (a writer, a person), or ``None``.
-        attributes: (N,) int64 in [0, A), or ``None``.
-    """
+    """Interface of images, texts and rows."""
 
     modality: ClassVar[Modality]
 
-    labels: Tensor
+    labels: Tensor  # (N,) int64 in [0, number of names)
     class_names: tuple[str, ...]
-    groups: Tensor | None
-    attributes: Tensor | None
+    groups: Tensor | None  # (N,) int64 owners (a writer, a person), or ``None``
+    attributes: Tensor | None  # (N,) int64 in [0, A), or ``None``
     attribute_names: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -218,14 +212,12 @@ def expect_images(examples: LabelledExamples, what: str) -> Examples:
     return examples
 
 
-IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")
-"""Columns searched for images, in this order."""
+IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")  # columns searched for images, in this order
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character", "y")
 """Columns searched for labels, in this order."""
 
-MOST_NAMED = 40
-"""Most columns that an error names."""
+MOST_NAMED = 40  # most columns that an error names
 
 
 def find_column(

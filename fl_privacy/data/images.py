@@ -17,15 +17,10 @@ from fl_privacy.data.deep import Deep, gray_values
 from fl_privacy.data.sources import require
 from fl_privacy.errors import UserError, reason_of
 
-Cell = Mapping[str, Any]
-"""An encoded image: its ``bytes``, or the ``path`` of its file."""
-
-Fit = Literal["resize", "pad"]
-"""Way to scale images to a size, see ``fit_images``."""
-
+Cell = Mapping[str, Any]  # an encoded image: its ``bytes``, or the ``path`` of its file
+Fit = Literal["resize", "pad"]  # way to scale images to a size, see ``fit_images``
 _GREY_MODES = ("1", "L", "LA")
-DARK = 3
-"""Level of 255; a data set that is nowhere brighter is refused as black."""
+DARK = 3  # level of 255; a data set that is nowhere brighter is refused as black
 _CHUNK, _CHUNK_BYTES = 1024, 1 << 26
 MOST_PIXELS, LONGEST = 64_000_000, 100
 """Limits of one image: pixels (several times a photograph's) and longer side relative to the shorter."""

@@ -25,14 +25,9 @@ if TYPE_CHECKING:
     import datasets
 
 
-ROOT_VARIABLE = "FL_PRIVACY_DATA"
-"""Environment variable: folder searched for data sets before the hub."""
-
-HUB_SECONDS = 5.0
-"""Seconds in which the hub has to answer; else earlier downloads are used, or an error is raised."""
-
-Tables = Mapping[str, "datasets.Dataset"]
-"""Split, by the source's name for it -> its rows, images still encoded."""
+ROOT_VARIABLE = "FL_PRIVACY_DATA"  # environment variable: folder searched for data sets before the hub
+HUB_SECONDS = 5.0  # seconds in which the hub has to answer; else earlier downloads are used, or an error is raised
+Tables = Mapping[str, "datasets.Dataset"]  # split, by the source's name for it -> its rows, images still encoded
 
 
 class Source(Protocol):
@@ -196,9 +191,7 @@ def _offline() -> Iterator[None]:
 
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-
-MOST_UNPACKED = 100
-"""Most times its size, plus 1 GiB, that a parquet file may unpack to; encoded images hardly shrink."""
+MOST_UNPACKED = 100  # most times its size, plus 1 GiB, that a parquet file may unpack to; encoded images hardly shrink
 
 
 @dataclass(frozen=True)

@@ -26,24 +26,15 @@ Missing = Literal["keep", "drop"]
 Standardize = Literal["numbers", "all"]
 """``numbers``: numbers get mean 0 and deviation 1, categories stay 1 and 0; ``all``: these as well, as in TabLeak."""
 
-TARGETS = (*LABEL_COLUMNS, "income", "diagnosis", "outcome", "num")
-"""Columns searched for the target, in this order."""
-
-MISSING = "(missing)"
-"""Name of a missing category."""
-
-MOST_BYTES = 1 << 31
-"""Most bytes of a CSV file."""
+TARGETS = (*LABEL_COLUMNS, "income", "diagnosis", "outcome", "num")  # columns searched for the target, in this order
+MISSING = "(missing)"  # name of a missing category
+MOST_BYTES = 1 << 31  # most bytes of a CSV file
 
 QUANTITY, ROWS_OF_A_NUMBER, ROWS_OF_A_NAME = 20, 10, 2
 """A target with more distinct values than the first is no class if each has fewer rows on average than the others."""
 
-_VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)
-"""Values that betray a file without a header."""
-
-_AROUND = "\ufeff \t\r\n"
-"""Characters stripped from the names of columns."""
-
+_VALUE = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?", re.IGNORECASE)  # values that betray a file without a header
+_AROUND = "\ufeff \t\r\n"  # characters stripped from the names of columns
 _ON_THE_HUB = {"adult": HubData("scikit-learn/adult-census-income")}
 _NULLS = ("", "?", "NA", "N/A", "NaN", "nan", "null", "None")
 
@@ -311,8 +302,7 @@ def _column(values: Any, name: str, reading: _Reading) -> tuple[Column, Tensor]:
     return column, numbers
 
 
-LONGEST_NUMBER = 40
-"""Most characters of a number."""
+LONGEST_NUMBER = 40  # most characters of a number
 
 _SIGNS = re.compile(r"^\s*([-+]?)\s*[$\u20ac\u00a3\u00a5]?\s*(.*?)\s*[%$\u20ac\u00a3\u00a5]?\s*$")
 """Sign, currency and percent signs around a number."""

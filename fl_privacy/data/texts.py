@@ -21,13 +21,9 @@ from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, envi
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 
-TRAINED = ("wordpiece", "words", "bpe")
-"""Tokenizers that are trained on the training texts."""
-
+TRAINED = ("wordpiece", "words", "bpe")  # tokenizers that are trained on the training texts
 _UNKNOWN, _FIRST, _LAST = "[UNK]", "[CLS]", "[SEP]"
-
-_LONGEST_PART = 12
-"""Most characters of a part of a word; whole words may be longer."""
+_LONGEST_PART = 12  # most characters of a part of a word; whole words may be longer
 
 
 def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
@@ -123,9 +119,7 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
     return [*base, *sorted(parts, key=spared)[: size - len(base)]]
 
 
-TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")
-"""Columns searched for texts, in this order."""
-
+TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")  # columns searched for texts, in this order
 Target = Literal["class", "next_token"]
 
 _ON_THE_HUB = {

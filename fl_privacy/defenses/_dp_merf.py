@@ -7,10 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.dc_dsa_dm import exchanging, fresh_network
-from fl_privacy.defenses.defense import Defense, LocalData
-from fl_privacy.defenses.privacy import noise_multiplier_for
+from fl_privacy.defenses import _dp_noise, dc_dsa_dm, defense, privacy
 from fl_privacy.effects import Part, PrivateRelease
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.progress import counted
@@ -53,7 +50,7 @@ class Generator(nn.Module):
 
 def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, width: int) -> Generator:
     """Build a generator for images like those of ``batch``, initialized from ``rng``."""
-    return fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
+    return dc_dsa_dm.fresh_network(Generator, batch.inputs, num_classes, rng, noise=_NOISE, width=width)
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
@@ -76,7 +73,7 @@ def dp_merf(
     lr: float = 0.01,
     batch_size: int = 100,
     width: int = 16,
-) -> Defense:
+) -> defense.Defense:
     """Train on generated images, fitted to the noised mean of the client's random features (Harder et al. 2021).
 
     The sum over examples of random Fourier features times the one-hot label has sensitivity 1. Noise added to it once
@@ -100,15 +97,15 @@ def dp_merf(
     checks.whole("defense.iterations", iterations, at_least=0, example=500)
     checks.number("defense.lr", lr, above=0, example=0.01)
     checks.whole("defense.width", width, at_least=2, example=16)
-    multiplier = noise_multiplier_for(epsilon=epsilon, sample_rate=1.0, steps=1, delta=delta)
+    multiplier = privacy.noise_multiplier_for(epsilon=epsilon, sample_rate=1.0, steps=1, delta=delta)
 
-    def make(batch: Batch, data: LocalData) -> Batch:
+    def make(batch: Batch, data: defense.LocalData) -> Batch:
         rng, device = data.rng, batch.inputs.device
         pixels = batch.inputs[0].numel()
         frequencies = torch.randn(features // 2, pixels, generator=rng, device=rng.device).to(device)
         frequencies = frequencies / (bandwidth * math.sqrt(pixels))
         total = feature_sum(batch.inputs, hard_labels(batch.labels), frequencies, data.num_classes)
-        wanted = (total + multiplier * sample_noise(total, "gaussian", 1.0, rng)) / len(batch)
+        wanted = (total + multiplier * _dp_noise.sample_noise(total, "gaussian", 1.0, rng)) / len(batch)
         network = fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(network.parameters(), lr=lr)
         for _ in counted("training the generator", range(iterations)):
@@ -121,7 +118,7 @@ def dp_merf(
 
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
     part = Part("dp_merf", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
-    return exchanging(part, make, images_per_class=images_per_class, every_class=True)
+    return dc_dsa_dm.exchanging(part, make, images_per_class=images_per_class, every_class=True)
 
 
 def feature_sum(images: Tensor, labels: Tensor, frequencies: Tensor, num_classes: int) -> Tensor:

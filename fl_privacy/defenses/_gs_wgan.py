@@ -8,11 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fl_privacy import checks
-from fl_privacy.defenses._dp_merf import Generator, drawn_set, fresh_generator
-from fl_privacy.defenses._dp_noise import sample_noise
-from fl_privacy.defenses.dc_dsa_dm import exchanging, fresh_network
-from fl_privacy.defenses.defense import Defense, LocalData
-from fl_privacy.defenses.privacy import mixture_noise_multiplier
+from fl_privacy.defenses import _dp_merf, _dp_noise, dc_dsa_dm, defense, privacy
 from fl_privacy.effects import Part, PrivateRelease
 from fl_privacy.measure.matching import hard_labels
 from fl_privacy.progress import counted
@@ -30,7 +26,7 @@ def gs_wgan(
     lr: float = 1e-3,
     batch_size: int = 16,
     width: int = 16,
-) -> Defense:
+) -> defense.Defense:
     """Train on images of a Wasserstein generator with sanitized gradients (GS-WGAN, Chen et al. 2020).
 
     Each iteration draws one of the ``critics``, among which the client's examples are split. The generator receives
@@ -53,11 +49,11 @@ def gs_wgan(
         checks.whole(f"defense.{name}", settings[name], at_least=1, example=50)
     checks.number("defense.lr", lr, above=0, example=1e-3)
     checks.whole("defense.width", width, at_least=2, example=16)
-    multiplier = mixture_noise_multiplier(epsilon=epsilon, share=1 / critics, steps=iterations, delta=delta)
+    multiplier = privacy.mixture_noise_multiplier(epsilon=epsilon, share=1 / critics, steps=iterations, delta=delta)
 
-    def make(batch: Batch, data: LocalData) -> Batch:
+    def make(batch: Batch, data: defense.LocalData) -> Batch:
         rng, device = data.rng, batch.inputs.device
-        generator = fresh_generator(batch, data.num_classes, rng, width=width)
+        generator = _dp_merf.fresh_generator(batch, data.num_classes, rng, width=width)
         optimizer = torch.optim.Adam(generator.parameters(), lr=lr, betas=(0.5, 0.9))
         part = torch.randint(critics, (len(batch),), generator=rng, device=rng.device).to(device)
         judges: dict[int, Critic] = {}
@@ -73,11 +69,11 @@ def gs_wgan(
             optimizer.zero_grad()
             torch.autograd.backward(made.inputs, sanitized(slope, multiplier, rng))
             optimizer.step()
-        return drawn_set(generator, images_per_class, rng)
+        return _dp_merf.drawn_set(generator, images_per_class, rng)
 
     effect = PrivateRelease(epsilon=epsilon, delta=delta, noise_multiplier=multiplier)
     part = Part("gs_wgan", {**settings, "noise_multiplier": multiplier}, effect, strength="epsilon")
-    return exchanging(part, make, images_per_class=images_per_class, every_class=True)
+    return dc_dsa_dm.exchanging(part, make, images_per_class=images_per_class, every_class=True)
 
 
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
@@ -87,7 +83,7 @@ def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor
     slopes.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
-    noise = sample_noise(slopes, "gaussian", 1.0, rng)
+    noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)
     return cast(Tensor, slopes / norms + 2 * math.sqrt(len(slopes)) * multiplier * noise)
 
 
@@ -115,10 +111,10 @@ class Critic:
 
     def __init__(self, own: Batch, num_classes: int, rng: torch.Generator, *, width: int, lr: float) -> None:
         self._images, self._labels = own.inputs, hard_labels(own.labels)
-        self._network = fresh_network(CriticNet, own.inputs, num_classes, rng, width=width)
+        self._network = dc_dsa_dm.fresh_network(CriticNet, own.inputs, num_classes, rng, width=width)
         self._optimizer = torch.optim.Adam(self._network.parameters(), lr=lr, betas=(0.5, 0.9))
 
-    def train(self, generator: Generator, batch_size: int, rng: torch.Generator) -> None:
+    def train(self, generator: _dp_merf.Generator, batch_size: int, rng: torch.Generator) -> None:
         if not len(self._images):
             return
         chosen = torch.randint(len(self._images), (batch_size,), generator=rng, device=rng.device)

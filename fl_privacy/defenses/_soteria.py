@@ -70,9 +70,7 @@ def _forward(model: nn.Module, state: ModelState, inputs: Tensor) -> Tensor:
     return cast(Tensor, functional_call(model, values, (inputs,)))
 
 
-Features = Callable[[Tensor], Tensor]
-"""(B, ...) -> (B, D), each example by itself."""
-
+Features = Callable[[Tensor], Tensor]  # (B, ...) -> (B, D), each example by itself
 _CHUNK_ELEMENTS = 1 << 20  # input elements of the products computed together, which bounds the memory
 
 _KEPT_BYTES = 1 << 25
@@ -129,9 +127,7 @@ def _random_signs(like: Tensor, directions: int, rng: torch.Generator, progress:
         yield torch.randint(0, 2, size, generator=rng, device=rng.device).to(like) * 2 - 1
 
 
-Form = Literal["paper", "code"]
-"""Withheld features: by the paper's definition, or by the authors' scripts."""
-
+Form = Literal["paper", "code"]  # withheld features: by the paper's definition, or by the authors' scripts
 _EPSILONS: Mapping[Form, float] = {"paper": 1e-10, "code": 0.1}
 
 

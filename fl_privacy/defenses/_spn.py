@@ -163,11 +163,10 @@ class PolarizationHead(nn.Module):
     Attributes:
         weight: (K, W) of the last layer, W the last of ``widths``, or F.
         bias: (K,).
-        codes: (C, K) of -1 and 1, one random code for each class.
         before: layers in front of the last one, each followed by ReLU.
     """
 
-    codes: Tensor
+    codes: Tensor  # (C, K) of -1 and 1, one random code for each class
 
     def __init__(
         self, *, features: int, bits: int, classes: int, bound: float, rng: torch.Generator, widths: Sequence[int] = ()

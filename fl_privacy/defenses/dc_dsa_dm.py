@@ -28,21 +28,13 @@ Start = Literal["noise", "real"]
 
 @dataclass(frozen=True, eq=False)
 class Classes:
-    """Examples of one client by class.
+    """Examples of one client by class."""
 
-    Attributes:
-        images: (N, C, H, W) normalized.
-        present: (P,) classes of the client.
-        first: (P,) place of each class's first example in ``order``.
-        counts: (P,) examples of each class.
-        order: (N,) examples sorted by class.
-    """
-
-    images: Tensor
-    present: Tensor
-    first: Tensor
-    counts: Tensor
-    order: Tensor
+    images: Tensor  # (N, C, H, W) normalized
+    present: Tensor  # (P,) classes of the client
+    first: Tensor  # (P,) place of each class's first example in ``order``
+    counts: Tensor  # (P,) examples of each class
+    order: Tensor  # (N,) examples sorted by class
 
     @classmethod
     def of(cls, batch: Batch) -> "Classes":
@@ -70,8 +62,7 @@ class Classes:
         return Batch((pixels.flatten(0, 1) * 255).round() / 255, self.present.repeat_interleave(images.shape[1]))
 
 
-Make = Callable[[Batch, LocalData], Batch]
-"""Function from a client's examples to their substitutes."""
+Make = Callable[[Batch, LocalData], Batch]  # function from a client's examples to their substitutes
 
 
 def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bool = False) -> Defense:
@@ -96,8 +87,7 @@ def exchanging(part: Part, make: Make, *, images_per_class: int, every_class: bo
     return Defense(parts=(part,), examples=(hook,), outcome=(outcome,))
 
 
-Augmentation = Callable[[Tensor], Tensor]
-"""(..., C, H, W) -> the same, differentiable."""
+Augmentation = Callable[[Tensor], Tensor]  # (..., C, H, W) -> the same, differentiable
 
 
 def siamese(rng: torch.Generator) -> Augmentation:
@@ -146,7 +136,6 @@ def _augmented(images: Tensor, kind: str, draws: Tensor) -> Tensor:
 
 
 Network = TypeVar("Network", bound=nn.Module)
-
 _BLOCKS = 3
 
 

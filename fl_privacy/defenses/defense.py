@@ -23,13 +23,11 @@ class ClientState:
 
     Attributes:
         tensors: tensors by name, prefixed with the defense's (``"spn/head.weight"``).
-        input_shape: (C, H, W) of the client's images; ``None`` if unknown.
-        number: number of the client, for settings that differ between clients.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    input_shape: tuple[int, ...] | None = None
-    number: int = 0
+    input_shape: tuple[int, ...] | None = None  # (C, H, W) of the client's images; ``None`` if unknown
+    number: int = 0  # number of the client, for settings that differ between clients
 
     def of_images(self, shape: tuple[int, ...]) -> "ClientState":
         return replace(self, input_shape=tuple(shape))
@@ -43,20 +41,17 @@ class LocalStep:
     """Step that computed a gradient: all information available to a defense of the gradient.
 
     Attributes:
-        sent: model's values at this step, including private ones.
-        changes: changes of the loss, which a defense that recomputes the gradient must apply.
-        held: names of parameters that are neither trained nor uploaded.
         losses: list to which a defense that recomputes the gradient appends the mean loss.
     """
 
     model: nn.Module
-    sent: ModelState
+    sent: ModelState  # model's values at this step, including private ones
     batch: Batch
     plan: LocalPlan
     state: ClientState
     rng: torch.Generator
-    changes: Sequence[LossChange] = ()
-    held: frozenset[str] = frozenset()
+    changes: Sequence[LossChange] = ()  # changes of the loss, which a defense that recomputes the gradient must apply
+    held: frozenset[str] = frozenset()  # names of parameters that are neither trained nor uploaded
     losses: list[Tensor] = field(default_factory=list)
 
     def gradients(self) -> GradientResult:
@@ -113,14 +108,12 @@ class Defense:
             ``outcome`` must give it.
         outcome: (labels (N,), K) -> labels (M,) of the result of ``examples``, computed beforehand.
         data: (Batch, ClientState, rng) -> Batch, on every batch before its gradient; same number and order of examples.
-        loss: changes of the local loss, such as extra terms, on the loss's own forward pass.
         gradient: (Tensors, LocalStep) -> Tensors, on every local gradient by the parameters sent. Private parameters
             keep theirs unless the result contains another.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
         upload: (Tensors, ClientState, rng) -> Tensors, on the upload (gradient or delta); missing names are withheld.
         private: (Module) -> names of parameters and buffers that stay in each client's ClientState, neither sent nor
             uploaded.
-        private_passes: passes over the examples that train the private parameters alone on each new model.
         fits: (Module) -> None, once before training: raises ``UserError`` if the defense can't act on this model.
         prepare: (C, H, W) -> None, once before training: loads what the defense needs, or raises ``UserError``.
         texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``
@@ -133,12 +126,12 @@ class Defense:
     examples: tuple[ExamplesHook, ...] = ()
     outcome: tuple[OutcomeHook, ...] = ()
     data: tuple[DataHook, ...] = ()
-    loss: tuple[LossChange, ...] = ()
+    loss: tuple[LossChange, ...] = ()  # changes of the local loss, such as extra terms, on the loss's own forward pass
     gradient: tuple[GradientHook, ...] = ()
     anew: tuple[GradientHook, ...] = ()
     upload: tuple[UploadHook, ...] = ()
     private: tuple[PrivateHook, ...] = ()
-    private_passes: int = 0
+    private_passes: int = 0  # passes over the examples that train the private parameters alone on each new model
     fits: tuple[Fits, ...] = ()
     prepare: tuple[Prepare, ...] = ()
     texts: tuple[PrepareTexts, ...] = ()

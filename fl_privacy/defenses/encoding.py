@@ -186,8 +186,7 @@ def pack(numbers: NDArray[np.integer], bits: int) -> bytes:
     parts = []
     for start in range(0, len(numbers), _CHUNK):
         chunk = numbers[start : start + _CHUNK].astype(">u4")
-        single = np.unpackbits(chunk.view(np.uint8).reshape(-1, 4), axis=1)[:, 32 - bits :]
-        parts.append(np.packbits(single).tobytes())
+        parts.append(np.packbits(np.unpackbits(chunk.view(np.uint8).reshape(-1, 4), axis=1)[:, 32 - bits :]).tobytes())
     return b"".join(parts)
 
 

@@ -42,7 +42,6 @@ class Architecture:
 
 _LEAST_ROWS, _LEAST_INPUTS = 8, 8  # least size of a tensor; rows of smaller ones are alike by chance
 _SAMPLED = 32  # number of rows compared with each other
-
 _PARALLEL = 0.95
 _IDENTITY = 0.999
 _MANY = 0.25  # tolerated share of rows that training does not produce; in an imprint nearly all are such
@@ -81,13 +80,11 @@ class Behavior:
 
     Attributes:
         firing: share (U,) of examples and places at which each unit passes a gradient, by layer with a threshold.
-        alone: share of units that do so for at most one example, by the same layers.
-        leading: share of the features' gradient that comes from its largest contributor.
     """
 
     firing: dict[str, Tensor]
-    alone: dict[str, float]
-    leading: float
+    alone: dict[str, float]  # share of units that do so for at most one example, by the same layers
+    leading: float  # share of the features' gradient that comes from its largest contributor
 
 
 @torch.no_grad()
@@ -122,7 +119,6 @@ def behavior_of(model: nn.Module, sent: ModelState, batch: Batch) -> Behavior:
 
 
 LAST = "guard/"  # prefix of the last trained model's values in a client's state
-
 _LEAST_VALUES = 64  # least size of a tensor whose direction is meaningful
 _LEAST_EXAMPLES = 8  # least number of examples for a judgment on lone or leading ones
 

@@ -28,7 +28,6 @@ from fl_privacy.effects import (
 from fl_privacy.errors import UserError
 
 Accountant = Literal["rdp", "prv"]
-
 MILESTONES = 16  # number of values of an epsilon curve that the slow PRV accountant computes
 
 
@@ -219,22 +218,18 @@ class Guarantee:
 
     Attributes:
         unit: protected unit: ``example`` (one example added or removed) or ``client`` (its whole update).
-        noise_multiplier: standard deviation of the noise over the sensitivity.
         sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees which clients
             take part.
-        steps_per_round: noised releases in a round.
-        missing: reason for the lack of a guarantee, or ``None``.
-        once: epsilon spent before the first round, which covers all; ``None`` if rounds spend it.
     """
 
     unit: Literal["example", "client"]
-    noise_multiplier: float
+    noise_multiplier: float  # standard deviation of the noise over the sensitivity
     sample_rate: float
-    steps_per_round: int
+    steps_per_round: int  # noised releases in a round
     delta: float
     accountant: Accountant
-    missing: str | None = None
-    once: float | None = None
+    missing: str | None = None  # reason for the lack of a guarantee, or ``None``
+    once: float | None = None  # epsilon spent before the first round, which covers all; ``None`` if rounds spend it
 
     def epsilon(self, rounds: int) -> float:
         """Return epsilon after participation in ``rounds`` rounds; infinite without guarantee."""
@@ -327,9 +322,9 @@ def promises_privacy(defense: Defense) -> bool:
 
     No guarantee covers other values next to such an upload, such as an exact loss; they must not leave the client.
     """
-    effects = [part.effect for part in defense.parts]
-    clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in effects)
-    return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in effects)
+    kinds = [part.effect for part in defense.parts]
+    clipped = any(isinstance(effect, Noise) and effect.clip is not None for effect in kinds)
+    return clipped or any(isinstance(effect, ClippedExamples | PrivateRelease) for effect in kinds)
 
 
 def mechanism(defense: Defense) -> Part | None:

@@ -26,8 +26,7 @@ Importance = Literal[Elementwise, "integrated_gradients"]
 Gap = Callable[[Tensor], Tensor]
 """Robust data (B, ...) -> utility gap (G,), differentiable: of the batch (G = 1) or of each example (G = B)."""
 
-Privacy = Callable[[Tensor], Tensor]
-"""Robust data (B, ...) -> (B,), differentiable; higher is more private."""
+Privacy = Callable[[Tensor], Tensor]  # robust data (B, ...) -> (B,), differentiable; higher is more private
 
 
 def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: Elementwise, decay: float) -> Tensors:
@@ -44,8 +43,7 @@ def importance(target: Tensors, values: Tensors, depths: dict[str, int], *, by: 
     return {name: elements(g, values[name].detach()).abs() * decay ** depths[name] for name, g in target.items()}
 
 
-AsInputs = Callable[[Tensor], Tensor]
-"""Robust data (B, ...) in [0, 1] -> model inputs, differentiable."""
+AsInputs = Callable[[Tensor], Tensor]  # robust data (B, ...) in [0, 1] -> model inputs, differentiable
 
 
 def batch_gap(step: LocalStep, target: Tensors, weights: Tensors, as_inputs: AsInputs, start: Tensor) -> Gap:
@@ -195,13 +193,11 @@ class RobustTexts:
         return lambda words: ((words - self.true).square().mean(2) * share).sum(1)
 
 
-RobustSpace = Pixels | RobustTexts
-"""Coordinates in [0, 1] of the inputs of a batch, (B, ...)."""
+RobustSpace = Pixels | RobustTexts  # coordinates in [0, 1] of the inputs of a batch, (B, ...)
 
 
 POINTS = 20  # number of points on the line of Integrated Gradients
 PERMUTATIONS = 10  # number of random orders of Neuron Shapley
-
 _VECTORIZED = 16  # largest batch whose points are computed at once; for larger ones single passes are faster
 _CHUNK_ELEMENTS = 1 << 24  # elements of parameters held at once (64 MB)
 

@@ -81,8 +81,7 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-STATE = "fl-privacy-state"
-"""Node config key: folder of the node's secret."""
+STATE = "fl-privacy-state"  # node config key: folder of the node's secret
 
 STATE_VARIABLE = "FL_PRIVACY_STATE"
 """Environment variable with the same, if the node config has none; by default the user's state folder."""
@@ -91,12 +90,8 @@ SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
 """Environment variable: 1 makes nodes simulated, so that their clients draw from the run's seed. Only the
 operator can set it; nothing in a message can."""
 
-KEY = "fl-privacy-key"
-"""Node config key: file of 32 bytes by which the node's files are encrypted."""
-
-KEY_VARIABLE = "FL_PRIVACY_KEY"
-"""Environment variable with the same, if the node config has none."""
-
+KEY = "fl-privacy-key"  # node config key: file of 32 bytes by which the node's files are encrypted
+KEY_VARIABLE = "FL_PRIVACY_KEY"  # environment variable with the same, if the node config has none
 FILE = "node-secret"
 
 
@@ -167,15 +162,13 @@ def is_simulation() -> bool:
     return value == "1"
 
 
-SERVED = "served"
-"""Metadata key of the file: last answered round by kind of message, as JSON."""
+SERVED = "served"  # metadata key of the file: last answered round by kind of message, as JSON
 
 MOST_AHEAD = 1000
 """Largest step from the last answered round if the run's number of rounds is unknown: a client that
 answers a round refuses all before, so that one absurd number would exclude it from the rest of the run."""
 
-ANSWERED = "fl-privacy.answered"
-"""Record of ``context.state`` with the last answered round by kind of message."""
+ANSWERED = "fl-privacy.answered"  # record of ``context.state`` with the last answered round by kind of message
 
 
 def answered(records: RecordDict) -> dict[str, int]:
@@ -277,8 +270,7 @@ class NodeMemory:
         return tensors, {str(kind): int(round) for kind, round in served.items()}
 
 
-Memory = ContextMemory | NodeMemory
-"""A client's private layers and other state between rounds."""
+Memory = ContextMemory | NodeMemory  # a client's private layers and other state between rounds
 
 
 def node_memory(context: Context) -> NodeMemory:

@@ -14,11 +14,8 @@ from fl_privacy.site.gate.policy import AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 LOAD_SECONDS = 600.0
-
-MORE = 64 << 20
-"""Bytes allowed for a reply and the app's state in addition to twice the message."""
+MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 
 class Cell:

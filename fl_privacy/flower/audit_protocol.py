@@ -13,21 +13,11 @@ from fl_privacy.flower.records import CLIENT, MOST_PROBED, PARTITION
 from fl_privacy.flower.strategy import PROBE
 from fl_privacy.types.plan import Normalization
 
-ANSWERS = "fl-privacy.answers"
-"""Record in replies of clients that answer probes."""
-
-PROBED = "fl-privacy.probed"
-"""Record in an answer to a probe with fingerprints and normalization of its images."""
-
-DEFENDED = "fl-privacy.defended"
-"""Record in a defended reply with the defense's public description."""
-
-_ASKED_NUMBER, _ASKED_SIZE = "fl-privacy.victim", "fl-privacy.batch-size"
-"""Config keys that ask for a probe."""
-
-OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)
-"""Records that this package adds to replies."""
-
+ANSWERS = "fl-privacy.answers"  # record in replies of clients that answer probes
+PROBED = "fl-privacy.probed"  # record in an answer to a probe with fingerprints and normalization of its images
+DEFENDED = "fl-privacy.defended"  # record in a defended reply with the defense's public description
+_ASKED_NUMBER, _ASKED_SIZE = "fl-privacy.victim", "fl-privacy.batch-size"  # config keys that ask for a probe
+OWN_RECORDS = (CLIENT, ANSWERS, PROBED, DEFENDED)  # records that this package adds to replies
 _FINGERPRINTS, _MEAN, _STD, _PARTS = "fingerprints", "mean", "std", "parts"
 _MOST_LETTERS, _MOST_CHANNELS, _LARGEST = 1 << 18, 64, 1e4
 """Limits on a client's statements: letters of a text, channels of an image, and size of mean and std."""

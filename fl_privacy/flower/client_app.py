@@ -12,17 +12,12 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client, Failure, attempt
-from fl_privacy.flower import records
-from fl_privacy.flower._node_memory import ContextMemory
-from fl_privacy.flower.audit_protocol import merged_config
+from fl_privacy.flower import _node_memory, audit_protocol, records, reply_cache
 from fl_privacy.flower.clients import NAMES, Arrays, Config, MaskableClient, NumPyClient, PrivacyClient, Reply
 from fl_privacy.flower.mods.defend import DefendedClient
-from fl_privacy.flower.reply_cache import Answers, digest_of_records
 
 Fit = Callable[[Arrays, Config], Reply]
-
 MakeClient = Callable[[Context], NumPyClient]
-
 Work = Callable[[], RecordDict]
 
 
@@ -107,18 +102,18 @@ def simulated_client_app(clients: Mapping[int, Client]) -> ClientApp:
 def _once(client: NumPyClient, message: Message, context: Context, kind: str, work: Work) -> RecordDict:
     if isinstance(client, DefendedClient) and client.answers_once:
         client.memory = context  # it handles repeated messages by itself
-    config = merged_config(context, message.content)
+    config = audit_protocol.merged_config(context, message.content)
     round, kinds = config.get(records.ROUND), [kind]
     if not isinstance(client, PrivacyClient) or not client.answers_once:
         return work()
     if not isinstance(round, int) or isinstance(round, bool):
         return work()  # the client itself refuses a message without a round
-    if isinstance(client.memory, ContextMemory):
-        client.memory = ContextMemory(client.memory.records)  # counted here, in the same records
+    if isinstance(client.memory, _node_memory.ContextMemory):
+        client.memory = _node_memory.ContextMemory(client.memory.records)  # counted here, in the same records
     if kind == "probe":  # each of its images is answered once a round
         kinds = records.images_of_probe(config.get(records.VICTIM), config.get(records.BATCH_SIZE))
-    question = digest_of_records(message.metadata.message_type, message.content)
-    return Answers(context, client.last_round).once(kinds, round, question, work)
+    question = reply_cache.digest_of_records(message.metadata.message_type, message.content)
+    return reply_cache.Answers(context, client.last_round).once(kinds, round, question, work)
 
 
 def _train(fit: Fit, content: RecordDict) -> RecordDict:

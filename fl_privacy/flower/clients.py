@@ -22,24 +22,17 @@ from fl_privacy.rng import Secret
 from fl_privacy.types import ModelState, Tensors
 
 T = TypeVar("T")
-
 Arrays = list[np.ndarray]
 Config = dict[str, Scalar]
 Reply = tuple[Arrays, int, Config]
-
-NAMES = "names"
-"""Key of the names of a list of arrays, as JSON, in the config received and in the metrics returned."""
-
-ATTEMPT = "attempt"
-"""Config key: number of the protocol's run under SecAgg+, in which a failed round is repeated."""
+NAMES = "names"  # key of the names of a list of arrays, as JSON, in the config received and in the metrics returned
+ATTEMPT = "attempt"  # config key: number of the protocol's run under SecAgg+, in which a failed round is repeated
 
 MOST_COUNTED = "most-examples"
 """Config key: largest number of examples of a client under SecAgg+, whose sum overflows with larger weights."""
 
 MOST_ATTEMPTS = 100
-
-COUNTS = "counts"
-"""Metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them."""
+COUNTS = "counts"  # metrics key of integer buffers, sent in the clear as JSON, since SecAgg+ would blur them
 
 
 class PrivacyClient(NumPyClient):

@@ -181,8 +181,7 @@ def _number_fault(reply: RecordDict, weighted_by: str) -> str | None:
     return None
 
 
-KEPT = "fl-privacy.own-norms"
-"""Record of a client's state: batch norm of its last reply, if that was its own."""
+KEPT = "fl-privacy.own-norms"  # record of a client's state: batch norm of its last reply, if that was its own
 
 
 def keep_own_norms(sent: RecordDict, reply: RecordDict, model: nn.Module, context: Context) -> None:

@@ -30,12 +30,8 @@ from fl_privacy.site.gate.rules import REASONS, RefusedError
 from fl_privacy.types import ModelState, Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-MOST_RUNS = 4
-"""Largest number of runs whose state and last model a gate keeps."""
-
-MOST_REFUSED = 1000
-"""Largest number of refusals that a gate keeps; its log has all."""
+MOST_RUNS = 4  # largest number of runs whose state and last model a gate keeps
+MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
 
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""

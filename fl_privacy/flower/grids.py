@@ -31,13 +31,9 @@ from fl_privacy.flower.records import DEFENSE_SECONDS, PARTITION, PARTITIONS, TR
 from fl_privacy.progress import counted
 from fl_privacy.types import ModelState, Tensors, Upload
 
-MOST_BYTES_OF_KEYS = 1 << 16
-"""Largest size of a public key, a ciphertext or a key share."""
-
+MOST_BYTES_OF_KEYS = 1 << 16  # largest size of a public key, a ciphertext or a key share
 _CIPHERTEXTS = (SecAggKey.DESTINATION_LIST, SecAggKey.CIPHERTEXT_LIST)
-
-_HEADER = 1 << 12
-"""Largest header of an array in bytes."""
+_HEADER = 1 << 12  # largest header of an array in bytes
 
 
 @dataclass(frozen=True)
@@ -134,11 +130,8 @@ def _vector_fault(piece: Any, shape: tuple[int, ...]) -> str | None:
     return None if len(piece) - file.tell() == size else "a masked array is not as long as it says"
 
 
-CLIENT_CRASHED = 8
-"""Flower's error code for a client's process."""
-
-FIRST_NODE = 1000
-"""Node id of partition 0."""
+CLIENT_CRASHED = 8  # Flower's error code for a client's process
+FIRST_NODE = 1000  # node id of partition 0
 
 
 def in_simulation_engine(grid: Grid) -> bool:

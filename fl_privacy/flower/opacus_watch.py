@@ -20,8 +20,7 @@ from fl_privacy.dp_check.verdict import ClaimVerdict
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.types import Tensors
 
-MOST_DRAWS = 500
-"""Default number of steps of Opacus' optimizer on either neighbor."""
+MOST_DRAWS = 500  # default number of steps of Opacus' optimizer on either neighbor
 
 SIZE_IS_PUBLIC = (
     "The number of a client's records counts as public: Opacus divides the noised sum by the expected batch size, which"
@@ -34,8 +33,6 @@ class OpacusWatch:
     """Observe Opacus in a training, and steps made without it.
 
     Attributes:
-        sample_rate: sample rate of its batches, the largest if several.
-        poisson: ``True`` for Poisson samples; ``None`` if the batches came from no loader.
         claims: (epsilon, delta) returned by its accountant, or given as its target.
         multipliers: noise multiplier of each step of the private optimizer.
         divisors: number by which each of these steps divides the noised sum.
@@ -47,8 +44,8 @@ class OpacusWatch:
 
     module: Any = None
     optimizer: Any = None
-    sample_rate: float = 1.0
-    poisson: bool | None = True
+    sample_rate: float = 1.0  # sample rate of its batches, the largest if several
+    poisson: bool | None = True  # ``True`` for Poisson samples; ``None`` if the batches came from no loader
     claims: list[tuple[float, float]] = field(default_factory=list)
     multipliers: list[float] = field(default_factory=list)
     divisors: list[float] = field(default_factory=list)

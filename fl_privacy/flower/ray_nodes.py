@@ -23,11 +23,8 @@ from fl_privacy.flower.client_app import simulated_client_app
 from fl_privacy.flower.grids import LocalGrid, error_reply
 from fl_privacy.progress import counted
 
-_STARTING = 600.0
-"""Additional seconds for a process to start and make its clients, before its first message."""
-
-LOSSES = 2
-"""Number of times a message is given to another actor because its machine is gone."""
+_STARTING = 600.0  # additional seconds for a process to start and make its clients, before its first message
+LOSSES = 2  # number of times a message is given to another actor because its machine is gone
 
 
 class ClientProcess:

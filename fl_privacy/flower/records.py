@@ -18,8 +18,7 @@ from fl_privacy.federation import LocalResult
 from fl_privacy.models.unwrap_model import first_names, once_each
 from fl_privacy.types import ModelState, Tensors, Upload
 
-NUMPY = "numpy.ndarray"
-"""Flower's serialization type for NumPy's own format."""
+NUMPY = "numpy.ndarray"  # Flower's serialization type for NumPy's own format
 
 
 def plain_array(values: np.ndarray) -> Array:
@@ -42,8 +41,7 @@ def array_values(array: Array) -> np.ndarray:
 
 
 _KINDS = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?")
-_PLAIN = {str(dtype): dtype.itemsize for dtype in map(np.dtype, _KINDS)}
-"""Bytes of an element by dtype name."""
+_PLAIN = {str(dtype): dtype.itemsize for dtype in map(np.dtype, _KINDS)}  # bytes of an element by dtype name
 
 
 @lru_cache(maxsize=4096)
@@ -55,14 +53,9 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
 
 
 PARAMETERS = "parameters"
-BUFFERS = "buffers"
-"""Names of the two records in which clients of this package and their server send models."""
-
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-"""Last names of batch norm's buffers."""
-
-FLOATING = ("float16", "float32", "float64")
-"""Dtypes in which floating-point values may be sent."""
+BUFFERS = "buffers"  # names of the two records in which clients of this package and their server send models
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # last names of batch norm's buffers
+FLOATING = ("float16", "float32", "float64")  # dtypes in which floating-point values may be sent
 
 
 def arrays_of_model(content: RecordDict, like: Tensors, *, whole: bool = False) -> dict[str, Array]:
@@ -169,15 +162,9 @@ def expect_listed(names: Sequence[str], listed: Sequence[str]) -> None:
 
 CONFIG = "config"
 METRICS = "metrics"
-CLIENT = "client"
-"""Names of a message's records other than arrays; ``client`` holds the partition that replied."""
-
-CLIENT_RAISED = 2
-"""Flower's error code for an exception in a client."""
-
-UNFIT = 1002
-"""This package's error code for a message refused for its own content, whatever the client's examples are."""
-
+CLIENT = "client"  # names of a message's records other than arrays; ``client`` holds the partition that replied
+CLIENT_RAISED = 2  # Flower's error code for an exception in a client
+UNFIT = 1002  # this package's error code for a message refused for its own content, whatever the client's examples are
 ROUND = "server-round"
 PARTITION = "partition-id"
 PARTITIONS = "num-partitions"
@@ -191,8 +178,7 @@ SECONDS = "seconds"
 DEFENSE_SECONDS = "defense-seconds"
 VICTIM = "victim"
 BATCH_SIZE = "batch-size"
-TEST = "test"
-"""Keys within them, as Flower spells its own."""
+TEST = "test"  # keys within them, as Flower spells its own
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray:
@@ -347,8 +333,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     )
 
 
-STYPE = "fl_privacy.encoded"
-"""Serialization type of arrays that ``defenses.encoding`` encoded."""
+STYPE = "fl_privacy.encoded"  # serialization type of arrays that ``defenses.encoding`` encoded
 
 
 def shortest(array: np.ndarray) -> Array:

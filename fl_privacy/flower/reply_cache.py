@@ -24,9 +24,7 @@ from fl_privacy.flower.inside.serialized import bytes_of, records_of
 from fl_privacy.flower.records import CLIENT_RAISED, ROUND, UNFIT
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-ROUNDS_OF_RUN = "num-server-rounds"
-"""Key of a run's config in Flower's own apps."""
+ROUNDS_OF_RUN = "num-server-rounds"  # key of a run's config in Flower's own apps
 
 MOST_KEPT = 1 << 30
 """Bytes of answers that a client keeps over all runs; the oldest are removed, and a larger one is not kept."""
@@ -34,15 +32,13 @@ MOST_KEPT = 1 << 30
 MOST_KINDS = 64
 """Kinds of messages, such as ``train.default``, that a client answers in a run: each has files of its own."""
 
-MOST_WAITED = 60.0
-"""Seconds to wait for another process of the node that stores its answer."""
+MOST_WAITED = 60.0  # seconds to wait for another process of the node that stores its answer
 
 COUNTED, KEPT, FORM = ".answered", ".answer", ".form"
 """Suffixes of a client's files in the node's folder of a run: the last round by kind; one answer each. In the node's
 own folder: the form of answers of a kind in any run."""
 
-REFUSED = " refused"
-"""Suffix of a message's digest if the kept answer is ``WITHHELD``."""
+REFUSED = " refused"  # suffix of a message's digest if the kept answer is ``WITHHELD``
 
 Instead = Callable[[RecordDict], RecordDict | None]
 """Makes an answer of the form of an earlier one, without the client's examples; ``None`` if that is impossible."""
@@ -390,11 +386,8 @@ def asked_of(context: Context, message: Message) -> tuple[str, int]:
     )
 
 
-FORMS = "fl-privacy.forms"
-"""Record of ``context.state`` with the form of answers by kind, if there are no files."""
-
-_TOOK = "fl-privacy.took"
-"""Record of a form with the seconds of work behind the answer."""
+FORMS = "fl-privacy.forms"  # record of ``context.state`` with the form of answers by kind, if there are no files
+_TOOK = "fl-privacy.took"  # record of a form with the seconds of work behind the answer
 
 
 def form_of(answer: RecordDict, seconds: float) -> RecordDict:

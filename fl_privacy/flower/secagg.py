@@ -105,16 +105,14 @@ class Masking:
     """Quantization of updates to whole numbers that masks can hide.
 
     Attributes:
-        clip: largest absolute value of an update.
         threshold: share of the clients whose key shares unmask the sum, in (0, 1]; with half or less, two groups of
             clients can each be asked for another kind of shares.
-        shares: share of the clients with which each exchanges keys and masks, in (0, 1].
     """
 
-    clip: float = 8.0
+    clip: float = 8.0  # largest absolute value of an update
     levels: int = 2**22
     threshold: float = 0.67
-    shares: float = 1.0
+    shares: float = 1.0  # share of the clients with which each exchanges keys and masks, in (0, 1]
 
     def __post_init__(self) -> None:
         number("secure_aggregation.clip", self.clip, above=0, example=1.0)

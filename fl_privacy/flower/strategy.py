@@ -21,12 +21,9 @@ from fl_privacy.flower.records import CLIENT, DATA_PATH, OWN_DATA, PARTITION, PA
 from fl_privacy.types import ModelState
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.2
 ANSWER_SECONDS = 600.0
-TRIES = 3
-"""Largest number of queries to a node that fails; a silent one gets one."""
-
+TRIES = 3  # largest number of queries to a node that fails; a silent one gets one
 MOST_NODES = 100_000
 
 _ASKED, _FIRST_SECONDS = 8, 60.0
@@ -58,18 +55,14 @@ class NodeRules:
     """Requirements of a run on nodes in other processes.
 
     Attributes:
-        patience: seconds to wait for all of them before the first round.
         bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.
-        simulated: required answer of nodes about their clients; ``None`` accepts both.
-        own_data: required answer about training on the node's own folder; ``None`` accepts both.
-        reconnect: seconds to wait at the start of each later round for nodes that have left.
     """
 
-    patience: float = 60.0
+    patience: float = 60.0  # seconds to wait for all of them before the first round
     bound: bool = False
-    simulated: bool | None = None
-    own_data: bool | None = None
-    reconnect: float = 0.0
+    simulated: bool | None = None  # required answer of nodes about their clients; ``None`` accepts both
+    own_data: bool | None = None  # required answer about training on the node's own folder; ``None`` accepts both
+    reconnect: float = 0.0  # seconds to wait at the start of each later round for nodes that have left
 
 
 @dataclass(eq=False)
@@ -183,7 +176,6 @@ def _integer(record: ConfigRecord, key: str) -> int:
 
 PROBE = "train.probe"
 PERSONALIZE = "evaluate.personalize"
-
 T = TypeVar("T")
 
 

@@ -21,9 +21,7 @@ from fl_privacy.rng import Secret, SecretGenerator, derive_generator, streams_pu
 from fl_privacy.types import Tensors
 
 BufferPolicy = Literal["kept", "withheld", "defended"]
-
-Shares = Literal["weights", "change"]
-"""Content of a client's reply: the weights after its training, or their change."""
+Shares = Literal["weights", "change"]  # content of a client's reply: the weights after its training, or their change
 
 LOOKS_LIKE_CHANGE = 0.5
 """Factor on the norm of a reply's difference to the model sent; weights hardly ever have a smaller norm."""
@@ -46,23 +44,21 @@ class GuardedUpload:
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
 
     Attributes:
-        parameters: defended names; ``None`` takes every floating-point array.
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
         of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list come
             back as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
-        shares: ``weights``, or ``change`` if clients reply it, which is then defended itself.
     """
 
     defense: Defense
-    parameters: frozenset[str] | None = None
+    parameters: frozenset[str] | None = None  # defended names; ``None`` takes every floating-point array
     buffers: BufferPolicy = "kept"
     tied: Mapping[str, str] = field(default_factory=dict)
     of_model: bool = False
     frozen: frozenset[str] = frozenset()
-    shares: Shares = "weights"
+    shares: Shares = "weights"  # ``weights``, or ``change`` if clients reply it, which is then defended itself
 
     def __post_init__(self) -> None:
         checks.one_of("shares", self.shares, ("weights", "change"))

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from fl_privacy.errors import UserError, blamed_on, reason_of
-from fl_privacy.models.huggingface import with_adapters
-from fl_privacy.models.layers import initialize
-from fl_privacy.models.text_model import TextModel
+from fl_privacy.models import huggingface, layers, text_model
 from fl_privacy.types.modality import IMAGES, MODALITIES, ROWS, Modality
 from fl_privacy.types.plan import Normalization
 from fl_privacy.types.schema import Schema, schema_of
@@ -68,9 +66,9 @@ def build_fitting(
         torch.default_generator.manual_seed(seed)
         model = factory(*arguments, **options)
         if init is not None and isinstance(model, nn.Module):
-            initialize(model, init)
+            layers.initialize(model, init)
         if rank is not None and isinstance(model, nn.Module):
-            model = with_adapters(model, rank=rank, alpha=alpha)
+            model = huggingface.with_adapters(model, rank=rank, alpha=alpha)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"Model {name} is expected to return a torch.nn.Module, but got {type(model).__name__};"
@@ -83,7 +81,7 @@ def build_fitting(
 def check_text_model(model: nn.Module, length: int, num_classes: int) -> None:
     """Run a copy of ``model`` on texts of ``length`` tokens; ``UserError`` if it can't take them or gives no logits."""
     name = type(model).__name__
-    if not isinstance(model, TextModel):
+    if not isinstance(model, text_model.TextModel):
         raise UserError(
             f"Model {name} is expected to be a TextModel of fl_privacy.models, but is none; derive it from that."
         )

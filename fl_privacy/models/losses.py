@@ -22,16 +22,14 @@ class Loss:
     """Scalar loss of a batch.
 
     Attributes:
-        function: (outputs (B, K), targets) -> scalar, with targets as in ``takes``.
         takes: ``indices``: classes (B,) alone; ``rows``: (B, K) alone; ``both``.
-        dtype: only type that ``function`` supports; ``None`` for any.
     """
 
     name: str
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[[Tensor, Tensor], Tensor]  # (outputs (B, K), targets) -> scalar, with targets as in ``takes``
     targets: TargetKind = "classes"
     takes: Literal["indices", "rows", "both"] = "both"
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | None = None  # only type that ``function`` supports; ``None`` for any
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return the scalar loss for classes (B,) or rows (B, K); classes become rows if needed."""
@@ -52,15 +50,12 @@ class Loss:
         return outputs.sigmoid() if self.targets == "bits" else outputs
 
 
-CROSS_ENTROPY = Loss("cross entropy", F.cross_entropy)
-"""Mean over the batch, by softmax."""
+CROSS_ENTROPY = Loss("cross entropy", F.cross_entropy)  # mean over the batch, by softmax
 
 BINARY_CROSS_ENTROPY = Loss("binary cross entropy", F.binary_cross_entropy_with_logits, targets="bits", takes="rows")
 """Mean over batch and outputs, by sigmoids."""
 
-SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows")
-"""Mean over batch and outputs."""
-
+SQUARED_ERROR = Loss("squared error", F.mse_loss, targets="values", takes="rows")  # mean over batch and outputs
 NAMED_LOSSES = {"cross_entropy": CROSS_ENTROPY, "bce": BINARY_CROSS_ENTROPY, "mse": SQUARED_ERROR}
 
 _TARGETS: dict[TargetKind, tuple[object, ...]] = {
@@ -78,8 +73,7 @@ _TARGETS: dict[TargetKind, tuple[object, ...]] = {
 LossLike = str | nn.Module | Callable[[Tensor, Tensor], Tensor] | Loss
 """A name of ``NAMED_LOSSES``, a loss of PyTorch with its options, or a function (outputs (B, K), labels) -> scalar."""
 
-_PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)
-"""``nll_loss`` of log probabilities is their cross entropy."""
+_PLAIN: tuple[object, ...] = (F.cross_entropy, F.nll_loss)  # ``nll_loss`` of log probabilities is their cross entropy
 
 _TINY_TRIAL = 2
 """Number of trial examples of an unknown function; one more if there are as many outputs, which would broadcast."""

@@ -16,26 +16,17 @@ class TextModel(nn.Module, ABC):
 
     Inputs are token numbers (B, L) int64, padded with -1 on the right, or word embeddings (B, L, d + 1) float, whose
     last column is 1 for a token and 0 for padding. Logits are (B, K) of the texts, or (B, K, L) of each next token.
-
-    Attributes:
-        words: token embeddings.
-        causal: ``True`` if a token's state depends on earlier tokens only.
-        next_token: ``True`` if each next token is predicted, rather than the class of the text.
-        position_weight: name of the position embeddings (P, d); ``None`` if none are learned.
-        first_position: row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding.
-        heads: heads of each block's attention.
-        transposed: ``True`` if the weights of attention have their inputs in rows.
     """
 
     modality: ClassVar[Modality] = TEXTS
 
-    words: nn.Embedding
-    causal: bool
-    next_token: bool = False
-    position_weight: str | None = None
-    first_position: int = 0
-    heads: int = 1
-    transposed: bool = False
+    words: nn.Embedding  # token embeddings
+    causal: bool  # ``True`` if a token's state depends on earlier tokens only
+    next_token: bool = False  # ``True`` if each next token is predicted, rather than the class of the text
+    position_weight: str | None = None  # name of the position embeddings (P, d); ``None`` if none are learned
+    first_position: int = 0  # row of a text's first token: 2 in RoBERTa and OPT, whose first rows are for padding
+    heads: int = 1  # heads of each block's attention
+    transposed: bool = False  # ``True`` if the weights of attention have their inputs in rows
 
     @property
     @abstractmethod

@@ -17,9 +17,7 @@ from fl_privacy.files.foreign import expanded, read_text
 from fl_privacy.models import text_model
 from fl_privacy.models.layers import require_positive
 
-Pooling = Literal["first", "mean"]
-"""Classified state: the first token's, or the mean of all."""
-
+Pooling = Literal["first", "mean"]  # classified state: the first token's, or the mean of all
 _EPS = 1e-12
 
 

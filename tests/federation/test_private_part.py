@@ -12,7 +12,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.attacks.feature_inversion.attack import InversionProblem, ModelInversion
+from fl_privacy.attacks.feature_inversion import InversionProblem, ModelInversion
 from fl_privacy.defenses import ClientState, Defense, compose, dp_noise, fdl_pp, none, split_fed
 from fl_privacy.effects import Part
 from fl_privacy.errors import UserError

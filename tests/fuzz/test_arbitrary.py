@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.data.transformations.operations import read_policies
+from fl_privacy.data.transformations import read_policies
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config.compose import parse_overrides
 from fl_privacy.runs.config.untrusted import expect_plain, read_settings

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from fl_privacy.data import images, load_data
 from fl_privacy.data.images import decode_images
-from fl_privacy.data.transformations.operations import read_policies
+from fl_privacy.data.transformations import read_policies
 from fl_privacy.errors import UserError
 from fl_privacy.models import LeNet
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork

@@ -59,15 +59,10 @@ class Clips:
 
 @dataclass(frozen=True, kw_only=True)
 class Clipping:
-    """The clients' clipping, in the units of the tensors that are matched.
+    """The clients' clipping, in the units of the tensors that are matched."""
 
-    Attributes:
-        norm: largest norm; ``None``: estimated from the update.
-        noise_std: standard deviation of the clients' noise; ``None``: estimated.
-    """
-
-    norm: float | None
-    noise_std: float | None
+    norm: float | None  # largest norm; ``None``: estimated from the update
+    noise_std: float | None  # standard deviation of the clients' noise; ``None``: estimated
     scope: Scope
 
     def of(self, matched: Sequence[Tensors], counted: Tensors) -> Clip:
@@ -266,15 +261,13 @@ class HiddenGradient:
     """Gradients that a private loss, known only to the clients, sends back into the features.
 
     Attributes:
-        weight: name of the weight of the linear layer that the features enter.
         strength: expected size of an element, relative to the factor of the cross entropy, over the root mean square of
             the private head's weights to the power of ``layers``, above 0; the unit of guesses.
-        weight_rms: root mean square of the private head's weights; ``None`` for the layer's own.
     """
 
-    weight: str
+    weight: str  # name of the weight of the linear layer that the features enter
     strength: float
-    weight_rms: float | None
+    weight_rms: float | None  # root mean square of the private head's weights; ``None`` for the layer's own
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
@@ -293,13 +286,9 @@ class Unknowns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateConstraints:
-    """Bounds and clipping known of V victims' updates of one round.
+    """Bounds and clipping known of V victims' updates of one round."""
 
-    Attributes:
-        bounds: (V, *shape) each, of the tensors that are not known exactly.
-    """
-
-    bounds: Bounds
+    bounds: Bounds  # (V, *shape) each, of the tensors that are not known exactly
     clip: Clips | None
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "UpdateConstraints":
@@ -310,17 +299,11 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Inputs of a layer of V victims, if its gradient reveals them exactly.
+    """Inputs of a layer of V victims, if its gradient reveals them exactly."""
 
-    Attributes:
-        front: images (B, C, H, W) -> (B, F).
-        values: (V, B, F); zeros if not known.
-        weight: (V,) weight of their mismatch; zero if not known.
-    """
-
-    front: nn.Module
-    values: Tensor
-    weight: Tensor
+    front: nn.Module  # images (B, C, H, W) -> (B, F)
+    values: Tensor  # (V, B, F); zeros if not known
+    weight: Tensor  # (V,) weight of their mismatch; zero if not known
 
     def mismatch(self, images: Tensor) -> Tensor:
         """Return the relative squared distance (V,) of the features of ``images`` (V, B, C, H, W)."""
@@ -340,15 +323,13 @@ class Constraints:
     Attributes:
         transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
             without it, those of the model's inputs the guess with it.
-        smoothness: (V,) weight of the images' total variation, next to the attack's own priors.
         likeliest: (V,) the same next to the angle of the whole update, as the noise suggests; zero for victims without.
-        any_contrast: ``True`` if total variation is computed at equal contrast.
     """
 
     transform: AssumedTransform | None = None
-    smoothness: Tensor | None = None
+    smoothness: Tensor | None = None  # (V,) weight of the images' total variation, next to the attack's own priors
     likeliest: Tensor | None = None
-    any_contrast: bool = False
+    any_contrast: bool = False  # ``True`` if total variation is computed at equal contrast
     unknowns: Unknowns | None = None
     features: KnownFeatures | None = None
 

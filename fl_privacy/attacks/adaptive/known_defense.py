@@ -18,25 +18,18 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """Knowledge and options of an attacker during an attack.
-
-    Attributes:
-        matched_per_uploaded: factor from what was uploaded to what is matched.
-        scales: ``True`` if the objective depends on the scale of the whole gradient.
-        complete: ``True`` if every parameter is matched.
-        learnable: weights of the linear layers into whose input unknown gradients can be guessed.
-    """
+    """Knowledge and options of an attacker during an attack."""
 
     head: str | None
     batch_size: int
     plan: LocalPlan
     unrolls: bool
-    matched_per_uploaded: float
-    scales: bool
-    complete: bool
+    matched_per_uploaded: float  # factor from what was uploaded to what is matched
+    scales: bool  # ``True`` if the objective depends on the scale of the whole gradient
+    complete: bool  # ``True`` if every parameter is matched
     smooths: bool
     pixels: bool
-    learnable: Sequence[str]
+    learnable: Sequence[str]  # weights of the linear layers into whose input unknown gradients can be guessed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +37,17 @@ class Countermeasure:
     """Measures that an attack takes against one defense.
 
     Attributes:
-        smoothness: weight of total variation in units of ``Problem.blank_loss``.
-        noisy: ``True`` if that weight follows from the noise in the update instead, if it can be estimated.
         hidden: gradient that a private loss sends back, which is guessed as well.
-        loss_factor: factor of the cross entropy in the clients' loss.
         transforms: image transforms that the client may have used; every one is tried.
     """
 
     sentence: str
     rule: constraints.Rule | None = None
     clipping: constraints.Clipping | None = None
-    smoothness: float = 0.0
-    noisy: bool = False
+    smoothness: float = 0.0  # weight of total variation in units of ``Problem.blank_loss``
+    noisy: bool = False  # ``True`` if that weight follows from the noise in the update instead, if it can be estimated
     hidden: constraints.HiddenGradient | None = None
-    loss_factor: float = 1.0
+    loss_factor: float = 1.0  # factor of the cross entropy in the clients' loss
     transforms: tuple[constraints.Transform, ...] = ()
 
 
@@ -274,9 +264,7 @@ def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 MOST_SEQUENCES = 1024  # largest number of sequences of transforms that are tried one by one
-
 Matched = Callable[[Observation], Tensors]  # function from an observation to the tensors that an attack matches
 
 
@@ -285,11 +273,10 @@ class KnownDefense:
     """Countermeasures against one known defense.
 
     Attributes:
-        countermeasures: sequence in the order of the defense's parts.
         noise_stds: standard deviations of the parts that add noise, in units of the update; ``None`` if unknown.
     """
 
-    countermeasures: tuple[Countermeasure, ...] = ()
+    countermeasures: tuple[Countermeasure, ...] = ()  # sequence in the order of the defense's parts
     noise_stds: tuple[float | None, ...] = ()
 
     @classmethod

@@ -14,11 +14,8 @@ from fl_privacy.attacks.exact import CocktailParty, ExactInversion
 from fl_privacy.attacks.exact.attack import BLOCKS
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.exact.first_layer import HiddenFeatures, first_hidden_layer, hidden_features
-from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, sme, targets
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
-from fl_privacy.attacks.gradient_inversion.sme import SurrogateModel
-from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood import BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
 from fl_privacy.attacks.presets import model_inversion
@@ -32,9 +29,7 @@ from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-Found = Mapping[int, Reconstruction]
-"""Reconstructions by position."""
+Found = Mapping[int, Reconstruction]  # reconstructions by position
 
 
 @dataclass
@@ -42,19 +37,17 @@ class StageState:
     """The victims of a group that are left, and what stages found out about them, by position.
 
     Attributes:
-        evaluations: evaluations of a victim; ``None`` for a budget in seconds.
-        cut: ``True`` once the clock has ended a search for exact solutions.
         starts: images that one may start from, and the attacks that found them.
         features: features that a later fully connected layer leaks exactly.
     """
 
     group: Group
     seed: int
-    evaluations: int | None = None
+    evaluations: int | None = None  # evaluations of a victim; ``None`` for a budget in seconds
     dtype: Literal["float32", "float64"] = "float32"
     device: str | None = None
     most_victims: int | None = None
-    cut: bool = False
+    cut: bool = False  # ``True`` once the clock has ended a search for exact solutions
     results: dict[int, Reconstruction] = field(default_factory=dict)
     starts: dict[int, list[tuple[Batch, str]]] = field(default_factory=dict)
     features: dict[int, HiddenFeatures] = field(default_factory=dict)
@@ -110,7 +103,6 @@ def _has_equations(first: Observation) -> bool:
 
 
 def _rounds(state: StageState) -> int:
-    """Return the rounds of a search for exact solutions."""
     return min(400, max(1, state.evaluations // 12)) if state.evaluations else 400
 
 
@@ -178,18 +170,14 @@ def deconvolve(state: StageState, report: Report) -> Found | None:
     return {position: one for position, one in found.items() if one.failure is None}
 
 
-_SHARE = 0.25
-"""Share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's."""
+_SHARE = 0.25  # share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
 """Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
 each evaluation takes as many times as long, and their unknown order matters more than the images."""
 
-_SURROGATE = 1000
-"""Most iterations."""
-
-ON_THE_WAY = "surrogate model"
-"""Name of results at a model on the way, from which descents start."""
+_SURROGATE = 1000  # most iterations
+ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from which descents start
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
@@ -203,7 +191,7 @@ def surrogate(state: StageState, report: Report) -> Found | None:
     too_many_steps = size > 1 and steps > _MANY_STEPS
     share = 1.0 if too_many_steps else _SHARE
     number = _SURROGATE if state.evaluations is None else max(_LEAST_ITERATIONS, int(share * state.evaluations))
-    attack = SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
+    attack = sme.SurrogateModel(dtype=state.dtype, device=state.device, iterations=min(_SURROGATE, number))
     with within(seconds_left() if state.evaluations else share * seconds_left()):
         found = attack.solve(state.group, state.seed, report)
     if too_many_steps and all(one.batch is not None for one in found.values()):
@@ -234,8 +222,7 @@ def find_likeliest(state: StageState, report: Report) -> Found | None:
     return {}
 
 
-ROUNDS_RACED = 8
-"""Most rounds of the same examples that descents match; the likelihood takes all."""
+ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the likelihood takes all
 
 
 def descend(state: StageState, report: Report) -> Found:
@@ -371,7 +358,7 @@ class AutoAttack:
                 members = own(evaluations=self._evaluations, device=self.device, most_victims=self.most_victims)
                 return members(observations, seed=seed, progress=progress)
             left = len(observations)
-            groups = Groups(observations, progress=progress, see=seen_through)
+            groups = Groups(observations, progress=progress, see=evident_defense.seen_through)
             for group in groups:
                 size = len(group.observations)
                 with groups.attempt(group) as report, within(seconds_left() * size / max(size, left)):
@@ -394,7 +381,7 @@ class AutoAttack:
                         break
                     try:
                         found = run(state, part_of(report, done, max(done, until)))
-                    except NotAttackableError as reason:
+                    except targets.NotAttackableError as reason:
                         why, found = str(reason), {}
                         logger.debug("%s left out: %s", name, why)
                     if found is not None:

@@ -10,10 +10,7 @@ from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_lef
 from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
-from fl_privacy.attacks.gradient_inversion import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.settings import Rearranging
-from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
+from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, settings, targets
 from fl_privacy.attacks.likelihood.rows import LikeliestRows
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
@@ -25,13 +22,12 @@ from fl_privacy.types.schema import schema_of
 _SHOWN_OF_TEXTS, _SHOWN_OF_ROWS = 0.1, 0.5
 """Shares of the progress for exact solutions: TabLeak takes about as long as a failing search."""
 
-_ATTEMPTS = 10
-"""Attempts at a table, which are pooled."""
+_ATTEMPTS = 10  # attempts at a table, which are pooled
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
 """Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""
 
-ORDERED = Rearranging(tries=100, last=6)
+ORDERED = settings.Rearranging(tries=100, last=6)
 """Ordering of the reconstructed words: by the gradient, and by public texts if there are some."""
 
 
@@ -154,7 +150,7 @@ class TableMembers(_Members):
         if not left:
             return best
         asked = [observations[k] for k in left]
-        seen = dict(zip(left, seen_through(asked), strict=True))
+        seen = dict(zip(left, evident_defense.seen_through(asked), strict=True))
         for k, own in zip(left, asked, strict=True):  # categories that no row has leave zeros, too, without a defense
             inferred = own.knowledge.defense is None and seen[k].knowledge.defense
             if inferred and not isinstance(inferred[0].effect, Quantized | Noise):
@@ -207,7 +203,7 @@ def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
 
 def _rows_apart(observation: Observation, rows: Batch) -> float:
     """Return the distance of the rows' gradient from the update; infinite if that is no gradient."""
-    if needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
+    if targets.needs_unrolling(observation.plan, observation.upload.num_examples, "unroll"):
         return math.inf
     distance = Reproduction(observation, model_as_sent(observation)).distance(rows)
     return distance if math.isfinite(distance) else math.inf

@@ -34,15 +34,13 @@ ROUGHNESS = 3.0
 photographs about 0.1. If the update is exact, misfits differ by many orders and this decides nothing; if noise was
 added, all attempts fit alike and the smoothest is taken, which is then the likeliest."""
 
-EXACT = 1e-12
-"""Mismatch of an update that is reproduced up to rounding in single precision."""
+EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
 """The same if fewer values of the update are known than there are pixels: many images reproduce them, rough ones more
 exactly, so that the smoothest below this is the likeliest."""
 
-_LEAST_VARIATION = 0.01
-"""Least total variation of an image."""
+_LEAST_VARIATION = 0.01  # least total variation of an image
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +50,6 @@ class Judgment:
     Attributes:
         mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
             or evident defense leaves open; tensors of noise change all attempts' alike.
-        widest: (V,) the same of the tensor with the most elements, which noise affects the least.
         balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
             zero gradient's.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
@@ -61,7 +58,7 @@ class Judgment:
     """
 
     mismatch: Tensor
-    widest: Tensor
+    widest: Tensor  # (V,) the same of the tensor with the most elements, which noise affects the least
     balance: Tensor
     score: Tensor
 
@@ -123,8 +120,7 @@ def _is_underdetermined(problem: Problem) -> Tensor:
     return (exact > 0) & (exact + free < problem.pixels)
 
 
-_EASED = 10.0
-"""Largest factor by which total variation is eased from one rung to the next."""
+_EASED = 10.0  # largest factor by which total variation is eased from one rung to the next
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,23 +129,17 @@ class Attempt:
 
     Attributes:
         member, position: numbers of the contender and of the victim.
-        roughness: weight of total variation in the next rung, as a share of a zero gradient's loss.
-        labels: labels (B,) of its own; ``None``: the common ones.
-        held: ``True`` if it is held to known features.
-        given: attack that found its first images, or empty.
-        margin: least fall of the logarithm of ``widest`` before these images are left.
-        variables: (N,); ``None`` before the first rung.
         mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
     """
 
     member: int
     start: int
-    roughness: float
-    labels: Tensor | None = None
-    held: bool = False
-    given: str = ""
-    margin: float = 0.0
-    variables: Tensor | None = None
+    roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
+    labels: Tensor | None = None  # labels (B,) of its own; ``None``: the common ones
+    held: bool = False  # ``True`` if it is held to known features
+    given: str = ""  # attack that found its first images, or empty
+    margin: float = 0.0  # least fall of the logarithm of ``widest`` before these images are left
+    variables: Tensor | None = None  # (N,); ``None`` before the first rung
     mismatch: float = math.inf
     widest: float = math.inf
     score: float = math.inf
@@ -237,11 +227,8 @@ def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor,
     return result if unlabeled else None
 
 
-FEATURES = 0.3
-"""Weight of known features, as a share of a zero gradient's loss, in the attempt held to them."""
-
-_SURE_OF_LABELS = 2
-"""Number of attempts at a batch that take the inferred labels."""
+FEATURES = 0.3  # weight of known features, as a share of a zero gradient's loss, in the attempt held to them
+_SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labels
 
 
 class Race:
@@ -353,19 +340,16 @@ class Race:
         for member in sorted({attempt.member for attempt in left}):
             jobs, capacity = [attempt for attempt in left if attempt.member == member], self._prepared[member].capacity
             chunks = [jobs[begin : begin + capacity] for begin in range(0, len(jobs), capacity)]
+            stages = rung.stages if self._members[member].staged else 1
             for chunk in counted(self._members[member].name, chunks):
-                after = self._staged(chunk, rung, part_of(report, done / len(left), (done + len(chunk)) / len(left)))
+                after, shown = chunk, part_of(report, done / len(left), (done + len(chunk)) / len(left))
+                for stage in range(stages):
+                    of_stage = part_of(shown, stage / stages, (stage + 1) / stages)
+                    after = self._descend(after, rung.evaluations // stages, of_stage)
                 done += len(chunk)
                 for before, attempt in zip(chunk, after, strict=True):
                     own = self.attempts[attempt.position]
                     own[own.index(before)] = attempt
-
-    def _staged(self, jobs: Sequence[Attempt], rung: Rung, report: Report) -> Sequence[Attempt]:
-        stages = rung.stages if self._members[jobs[0].member].staged else 1
-        for stage in range(stages):
-            shown = part_of(report, stage / stages, (stage + 1) / stages)
-            jobs = self._descend(jobs, rung.evaluations // stages, shown)
-        return jobs
 
     def _descend(self, jobs: Sequence[Attempt], evaluations: int, report: Report) -> list[Attempt]:
         prepared, member = self._prepared[jobs[0].member], self._members[jobs[0].member]
@@ -395,7 +379,6 @@ class Race:
         ]
 
     def _victim(self, attempt: Attempt) -> PreparedVictim:
-        """Return the victim of ``attempt``, with the attempt's labels."""
         victim = self._victims[attempt.member][attempt.position]
         if attempt.labels is None or victim.labels is None:
             return victim

@@ -25,39 +25,24 @@ from fl_privacy.effects import Quantized, Sparse
 from fl_privacy.types import Observation
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 Budget = Literal["quick", "standard", "thorough"]
 
 EVALUATIONS: Mapping[str, int] = {"quick": 600, "standard": 4800, "thorough": 24_000}
 """Evaluations of loss and gradient for each victim, over all attempts; one "Inverting Gradients" takes ``standard``."""
 
-_KEPT = 3
-"""Number of attempts of which one goes on to the next rung."""
-
-_LAST = 0.75
-"""Share of the evaluations that the best attempt gets in the last rung."""
-
-_MOST = 27
-"""Most attempts at a victim."""
-
-_STAGE = 150
-"""Fewest evaluations of a stage of the last rung; total variation is eased at each stage."""
-
-_STAGES = 4
-"""Most stages."""
-
-LEAST = 25
-"""Evaluations below which an attempt shows nothing: one iteration of L-BFGS."""
+_KEPT = 3  # number of attempts of which one goes on to the next rung
+_LAST = 0.75  # share of the evaluations that the best attempt gets in the last rung
+_MOST = 27  # most attempts at a victim
+_STAGE = 150  # fewest evaluations of a stage of the last rung; total variation is eased at each stage
+_STAGES = 4  # most stages
+LEAST = 25  # evaluations below which an attempt shows nothing: one iteration of L-BFGS
 
 SOLVED = 0.75
 """Largest share of a budget in seconds for exact solutions; descents get the rest. It is large since a search for
 sparse directions may find all within ten rounds, but for other victims only after a hundred."""
 
-_PILOTS = (5, 25, 125)
-"""Evaluations that measure the time of one; the first of a process take longer."""
-
-_PILOTED = 0.1
-"""Share of the time left that the next measurement may take."""
+_PILOTS = (5, 25, 125)  # evaluations that measure the time of one; the first of a process take longer
+_PILOTED = 0.1  # share of the time left that the next measurement may take
 
 
 @dataclass(frozen=True)
@@ -143,8 +128,7 @@ variation that is not eased there; behind kinks one value per pixel is the limit
 _BEHIND_ADAM = 0.005
 """Weight of total variation, which is not eased, for the angle of the values that a step of Adam leaves."""
 
-_MOVES = 20
-"""Moves in an iteration of L-BFGS."""
+_MOVES = 20  # moves in an iteration of L-BFGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +143,12 @@ class Faint:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A descent, whose attempts differ in start and smoothness.
-
-    Attributes:
-        attack: attack without total variation, which the attempts add.
-        evaluations: most evaluations of the loss in one iteration.
-        staged: ``True`` cuts its last rung in stages; not with a schedule of the learning rate.
-    """
+    """A descent, whose attempts differ in start and smoothness."""
 
     name: str
-    attack: GradientInversion
-    evaluations: int = 1
-    staged: bool = False
+    attack: GradientInversion  # attack without total variation, which the attempts add
+    evaluations: int = 1  # most evaluations of the loss in one iteration
+    staged: bool = False  # ``True`` cuts its last rung in stages; not with a schedule of the learning rate
 
 
 Entry = tuple[Contender, int, float]

@@ -1,71 +1,197 @@
-"""Reconstruct images from an update without any search among images, and certify them if they are proven."""
+"""Reconstruct images by solving equations, or descending between the first layers, and certify proven ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, timely
-from fl_privacy.attacks.exact.certificate import (
-    Read,
-    Reproduction,
-    as_one,
-    certified,
-    is_muted,
-    model_as_sent,
-    repeated,
-    with_repeats,
-)
-from fl_privacy.attacks.exact.feature_descent import (
-    NormalizedLayer,
-    find_normalized_layer,
-    pixels_of,
-    two_examples,
-    with_the_bias,
-)
-from fl_privacy.attacks.exact.first_layer import (
-    FirstLayer,
-    NotFullyConnectedError,
-    PatchEmbedding,
-    distinct_ratios,
-    find_first_layer,
-    find_patch_embedding,
-    fit,
-    residual,
-    solve,
-)
+from fl_privacy.attacks.attack import Progress, Report, even_share, in_parts, no_progress, part_of, timely
+from fl_privacy.attacks.exact import certificate, first_layer
+from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
-from fl_privacy.attacks.exact.residual import Residual, find_residual, known_between
+from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, read_group
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
+from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.checks import number, whole
+from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.rng import cpu_threads
-from fl_privacy.types import Certainty, Observation, Reconstruction
+from fl_privacy.types import Certainty, ModelState, Observation, Reconstruction
+
+SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
+"""Weights of the mean total variation in the successive stages, next to shares of squared lengths."""
+
+_SURE = 1e-3
+"""Outputs of a ReLU above this share of the largest determine its inputs; the others only bound them from above."""
+
+_SPREAD = 0.02  # spread of the first pixels around 0.5
+_NEAREST = 2  # blocks nearest to the image whose outputs are matched
+
+
+def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
+    """Descend to images (V, C, H, W), float64, with the known features and gradients of the first layers.
+
+    Their mismatch (V,), as a mean share of squared lengths, is returned, too. ``evaluations`` are those of each victim.
+    """
+    missed = _loss(network, known)
+    like = next(iter(known.values.values()))
+    rng = torch.Generator().manual_seed(seed)
+    start = 0.5 + _SPREAD * (torch.rand(1, *network.shapes[network.graph.image], generator=rng, dtype=like.dtype) - 0.5)
+    images = start.to(like.device).repeat(len(like), 1, 1, 1)
+    each = max(1, evaluations // len(SMOOTH))
+    for stage, weight in enumerate(timely(SMOOTH)):
+
+        def loss(images: Tensor, weight: float = weight) -> Tensor:
+            return (
+                missed(images)
+                + weight * (images.diff(dim=-1).abs().flatten(1).mean(1) + images.diff(dim=-2).abs().flatten(1).mean(1))
+                + (F.relu(-images) + F.relu(images - 1)).square().flatten(1).mean(1)
+            )
+
+        shown = part_of(report, stage / len(SMOOTH), (stage + 1) / len(SMOOTH))
+        with even_share(len(SMOOTH) - stage):
+            images = _descended(loss, images, each, shown)
+    with torch.no_grad():
+        return images, missed(images)
+
+
+def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
+    """Return the mismatch (V,) of images (V, C, H, W) with the known values nearest to them."""
+    graph = network.graph
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
+    targets = {node: known.values[node] for node in nearest}
+    sizes = {node: _squares(values) for node, values in targets.items()}
+    moved = [(node, own, own.left, own.right, _squares(own.right)) for node, own in known.equations]
+    furthest = max([*nearest, *(node for node, *_ in moved)], key=order.__getitem__)
+
+    def missed(images: Tensor) -> Tensor:
+        found = graph.values({graph.image: images}, furthest)
+        parts = [_unlike(network, node, found, values) / sizes[node] for node, values in targets.items()]
+        parts += [_squares(left @ found[node].flatten(2).mT - right) / size for node, _, left, right, size in moved]
+        return torch.stack(parts).sum(0)
+
+    return missed
+
+
+def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
+    """Return the squared distance (V,) of a node's values, in front of an active ReLU."""
+    if network.graph.kind(node) != "relu":
+        return _squares(found[node] - values)
+    (given,) = node.all_input_nodes
+    sure = values > _SURE * values.flatten(1).amax(1)[:, None, None, None]
+    return _squares(torch.where(sure, found[given], F.relu(found[given])) - values)
+
+
+def _squares(values: Tensor) -> Tensor:
+    return values.flatten(1).square().sum(1)
+
+
+def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report) -> Tensor:
+    """Descend by L-BFGS, each victim alone, and return the best images."""
+    shape, variables = images.shape, images.flatten(1)
+    best, least = variables, torch.full_like(variables[:, 0], torch.inf)
+    settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
+    run = settings.start(variables, iterations=evaluations, images=variables.shape[1])
+    for step in timely(range(evaluations)):
+        inputs = variables.detach().requires_grad_(True)
+        values = loss(inputs.view(shape))
+        (gradient,) = torch.autograd.grad(values.sum(), inputs)
+        values = values.detach()
+        better = values < least
+        best, least = torch.where(better[:, None], variables, best), torch.where(better, values, least)
+        variables, _, finished = run.step(variables, values, gradient)
+        report(step / evaluations)
+        if finished.all():
+            break
+    return best.view(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizedLayer(FirstLayer):
+    """A first fully connected layer behind batch norm in training mode.
+
+    ``center`` (N,) is the mean input, ``spread`` (N,) the distance of two examples from it; ``None`` if several values
+    share a mean and a variance.
+    """
+
+    center: Tensor
+    spread: Tensor | None
+
+
+def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
+    """Find the layer behind batch norm; ``None`` without it, or if its batch is not known."""
+    plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
+    size = observation.upload.num_examples
+    if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
+        return None
+    try:
+        first = probe_first_layer(observation.model, sent, shape)
+    except NotFullyConnectedError:
+        return None
+    norm = first.module
+    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or not first.one_by_one or norm.running_var is None:
+        return None
+    names = [f"{first.name}.running_mean", f"{first.name}.running_var"]
+    if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
+        return None
+    if (share := norm.momentum) is None:
+        share = 1 / (float(sent.buffers[f"{first.name}.num_batches_tracked"]) + 1)
+    mean, variance = (
+        (observation.upload.buffers[name].double() - (1 - share) * sent.buffers[name].double()) / share
+        for name in names
+    )
+    each = first.random.numel() // len(mean)
+    values = size * first.random.numel() // len(mean)
+    variance = (variance * (values - 1) / values).clamp_min(0)
+    found = dict(zip(names, (each.to(sent.buffers[names[0]]) for each in (mean, variance)), strict=True))
+    state = ModelState(sent.parameters, {**sent.buffers, **found})
+    layer = find_first_layer(observation.model, state, shape, fixed_norms=True)
+    weight = sent.parameters.get(f"{first.name}.weight", torch.ones_like(mean)).double()
+    bias = sent.parameters.get(f"{first.name}.bias", torch.zeros_like(mean)).double()
+    spread = weight * (variance / (variance + norm.eps)).sqrt() if each == 1 else None
+    return NormalizedLayer(*layer.names, layer.shift, layer.scale, bias.repeat_interleave(each), spread)
+
+
+def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
+    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradients (M, N), (M,)."""
+    if layer.spread is None:
+        return None
+    direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
+    off = direction.sign() * layer.spread.abs()
+    return torch.stack([layer.center + off, layer.center - off])
+
+
+def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return the weight's gradient (M, N), joined with the bias's (M, 1) behind batch norm in training mode.
+
+    Examples relative to their mean take one from the rank of the weight's gradient.
+    """
+    return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
+
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
-
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
-
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactInversion:
+class ExactInversion(GroupAttack):
     """Reconstruct exactly from the first layers' gradients, with a certificate that does not use the originals.
 
     - One image in front of a fully connected layer is a quotient of gradients (Geiping et al. 2020, proposition 3.1).
     - A batch in front of a ReLU is factored (:mod:`fl_privacy.attacks.exact.spear`; SPEAR, Dimitrov et al. 2024), or
       attacked as by ``attack=analytic``.
-    - Batch norm in front is undone (:mod:`fl_privacy.attacks.exact.feature_descent`), and repetitions are counted
-      (:mod:`fl_privacy.attacks.exact.certificate`).
+    - Batch norm in front is undone, and repetitions are counted (:mod:`fl_privacy.attacks.exact.certificate`).
     - One image of a vision transformer needs its position embedding's gradient (:class:`PatchEmbedding`).
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-      by a descent in front of that (:mod:`fl_privacy.attacks.exact.feature_descent`).
+      by a descent in front of that, smooth images first.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
     zeros behind the ReLU, and the whole update is reproduced. Proven are the model's inputs: a defense may have changed
@@ -78,6 +204,8 @@ class ExactInversion:
         alike: quotients closer than this share of their length belong to the same image.
         evaluations: evaluations of the descent, for each image.
     """
+
+    of_rounds = "apart"
 
     rounds: int = 400
     starts: int = 64
@@ -96,19 +224,17 @@ class ExactInversion:
         self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
     ) -> list[Reconstruction]:
         results = list[Reconstruction | None]([None] * len(observations))
-        for position, one in ((k, own) for k, o in enumerate(observations) if (own := as_one(o)) is not None):
-            (found,) = self._each([one], seed, no_progress)
+        for position, one in (
+            (k, own) for k, o in enumerate(observations) if (own := certificate.as_one(o)) is not None
+        ):
+            (found,) = super().__call__([one], seed=seed)
             if found.certainty is not Certainty.APPROXIMATE:
-                results[position] = repeated(found, observations[position].upload.num_examples)
+                results[position] = certificate.repeated(found, observations[position].upload.num_examples)
         rest = [o for o, found in zip(observations, results, strict=True) if found is None]
-        others = iter(self._each(rest, seed, progress) if rest else ())
+        others = iter(super().__call__(rest, seed=seed, progress=progress) if rest else ())
         return [next(others) if found is None else found for found in results]
 
-    def _each(self, observations: Sequence[Observation], seed: int, progress: Progress) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        return groups.attacked(lambda group, report: self._attack(group, seed, report))
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         expect_gradient(group.first)
         source = _source(group.first)
         if isinstance(source, LayerChain):
@@ -116,38 +242,40 @@ class ExactInversion:
         if isinstance(source, Residual):
             run = partial(_behind_blocks, source, seed, self.evaluations)
             return in_parts(group.observations, _TOGETHER, "exact", report, run)
-        model = model_as_sent(group.first)
+        model = certificate.model_as_sent(group.first)
 
         def read(observation: Observation, rng: torch.Generator, report: Report) -> Reconstruction:
             if not as_gradient(observation)[source.names[-1]].any():
                 return failed(observation, f"A gradient of {source.names[-1]} is expected, but all of it is zero.")
-            victim = Reproduction(observation, model)
-            if isinstance(source, PatchEmbedding):
-                return certified(victim, solve(source, as_gradient(observation)))
-            return certified(victim, self._connected(victim, source, rng, report))
+            victim = certificate.Reproduction(observation, model)
+            if isinstance(source, first_layer.PatchEmbedding):
+                return certificate.certified(victim, first_layer.solve(source, as_gradient(observation)))
+            return certificate.certified(victim, self._connected(victim, source, rng, report))
 
         return read_group(group, read, name="exact", seed=seed, report=report)
 
-    def _connected(self, victim: Reproduction, layer: FirstLayer, rng: torch.Generator, report: Report) -> Read:
+    def _connected(
+        self, victim: certificate.Reproduction, layer: first_layer.FirstLayer, rng: torch.Generator, report: Report
+    ) -> certificate.Read:
         weight, bias = (as_gradient(victim.observation)[name] for name in layer.names)
         shade = layer.pixels(torch.zeros_like(layer.shift))
 
-        def read(inputs: Tensor, unique: bool) -> Read:
-            images, note = with_repeats(
+        def read(inputs: Tensor, unique: bool) -> certificate.Read:
+            images, note = certificate.with_repeats(
                 victim, layer.pixels(inputs).reshape(len(inputs), *victim.observation.input_shape)
             )
-            loss = float(residual(weight[None], bias[None], inputs[None]))
-            return Read(images, unique and not is_muted(weight, shade), loss, note)
+            loss = float(first_layer.residual(weight[None], bias[None], inputs[None]))
+            return certificate.Read(images, unique and not certificate.is_muted(weight, shade), loss, note)
 
         def explains(inputs: Tensor) -> bool:
-            return certified(victim, read(inputs, False)).certainty is not Certainty.APPROXIMATE
+            return certificate.certified(victim, read(inputs, False)).certainty is not Certainty.APPROXIMATE
 
         return read(*self._inputs(victim.observation, layer, rng, report, explains))
 
     def _inputs(
         self,
         observation: Observation,
-        layer: FirstLayer,
+        layer: first_layer.FirstLayer,
         rng: torch.Generator,
         report: Report,
         explains: Callable[[Tensor], bool],
@@ -156,7 +284,7 @@ class ExactInversion:
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
-            return fit(weight[None], bias[None]), True
+            return first_layer.fit(weight[None], bias[None]), True
         if count == 2 and isinstance(layer, NormalizedLayer):
             both = two_examples(layer, weight, bias)
             if both is not None:
@@ -166,7 +294,7 @@ class ExactInversion:
         if basis is not None and basis.shape[1] < count and len(weight) <= max(count + 1, observation.num_classes):
             basis = None  # with so few outputs, different examples have a low rank, too
         if basis is not None and basis.shape[1] == 1:
-            if explains(alike := fit(weight[None], bias[None])):
+            if explains(alike := first_layer.fit(weight[None], bias[None])):
                 return alike, True
         elif basis is not None:
             values = with_the_bias(layer, sent[layer.weight], sent[layer.bias]), sent[layer.bias]
@@ -181,7 +309,9 @@ class ExactInversion:
                 if factors.agreement >= AGREEMENT or explains(inputs):
                     return inputs, factors.agreement >= AGREEMENT
                 near = factors.agreement
-        alone = distinct_ratios(weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike)
+        alone = first_layer.distinct_ratios(
+            weight[None], bias[None], count=count, smallest=self.smallest, alike=self.alike
+        )
         return alone[0], False
 
 
@@ -189,11 +319,11 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
     updates, results = [as_gradient(each) for each in observations.values()], dict[int, Reconstruction]()
     with cpu_threads(1):
         images, lost = recursed(chain, stack(updates, list(chain.names), chain.shift.device, torch.float64))
-    model = model_as_sent(next(iter(observations.values())))
+    model = certificate.model_as_sent(next(iter(observations.values())))
     for (position, observation), image, left in zip(observations.items(), images, lost.tolist(), strict=True):
-        read = Read(image[None], unique=False, loss=left)
+        read = certificate.Read(image[None], unique=False, loss=left)
         results[position] = (
-            _certified_in_range(Reproduction(observation, model), read)
+            _certified_in_range(certificate.Reproduction(observation, model), read)
             if left < WRONG
             else failed(observation, _UNKNOWN)
         )
@@ -218,29 +348,35 @@ def _behind_blocks(
     if len(rows):
         images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
         for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
-            reproduction = Reproduction(observations[positions[row]], model_as_sent(observations[positions[row]]))
-            solved = _certified_in_range(reproduction, Read(image[None], unique=False, loss=left))
+            reproduction = certificate.Reproduction(
+                observations[positions[row]], certificate.model_as_sent(observations[positions[row]])
+            )
+            solved = _certified_in_range(reproduction, certificate.Read(image[None], unique=False, loss=left))
             results[positions[row]] = replace(solved, member=BLOCKS)
     return results
 
 
-def _certified_in_range(reproduction: Reproduction, read: Read) -> Reconstruction:
+def _certified_in_range(reproduction: certificate.Reproduction, read: certificate.Read) -> Reconstruction:
     """Certify the solved images, cut to [0, 1] unless only uncut ones reproduce the update."""
-    cut = certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
+    cut = certificate.certified(reproduction, replace(read, images=read.images.clamp(0, 1)))
     if cut.certainty is not Certainty.APPROXIMATE:
         return cut
-    beyond = certified(reproduction, read)
+    beyond = certificate.certified(reproduction, read)
     return cut if beyond.certainty is Certainty.APPROXIMATE else beyond
 
 
-def _source(observation: Observation) -> FirstLayer | PatchEmbedding | LayerChain | Residual:
+def _source(observation: Observation) -> first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual:
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
-    source: FirstLayer | PatchEmbedding | LayerChain | Residual | None = None
+    source: first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual | None = None
     if observation.upload.num_examples == 1:
-        source = find_patch_embedding(model, sent, shape, fixed_norms=fixed)
+        source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed)
         source = source or find_chain(observation) or find_residual(observation)
-    source = source or find_normalized_layer(observation) or find_first_layer(model, sent, shape, fixed_norms=fixed)
+    source = (
+        source
+        or find_normalized_layer(observation)
+        or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
+    )
     if missing := set(source.names) - observation.upload.tensors.keys():
-        raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
+        raise first_layer.NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
     return source

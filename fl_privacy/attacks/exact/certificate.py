@@ -25,7 +25,6 @@ ROUNDING = 1e-3
 """Updates whose distance is below this share of their length are equal up to rounding in single precision."""
 
 EXACT = 3e-5  # the same share for a single image, for which no sign in front of a ReLU confirms the result
-
 _HALF = 2  # the same share in half precision, in units of its rounding
 _BEYOND = 0.01  # distance by which inputs may leave [0, 1] due to rounding
 _ROUNDED = 1e-6  # share of a label that is rounding of a softmax in single precision, if a network is sure of it
@@ -38,7 +37,6 @@ CHANGED_BEFORE = (
 """Note of an observation whose client was seen to do so."""
 
 _PROVEN = "What is proven is what entered the first layer, which"
-
 _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this share of their length
 
 

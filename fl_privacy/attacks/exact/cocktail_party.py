@@ -13,13 +13,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, in_parts, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, in_parts, part_of, timely
 from fl_privacy.attacks.exact.certificate import Read, Reproduction, certified, is_muted, model_as_sent
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, residual
 from fl_privacy.attacks.exact.spear import AGREEMENT, column_space, factors_near
 from fl_privacy.attacks.exact.unmixing import Behind, misfit, mixture_of, unmixed_by_network
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient, expect_images
 from fl_privacy.checks import whole
 from fl_privacy.rng import derive_generator
@@ -105,8 +105,7 @@ def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
         curvature = (factor[..., 0] * slope.mean(2)).clamp_min(0.01)[..., None]
         together = (curvature * curvature.mT - 1).clamp_min(_LEAST_CURVATURE)
         step = (curvature.mT * gradient - gradient.mT) / together * (1 - one)
-        longest = step.norm(dim=2).amax(1).clamp_min(_LONGEST_STEP)
-        step = step * (_LONGEST_STEP / longest)[:, None, None]
+        step = step * (_LONGEST_STEP / step.norm(dim=2).amax(1).clamp_min(_LONGEST_STEP))[:, None, None]
         directions, found = directions - step @ directions, found - step @ found
     return directions
 
@@ -129,8 +128,7 @@ def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: 
     for number in timely(range(_ROUNDS)):
         share = _SURE[0] + (_SURE[1] - _SURE[0]) * number / (_ROUNDS - 1)
         outputs = mixing @ projected + shift
-        order = outputs.argsort(1).argsort(1)
-        silent = order < share * (outputs < 0).sum(1, keepdim=True)
+        silent = outputs.argsort(1).argsort(1) < share * (outputs < 0).sum(1, keepdim=True)
         directions = torch.linalg.eigh(torch.stack([rows[own].T @ rows[own] for own in silent]))[1][..., 0].T
         scales = torch.linalg.lstsq(rows @ directions, bias[:, None]).solution[:, 0]
         mixing, failed = torch.linalg.inv_ex(torch.linalg.solve_triangular(triangle, directions * scales, upper=True))
@@ -154,7 +152,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (1
 
 
 @dataclass(frozen=True, kw_only=True)
-class CocktailParty:
+class CocktailParty(GroupAttack):
     """Reconstruct a batch from a first layer's gradient, by independent components and then exactly.
 
     The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
@@ -168,6 +166,8 @@ class CocktailParty:
         steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
+    of_rounds = "apart"
+
     iterations: int = 60
     steps: int = 20
 
@@ -175,13 +175,7 @@ class CocktailParty:
         whole("attack.iterations", self.iterations, at_least=1, example=60)
         whole("attack.steps", self.steps, at_least=0, example=20)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        return groups.attacked(lambda group, report: self._attack(group, seed, report))
-
-    def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         expect_images(first)
         expect_gradient(first)

@@ -76,19 +76,12 @@ def above_noise(outputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs of a convolution, solved for.
+    """Inputs of a convolution, solved for."""
 
-    Attributes:
-        values: (V, C, H, W).
-        left: (V,) residual share of the right-hand sides.
-        seen: (V, C, H, W) ``True`` if any equation contains the input; the others are 0, or smooth if asked for.
-        enough: (V,) ``True`` if there are at least as many equations as seen inputs.
-    """
-
-    values: Tensor
-    left: Tensor
-    seen: Tensor
-    enough: Tensor
+    values: Tensor  # (V, C, H, W)
+    left: Tensor  # (V,) residual share of the right-hand sides
+    seen: Tensor  # (V, C, H, W) ``True`` if any equation contains the input; the others are 0, or smooth if asked for
+    enough: Tensor  # (V,) ``True`` if there are at least as many equations as seen inputs
 
 
 def solve_inputs(
@@ -207,7 +200,6 @@ MOST_UNKNOWNS = 4608
 multiplications."""
 
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
-
 _RIDGE = 1e-12
 _STEPS = 4
 """Steps of inverse iteration for the two least eigenvalues, which are a million times apart if there is a solution."""

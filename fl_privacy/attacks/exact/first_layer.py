@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
+from fl_privacy.attacks.attack import Report, timely
 from fl_privacy.attacks.exact import certificate
 from fl_privacy.attacks.exact.spear import AGREEMENT, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion import labels as labeling
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, expect_gradient, failed, without_labels
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, without_labels
 from fl_privacy.attacks.gradient_inversion.labels import guessed_outputs, output_layer
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.checks import number
@@ -258,7 +258,7 @@ _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients solved at a time (128 
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnalyticInversion:
+class AnalyticInversion(GroupAttack):
     """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
@@ -270,6 +270,8 @@ class AnalyticInversion:
         alike: ratios are the same up to this share of their length, at least 1e-6.
     """
 
+    of_rounds = "apart"
+
     smallest: float = 1e-4
     alike: float = 1e-2
 
@@ -277,12 +279,7 @@ class AnalyticInversion:
         number("attack.smallest", self.smallest, at_least=0, below=1, example=1e-4)
         number("attack.alike", self.alike, at_least=1e-6, example=1e-2)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        return Groups(observations, progress=progress, rounds="apart").attacked(self._attack)
-
-    def _attack(self, group: Group, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         first = group.first
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)
@@ -356,17 +353,14 @@ class PatchEmbedding:
 
     Attributes:
         weight, bias: names of the convolution's parameters (D, C, P, P) and (D,).
-        position: name of the position embedding, of last dimension D.
-        first: row of the first patch.
-        image: (C, H, W).
         shift, scale: (C, H, W) the input is ``shift + scale * pixels``.
     """
 
     weight: str
     bias: str
-    position: str
-    first: int
-    image: tuple[int, ...]
+    position: str  # name of the position embedding, of last dimension D
+    first: int  # row of the first patch
+    image: tuple[int, ...]  # (C, H, W)
     patch: tuple[int, int]
     shift: Tensor
     scale: Tensor
@@ -393,9 +387,13 @@ def find_patch_embedding(
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     layer = seen.module
-    if not isinstance(layer, nn.Conv2d) or not _cuts_patches(layer, seen):
+    if not isinstance(layer, nn.Conv2d):
         return None
-    found = _added(model, state, seen)
+    height, width = seen.random.shape[1:]
+    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
+    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
+    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
+    found = _added(model, state, seen) if alone and whole and fits and seen.one_by_one else None
     if found is None:
         return None
     names, kernel = (f"{seen.name}.weight", f"{seen.name}.bias"), (layer.kernel_size[0], layer.kernel_size[1])
@@ -425,14 +423,6 @@ def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
         error = deviation * spread / float(embedding.scale.abs().min())
     muted = certificate.is_muted(weight, embedding.cut(-embedding.shift / embedding.scale))
     return certificate.Read(embedding.pixels(patches)[None], error < _SURE and not muted, apart / length)
-
-
-def _cuts_patches(layer: nn.Conv2d, seen: Probed) -> bool:
-    height, width = seen.random.shape[1:]
-    alone = layer.stride == layer.kernel_size and layer.padding in ("valid", (0, 0)) and layer.dilation == (1, 1)
-    whole = height % layer.kernel_size[0] == 0 and width % layer.kernel_size[1] == 0
-    fits = seen.black.shape == seen.random.shape and layer.groups == 1 and layer.bias is not None
-    return alone and whole and fits and seen.one_by_one
 
 
 def _added(model: nn.Module, state: ModelState, seen: Probed) -> tuple[str, int] | None:

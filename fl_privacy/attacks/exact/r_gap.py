@@ -17,9 +17,7 @@ from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.types import Observation, Tensors
 
 _SILENT = 1e-5  # outputs of a ReLU up to this share of the largest are zero
-
 _ALIKE = 1e-6
-
 _FARTHEST = 8.0  # largest absolute value by which activations are distinguished; beyond it they are nearly linear
 
 
@@ -90,7 +88,6 @@ def activation_between(output: Tensor, after: Tensor) -> Activation | None:
 
 _MOST = 1 << 15  # largest number of values that enter a convolution; more take longer than a descent
 _MOST_NUMBERS = 1 << 26  # largest number of numbers in the equations of a layer, for a victim: half a gigabyte
-
 WRONG = 0.1  # residual share of a layer's equations above which they are not those of one image
 
 

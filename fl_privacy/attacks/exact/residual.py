@@ -112,7 +112,6 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 _FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss
 _TRIES = 3  # convolutions, the last first, that are tried without knowing any slope
-
 _FACTORS = 2001
 _MOST_NUMBERS = 1 << 26  # numbers of the equations of a shortcut, for all victims: half a gigabyte
 _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solved
@@ -120,20 +119,13 @@ _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solve
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations and gradients between the layers, known for V images.
+    """Activations and gradients between the layers, known for V images."""
 
-    Attributes:
-        values: (V, C, H, W) of nodes behind a ReLU, those nearest to the image last.
-        equations: (node, equations for its values) that were too few to solve.
-        found: (V,) ``True`` if it is as near to the image as for the others.
-        left: (V,) share of a block's outputs missed, in the worst block.
-    """
-
-    values: Mapping[fx.Node, Tensor]
-    equations: Sequence[tuple[fx.Node, Equations]]
+    values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
+    equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values) that were too few to solve
     started: Tensor
-    found: Tensor
-    left: Tensor
+    found: Tensor  # (V,) ``True`` if it is as near to the image as for the others
+    left: Tensor  # (V,) share of a block's outputs missed, in the worst block
 
     def of(self, rows: Tensor) -> "Known":
         values = {node: own[rows] for node, own in self.values.items()}
@@ -312,9 +304,6 @@ class _Step:
 
     Attributes:
         outputs, slopes: (V, C, H, W) at ``at``.
-        values: solved values of nodes in between.
-        equations: equations for the values at ``before``.
-        gates: (V, C, H, W) bool, the ``outputs`` that a ReLU let through.
     """
 
     network: Residual
@@ -323,9 +312,9 @@ class _Step:
     at: fx.Node
     outputs: Tensor
     slopes: Tensor
-    values: dict[fx.Node, Tensor] = field(default_factory=dict)
-    equations: list[Equations] = field(default_factory=list)
-    gates: Tensor | None = None
+    values: dict[fx.Node, Tensor] = field(default_factory=dict)  # solved values of nodes in between
+    equations: list[Equations] = field(default_factory=list)  # equations for the values at ``before``
+    gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
         """Propagate the slopes from one cut to the other; ``False`` if a layer in between is of another kind."""

@@ -17,7 +17,6 @@ AGREEMENT = 0.99
 """Share of the signs in front of a ReLU that have to match the zeros behind it; wrong images match in about half."""
 
 NEARLY = 0.9  # the same share if all images are right but for rounding, or few are wrong
-
 _ZERO = 1e-4  # elements of L q below this share of the largest are zeros of the ReLU
 _SAME = 1e-6  # directions are the same up to this distance of their cosine from 1
 _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with those chosen before
@@ -44,9 +43,7 @@ _ROUNDED, _CLEAR = 3.0, 0.1
 ``_ZERO``."""
 
 _HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
-
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}
-
 _SPARE = 8  # combinations of columns beyond the expected rank, to notice a higher one
 
 
@@ -201,7 +198,6 @@ class _Gradient:
         return SparseFactors(inputs, float(((right & clear).sum(0) / clear.sum(0)).nan_to_num(0.0).min()))
 
     def _before(self, inputs: Tensor) -> Tensor:
-        """Return W X + b (M, B) of ``inputs`` (B, N)."""
         weight, bias = self._layer
         return (inputs @ weight.T + bias).T
 

@@ -19,9 +19,7 @@ _INDEPENDENCE = 0.03
 """Approximate standard deviation of E in A = (1 + E) A_0 for images A_0 separated by independence: that of 30 dB."""
 
 _DAMPING = 1e-3  # damping of the first step, as a share of the preconditioner
-
 _MOST_DAMPING = 1e3
-
 _TOLERANCE = 1e-3  # residual of a linear system at which iterations stop, as a share of its right side
 _MOST_PRODUCTS = 200  # largest number of products with the matrix of a linear system
 _PROGRESS = 0.01  # share of the misfit by which a step has to reduce it for another to follow
@@ -47,20 +45,13 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient on the basis of its rows.
-
-    Attributes:
-        projected: P (B, M).
-        bias: b (M,).
-        observed: [G R^T, g] (M, B + 1).
-        noise: variance of an element of G.
-    """
+    """A layer's gradient on the basis of its rows."""
 
     behind: Behind
-    projected: Tensor
-    bias: Tensor
-    observed: Tensor
-    noise: float
+    projected: Tensor  # P (B, M)
+    bias: Tensor  # b (M,)
+    observed: Tensor  # [G R^T, g] (M, B + 1)
+    noise: float  # variance of an element of G
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return z and D (B, M) for A (B, B) and classes (B,), D with its graph."""

@@ -43,16 +43,14 @@ class RowsBetween:
     """The rows that one class gained between two rounds.
 
     Attributes:
-        change: number of rows that came, negative if they went; 0 if as many came as went.
-        before: rows of the class before.
         rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. For no change
             (2, F) the row that went and the one that came, if it was one: NaN for equal values.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 
     label: int
-    change: int
-    before: int
+    change: int  # number of rows that came, negative if they went; 0 if as many came as went
+    before: int  # rows of the class before
     rows: np.ndarray
     mean: np.ndarray
     deviation: np.ndarray
@@ -91,7 +89,6 @@ def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
 
 
 def _squares(moments: Moments, label: int) -> np.ndarray:
-    """Return the (F,) mean of squares of a class."""
     return np.asarray(moments.variances[label] - moments.smoothing + moments.means[label] ** 2)
 
 

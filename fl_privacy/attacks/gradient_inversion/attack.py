@@ -4,16 +4,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of
+from fl_privacy.attacks.attack import Report, part_of
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
 from fl_privacy.attacks.gradient_inversion.execution import compiler, fitting_threads, multiplications_of_a_layer
-from fl_privacy.attacks.gradient_inversion.grouping import Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize, search
 from fl_privacy.attacks.gradient_inversion.other_modalities import Restarted
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
@@ -161,7 +160,7 @@ def _reconstruction(victim: PreparedVictim, attempts: Sequence[Restarted], prepa
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientInversion(Settings):
+class GradientInversion(GroupAttack, Settings):
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
@@ -178,18 +177,14 @@ class GradientInversion(Settings):
                 " install g++, name one in CXX, or use attack.compile=off."
             )
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        see = partial(seen_through, clips=True) if self.evident else list
-        groups = Groups(observations, progress=progress, see=see)
-        for group in groups:
-            with groups.attempt(group) as report:
-                with cpu_threads(1):  # a few evaluations, none known to need more
-                    prepared = prepare(self, group, seed)
-                groups.results |= {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
-                groups.results |= attack_victims(prepared, report) if prepared.victims else {}
-        return groups.reconstructions()
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return seen_through(observations, clips=True) if self.evident else observations
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        with cpu_threads(1):  # a few evaluations, none known to need more
+            prepared = prepare(self, group, seed)
+        results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
+        return results | (attack_victims(prepared, report) if prepared.victims else {})
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return the training data of its generator of images (C, H, W), ``None`` if it has none."""

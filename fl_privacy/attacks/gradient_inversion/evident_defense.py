@@ -10,11 +10,9 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import Constraints
 from fl_privacy.attacks.adaptive.constraints import AT_BOUND
+from fl_privacy.attacks.gradient_inversion import layer_statistics, objectives, targets
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
-from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.problem import Problem
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient, why_not_attackable
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse, Truncated
 from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
 from fl_privacy.models.losses import CROSS_ENTROPY
@@ -41,7 +39,7 @@ def noise_over_gradient(observation: Observation) -> float | None:
     columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
-    return None if of_adam else _ratio(as_gradient(observation), observation)
+    return None if of_adam else _ratio(targets.as_gradient(observation), observation)
 
 
 def _ratio(update: Tensors, observation: Observation) -> float | None:
@@ -95,7 +93,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     if labels is None:
         labels = loud.new_full((len(loud), len(images[0]), problem.num_classes), 1 / problem.num_classes)
     own = replace(problem, constraints=Constraints())
-    angle = replace(own, settings=replace(problem.settings, objective=Cosine()))
+    angle = replace(own, settings=replace(problem.settings, objective=objectives.Cosine()))
     with differentiable_twice(), torch.no_grad():
         gradients = [{n: g.detach() for n, g in one.gradients(images, labels).items()} for one in problem.rounds]
     noise = [{name: torch.randn(t.shape[1:], generator=rng).to(t) for name, t in one.items()} for one in gradients]
@@ -116,12 +114,12 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
     return weights[0].where(known, 0), weights[1].where(known, 0)
 
 
-def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, Target]:
+def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, layer_statistics.Target]:
     """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
-    return {name: Target.of(value + factors[name] * noise[name]) for name, value in gradients.items()}
+    return {name: layer_statistics.Target.of(value + factors[name] * noise[name]) for name, value in gradients.items()}
 
 
 def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
@@ -133,7 +131,6 @@ def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
 
 _ENOUGH = 64  # least number of elements of a tensor whose values are counted
 _MORE_ZEROS = 0.05  # excess share of zeros, or of empty columns, over undefended gradients that shows a defense
-
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
@@ -204,7 +201,7 @@ def seen_through(observations: Sequence[Observation], *, clips: bool = False) ->
     seen = []
     for observation in observations:
         whole = observation.knowledge.bounds is None
-        if observation.knowledge.defense is None and whole and why_not_attackable(observation) is None:
+        if observation.knowledge.defense is None and whole and targets.why_not_attackable(observation) is None:
             shape = observation.upload.num_examples, observation.input_shape, observation.num_classes
             key = id(observation.model), id(observation.sent), *shape
             if key not in usual:

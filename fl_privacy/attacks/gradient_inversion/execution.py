@@ -18,18 +18,13 @@ from torch import Tensor, fx, nn
 from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.attacks.optimizers import EvolutionStrategy, Optimizer
 from fl_privacy.errors import UserError
-from fl_privacy.models.gradients import differentiable_twice
-from fl_privacy.models.gradients.convolution import for_a_compiler
-from fl_privacy.models.gradients.hooks import leaving, owners
-from fl_privacy.models.gradients.memory import freed_memory_kept, spare_bytes, written_by
+from fl_privacy.models.gradients import convolution, differentiable_twice, hooks, memory
 from fl_privacy.rng import cpu_threads
 
 ValueAndGradient = Callable[[Problem, Tensor], tuple[Tensor, Tensor]]
 """(problem, variables (V, N)) -> loss (V,) and gradient (V, N)."""
 
-Program = Callable[..., tuple[Tensor, Tensor]]
-"""(variables, *tensors of the problem) -> loss and gradient."""
-
+Program = Callable[..., tuple[Tensor, Tensor]]  # (variables, *tensors of the problem) -> loss and gradient
 _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
@@ -37,13 +32,11 @@ class FasterEvaluation:
     """``Problem.evaluate``, replaced by a program for the shapes of one call, if one can be made.
 
     Attributes:
-        made_at: number of the call at which the program is made.
-        renewed: ``True`` starts counting anew at other shapes.
         most, least: most victims and fewest evaluations that win back the time of making it.
     """
 
-    made_at: ClassVar[int] = 1
-    renewed: ClassVar[bool] = False
+    made_at: ClassVar[int] = 1  # number of the call at which the program is made
+    renewed: ClassVar[bool] = False  # ``True`` starts counting anew at other shapes
     most: ClassVar[float] = math.inf
     least: ClassVar[int] = 0
 
@@ -188,7 +181,7 @@ class CompiledEvaluation(FasterEvaluation):
 
 def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
     """Compile loss and gradient from a trace, as ``torch.compile`` does not follow double backward passes."""
-    with for_a_compiler():
+    with convolution.for_a_compiler():
         graph = operations(problem, variables, tensors)
     mode = "reduce-overhead" if variables.is_cuda else None
     program = torch.compile(graph, fullgraph=True, dynamic=False, mode=mode)
@@ -212,7 +205,6 @@ def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 _MOST_ON_CPU, _MOST_ON_GPU = 128, 4096
 _SHARE_OF_GPU = 0.35
 _BYTES_ON_CPU = 4 * 2**30  # memory of one chunk; more is hardly faster
@@ -221,7 +213,7 @@ _BYTES_ON_CPU = 4 * 2**30  # memory of one chunk; more is hardly faster
 def written_bytes(problem: Problem, variables: Tensor) -> int:
     """Return the bytes written by computing the loss of one victim (1, N)."""
     with differentiable_twice():
-        return written_by(lambda: problem.loss(variables.detach().requires_grad_()))
+        return memory.written_by(lambda: problem.loss(variables.detach().requires_grad_()))
 
 
 def victims_at_once(
@@ -236,7 +228,7 @@ def victims_at_once(
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     needed = written_bytes(problem, variables) + state + 3 * observed
     wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))
-    fits = max(1, spare_bytes(variables.device) // needed)
+    fits = max(1, memory.spare_bytes(variables.device) // needed)
     if fits < min(wanted, victims):
         logger.warning(
             "Free memory holds %d victims at a time instead of %d, which changes the last bits of the result;"
@@ -263,14 +255,14 @@ compute, and gain little otherwise."""
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
     """Use one CPU thread if a layer takes less than ``WORTHWHILE``, and keep freed memory."""
-    with freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
+    with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
 
 @torch.no_grad()
 def multiplications_of_a_layer(model: nn.Module, inputs: Tensor) -> int:
     """Return a layer's mean number of multiplications for ``inputs`` (V, B, ...)."""
-    with cpu_threads(1), leaving(owners(model)) as calls:
+    with cpu_threads(1), hooks.leaving(hooks.owners(model)) as calls:
         model(inputs[0])
     numbers = [_multiplications(call.module, call.inputs, call.output) for call in calls]
     found = [number for number in numbers if number]

@@ -52,19 +52,14 @@ class Generated(ImageSource):
 
     Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1
     ball (GIFD, Fang et al. 2023).
-
-    Attributes:
-        weight: weight of the penalty on latents.
-        layer: optimized output's; ``LATENT`` for its input.
-        reach: radius of the ball, in shares of the l1 norm of an image's features.
     """
 
     generator: NamedGenerator
-    weight: float = 0.0
+    weight: float = 0.0  # weight of the penalty on latents
     penalty_kind: Penalty = "kl"
-    layer: int = LATENT
+    layer: int = LATENT  # optimized output's; ``LATENT`` for its input
     deeper: int = 0
-    reach: float = 0.0
+    reach: float = 0.0  # radius of the ball, in shares of the l1 norm of an image's features
 
     def size(self, shape: Shape) -> int:
         network = self.generator(shape[1:]).network

@@ -1,16 +1,17 @@
 """Attack many observations in groups, and join those of one example."""
 
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, even_share
+from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior
@@ -211,6 +212,9 @@ def group_victims(victims: Sequence[Victim]) -> list[Group]:
     return groups
 
 
+Rounds = Literal["joined", "last", "apart"]
+
+
 class Groups:
     """Groups of observations, and the reconstructions of their attacks.
 
@@ -233,7 +237,7 @@ class Groups:
         observations: Sequence[Observation],
         *,
         progress: Progress,
-        rounds: Literal["joined", "last", "apart"] = "joined",
+        rounds: Rounds = "joined",
         wrong: Callable[[Observation], str | None] = why_not_attackable,
         see: Callable[[Sequence[Observation]], Sequence[Observation]] = list,
     ) -> None:
@@ -282,12 +286,33 @@ class Groups:
 
     @without_checkpointing()
     def reconstructions(self) -> list[Reconstruction]:
-        """Return the reconstruction of each observation, in order."""
         for victim in self._victims:
             for position in victim.positions:
                 self.results[position] = replace(self.results[victim.position], id=self._seen[position].id)
         pairs = enumerate(zip(self._asked, self._known, strict=True))
         return unmixed(self._asked, [restored(asked, known, self.results[p]) for p, (asked, known) in pairs])
+
+
+class GroupAttack(ABC):
+    """Attack on groups of victims, each by :meth:`solve`; other members are arguments of :class:`Groups`."""
+
+    of_rounds: ClassVar[Rounds] = "joined"
+
+    def __call__(
+        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
+    ) -> list[Reconstruction]:
+        groups = Groups(observations, progress=progress, rounds=self.of_rounds, wrong=self.wrong, see=self.see)
+        return groups.attacked(lambda group, report: self.solve(group, seed, report))
+
+    def wrong(self, observation: Observation) -> str | None:
+        return why_not_attackable(observation)
+
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return observations
+
+    @abstractmethod
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        """Reconstruct the victims of ``group``, by position; raise ``NotAttackableError`` if it can't be attacked."""
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:

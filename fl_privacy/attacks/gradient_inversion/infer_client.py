@@ -156,7 +156,6 @@ def _smoothed(labels: Tensor) -> Loss:
 
 
 EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found
-
 _ARITHMETIC = 4.0  # error of the quotient of both moments, in units of rounding
 
 _ROUNDS, _SOUND = 30, 3.0
@@ -291,9 +290,7 @@ def _of_gradient(
 
 
 _SAME = 1e-6  # largest relative difference of outputs of the same images
-
 _UNIT = (0.0, 1.0)
-
 DRAWS = "The model draws at random in training; the attack computes without, since the draws are the client's secret."
 _RETURNS_MORE = "In training the model returns more than its outputs; it is attacked as in evaluation mode."
 _IN_NO_MODE = (

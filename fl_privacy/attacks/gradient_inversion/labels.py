@@ -16,9 +16,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss, is_plain
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Tensors
 
-OutputLayer = tuple[str, str | None]
-"""Names of the weight (K, F) and the bias (K,) of a model's last linear layer."""
-
+OutputLayer = tuple[str, str | None]  # names of the weight (K, F) and the bias (K,) of a model's last linear layer
 _FITS = 1e-3  # share of the output layer's gradient that labels may leave unexplained
 _PROBABILITY = 3e-4  # length added to slopes, since a probability near 0 or 1 is known no better than its rounding
 _WHOLE = 1e-3  # largest distance of a probability from 0 or 1 to be rounded

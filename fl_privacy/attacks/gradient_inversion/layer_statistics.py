@@ -95,14 +95,12 @@ class Target:
     """The observed gradient of one layer for V victims.
 
     Attributes:
-        value: (V, n) flattened; (V, 0) if it is known by its factors.
-        squared: (V,) sum of squares.
         variance, mean: (V,) over the n elements.
         low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
     """
 
-    value: Tensor
-    squared: Tensor
+    value: Tensor  # (V, n) flattened; (V, 0) if it is known by its factors
+    squared: Tensor  # (V,) sum of squares
     variance: Tensor
     mean: Tensor
     size: int
@@ -265,9 +263,7 @@ def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _IN_CACHE = 1 << 16  # elements of a gradient that are compared at a time
-
-Coefficients = Mapping[str, tuple[float, float]]
-"""Weights of each tensor's squared and absolute distance."""
+Coefficients = Mapping[str, tuple[float, float]]  # weights of each tensor's squared and absolute distance
 
 
 def weighted_distance(

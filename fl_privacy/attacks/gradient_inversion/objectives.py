@@ -169,17 +169,15 @@ class GaussianKernel(OfLayers):
     Attributes:
         form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, whose slope is 0 in
             floating point for a norm over a layer. ``normalized``: times a kernel's elements; an exponent of order 1.
-        bandwidth: factor on sigma_l^2.
         depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
-        last: Q of the last tensor, above 0.
         per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as Eq. 4 with its norm; or each
             ``element`` with its layer's sigma_l^2, as Eq. 6 and 7, in both forms.
     """
 
     form: Literal["literal", "normalized"] = "normalized"
-    bandwidth: float = 1.0
+    bandwidth: float = 1.0  # factor on sigma_l^2
     depth: Literal["constant", "linear", "geometric"] = "linear"
-    last: float = 0.5
+    last: float = 0.5  # Q of the last tensor, above 0
     per: Literal["tensor", "layer", "element"] = "tensor"
     by_layer: bool = field(default=True, init=False)
 

@@ -300,32 +300,26 @@ class Search:
         adapted: (settings, observation) -> settings for such examples.
         variables_of_one: (observation, all of its group) -> shape of one example's variables.
         input_of_one: (observation) -> shape of one example at the model's input.
-        trial: random numbers (..., *input) -> inputs.
         matched: (names, model) -> names of the tensors to compare.
         proxies: (model, shape, rng) -> inputs that stand for an unknown client's.
-        corrects: ``True`` draws the model's mean answer to proxies to equal shares.
-        read: (settings, result) -> examples to report.
         answer: (settings, attempts, the chosen one) -> examples, and their cells' certainty or ``None``.
-        elementwise_parts: ``True`` compares weights of linear layers a few victims at a time.
-        completed: ``True`` infers what is undisclosed of a client first.
-        varies: reason why nothing can be compiled, or empty.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings
     variables_of_one: Callable[[Observation, Sequence[Observation]], tuple[int, ...]] = lambda o, _: o.input_shape
     input_of_one: Callable[[Observation], tuple[int, ...]] = lambda observation: observation.input_shape
-    trial: Callable[[Tensor], Tensor] = lambda drawn: drawn
+    trial: Callable[[Tensor], Tensor] = lambda drawn: drawn  # random numbers (..., *input) -> inputs
     matched: Callable[[Sequence[str], nn.Module], list[str]] = lambda names, _: list(names)
     proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
-    corrects: bool = True
-    read: Callable[[Settings, Tensor], Tensor]
+    corrects: bool = True  # ``True`` draws the model's mean answer to proxies to equal shares
+    read: Callable[[Settings, Tensor], Tensor]  # (settings, result) -> examples to report
     answer: Callable[[Settings, Sequence[Restarted], Restarted], tuple[Tensor, Tensor | None]] = (
         lambda settings, attempts, chosen: (chosen.images, None)
     )
-    elementwise_parts: bool = False
-    completed: bool = True
+    elementwise_parts: bool = False  # ``True`` compares weights of linear layers a few victims at a time
+    completed: bool = True  # ``True`` infers what is undisclosed of a client first
     filmed: bool = True
-    varies: str = ""
+    varies: str = ""  # reason why nothing can be compiled, or empty
 
 
 def search_of(model: object) -> Search:

@@ -57,20 +57,14 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, eq=False)
 class PreparedRound:
-    """Common parts of a group's victims in one round.
-
-    Attributes:
-        victim_model: model, matched tensors, plan and loss as known.
-        ranks: ranks of the gradients that need not be formed.
-        compared: weights whose gradients are formed and compared a few victims at a time.
-    """
+    """Common parts of a group's victims in one round."""
 
     observations: Mapping[int, Observation]
-    victim_model: VictimModel
+    victim_model: VictimModel  # model, matched tensors, plan and loss as known
     unrolls: bool
     gradients: VictimGradients
-    ranks: Mapping[str, int]
-    compared: Collection[str]
+    ranks: Mapping[str, int]  # ranks of the gradients that need not be formed
+    compared: Collection[str]  # weights whose gradients are formed and compared a few victims at a time
     known: KnownDefense
     unknowns: Unknowns | None
 

@@ -44,16 +44,14 @@ class TotalVariation:
     """Total variation: the mean absolute (or Euclidean) difference of neighboring pixels.
 
     Attributes:
-        isotropic: mean length of the (horizontal, vertical) difference instead of both mean absolute ones.
-        summed: sum over pixels and channels instead of their mean, as in published formulas.
         relative: value at a photograph's contrast (:data:`CONTRAST`), for models that normalize by the batch and hardly
             see contrast, so that faint images would count as smooth.
     """
 
     weight: float = 1e-4
-    isotropic: bool = False
+    isotropic: bool = False  # mean length of the (horizontal, vertical) difference instead of both mean absolute ones
     relative: bool = False
-    summed: bool = False
+    summed: bool = False  # sum over pixels and channels instead of their mean, as in published formulas
     smooths: ClassVar[bool] = True
 
     def __call__(self, guess: Guess) -> Tensor:

@@ -26,26 +26,19 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
-
 _LARGE = 1e-2  # ratio from which gradients depend on the images enough for their own length to be the unit
 _SMALL = 1 << 13  # most elements of a tensor that is joined with others, since starting an operation takes the time
 
 
 @dataclass(frozen=True, eq=False)
 class RoundUpdates:
-    """The updates of V victims in one round, and the guessed gradients.
+    """The updates of V victims in one round, and the guessed gradients."""
 
-    Attributes:
-        gradients: gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``.
-        factors: factors of observed tensors whose gradients are not formed.
-        compared: weights whose gradients are formed and compared a few victims at a time.
-    """
-
-    gradients: VictimGradients
+    gradients: VictimGradients  # gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``
     targets: Mapping[str, Target]
-    factors: Mapping[str, Factors]
+    factors: Mapping[str, Factors]  # factors of observed tensors whose gradients are not formed
     clip: Clips | None
-    compared: Collection[str] = ()
+    compared: Collection[str] = ()  # weights whose gradients are formed and compared a few victims at a time
 
     @cached_property
     def small(self) -> tuple[Sequence[str], Target] | None:
@@ -106,23 +99,17 @@ class Problem:
 
     Variables are those of the pixels or the source, then label logits if labels are optimized, then each round's
     gradients that a private loss sends back into the features.
-
-    Attributes:
-        shape: (B, C, H, W) of one victim.
-        labels: (V, B) or (V, B, K); ``None`` if they are optimized.
-        attempts: number of neighboring victims that are attempts at the same one.
-        held: values (V, m) that the source holds fixed.
     """
 
     settings: Settings
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # (B, C, H, W) of one victim
     num_classes: int
     rounds: Sequence[RoundUpdates]
-    labels: Tensor | None
+    labels: Tensor | None  # (V, B) or (V, B, K); ``None`` if they are optimized
     observer: nn.Module
-    attempts: int
+    attempts: int  # number of neighboring victims that are attempts at the same one
     constraints: Constraints
-    held: Tensor | None = None
+    held: Tensor | None = None  # values (V, m) that the source holds fixed
     of_outputs: Loss = CROSS_ENTROPY
 
     @cached_property
@@ -131,7 +118,6 @@ class Problem:
         return int(torch.Size(self.shape).numel()) if source is None else source.size(self.shape)
 
     def images(self, variables: Tensor) -> Tensor:
-        """Return images (V, B, C, H, W)."""
         if self.settings.source is not None and self.held is not None:
             labels = self.guessed_labels(variables)
             return self.settings.source.images(variables[:, : self.pixels], self.held, labels, self.shape)

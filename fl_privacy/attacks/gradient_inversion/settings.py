@@ -75,8 +75,7 @@ class Blank:
     space: Space
 
 
-Start = Callable[[Blank], Tensor]
-"""Draws the first variables of a victim, of ``blank.shape`` and on the CPU."""
+Start = Callable[[Blank], Tensor]  # draws the first variables of a victim, of ``blank.shape`` and on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +190,7 @@ def named_start(name: str) -> Start:
     return STARTS[name]
 
 
-Shape = Sequence[int]
-"""(B, C, H, W) of one victim's images."""
+Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
@@ -272,20 +270,14 @@ class Rearranging:
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
     likelihood under a language model of public texts. The latter is in units of the median difference of orders from
     the best.
-
-    Attributes:
-        every: iterations between moves.
-        burn_in: share of the iterations before the first move; 1 moves words at the end alone.
-        last: most moves at the end, as long as they improve the text.
-        starts: random first guesses; the least mismatch is kept, then as many orders of it.
     """
 
-    every: int = 75
-    burn_in: float = 1.0
+    every: int = 75  # iterations between moves
+    burn_in: float = 1.0  # share of the iterations before the first move; 1 moves words at the end alone
     tries: int = 200
     prior: float = 0.5
-    starts: int = 1
-    last: int = 10
+    starts: int = 1  # random first guesses; the least mismatch is kept, then as many orders of it
+    last: int = 10  # most moves at the end, as long as they improve the text
 
     def __post_init__(self) -> None:
         whole("attack.every", self.every, at_least=1, example=75)
@@ -304,20 +296,11 @@ class Settings:
         source: source of the images instead of pixels; ``start`` and ``space`` then have no effect.
         embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
             share of the latter (LAMP, Balunovic et al. 2022).
-        bounded: ``True`` keeps numbers of a table within its schema's bounds.
-        counted: ``True`` leaves out categories that no row has, by the first layer's gradient.
         pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best.
         evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
             columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
-        projection: projection to [0, 1] after each iteration.
-        as_they_come: ``True`` reports pixels outside of [0, 1].
-        into_range: final mapping to [0, 1].
-        restarts: most attempts; the first below ``accept`` is taken, else the one with the least loss.
         enough, accept: shares of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a
             victim is done, and below which it is not attacked again.
-        noise: standard deviation of Gaussian noise on the pixels' gradient.
-        device: device of the computation; ``None``: that of the values sent.
-        most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 
     objective: Objective = field(default_factory=L2)
@@ -330,23 +313,23 @@ class Settings:
     reading: TokenReading = "nearest"
     embedding_norm: float = 0.0
     moves: Rearranging | None = None
-    bounded: bool = True
-    counted: bool = False
+    bounded: bool = True  # ``True`` keeps numbers of a table within its schema's bounds
+    counted: bool = False  # ``True`` leaves out categories that no row has, by the first layer's gradient
     pooled: bool = False
     evident: bool = False
-    projection: Projection = "none"
-    as_they_come: bool = False
-    into_range: Scaling = "clamp"
+    projection: Projection = "none"  # projection to [0, 1] after each iteration
+    as_they_come: bool = False  # ``True`` reports pixels outside of [0, 1]
+    into_range: Scaling = "clamp"  # final mapping to [0, 1]
     iterations: int = 300
-    restarts: int = 1
+    restarts: int = 1  # most attempts; the first below ``accept`` is taken, else the one with the least loss
     enough: float = 0.0
     accept: float = 0.0
-    noise: float = 0.0
+    noise: float = 0.0  # standard deviation of Gaussian noise on the pixels' gradient
     local_steps: LocalSteps = "unroll"
     compile: Compile = "auto"
     dtype: DType = "float32"
-    device: str | None = None
-    most_victims: int | None = None
+    device: str | None = None  # device of the computation; ``None``: that of the values sent
+    most_victims: int | None = None  # most victims in one chunk; ``None``: found from the free memory
 
     def __post_init__(self) -> None:
         for name in ("iterations", "restarts"):

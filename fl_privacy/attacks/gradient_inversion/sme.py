@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, seconds_left, timely, within
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.attack import Report, part_of, seconds_left, timely, within
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import DType, Settings, expect_choices
@@ -19,7 +19,7 @@ from fl_privacy.checks import number, whole
 from fl_privacy.errors import is_out_of_memory
 from fl_privacy.models.gradients import VictimLoss, differentiable_twice
 from fl_privacy.rng import cpu_threads, derive_generator
-from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+from fl_privacy.types import Batch, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
 _STD, _SPREAD = 0.25, 0.2
@@ -29,7 +29,7 @@ _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of 
 
 
 @dataclass(frozen=True, kw_only=True)
-class SurrogateModel:
+class SurrogateModel(GroupAttack):
     """Match an update of many local steps by one gradient of all the images, at a model on the way.
 
     The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
@@ -61,11 +61,6 @@ class SurrogateModel:
         number("attack.between", self.between, at_least=0, at_most=1, example=0.5)
         number("attack.between_lr", self.between_lr, at_least=0, example=0.001)
         expect_choices(self)
-
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        return Groups(observations, progress=progress).attacked(lambda group, report: self.solve(group, seed, report))
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Attack the victims of a ``group``, each at its own model, by position.

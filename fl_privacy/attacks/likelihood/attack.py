@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
-from fl_privacy.attacks.attack import Progress, Report, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedRound, PreparedVictim, prepare
@@ -28,24 +28,17 @@ from fl_privacy.types.modality import modality_of
 _OUTSIDE = 20.0  # weight of the squared distance of pixels from [0, 1]
 _ROUNDS_AT_ONCE = 8  # model states whose updates are compared in one step, drawn anew for each
 _CLASSES_TRIED = 16  # largest number of classes whose mean image is tried against the update of a single example
-
 _SAME = Batch(torch.empty(0), torch.empty(0))
-
 _DOUBTFUL = 8.0  # difference of two classes' negative log likelihoods above which the less likely one is not tried
 _SOFTENED = 0.3  # noise at the start of a descent, as a share of each tensor's root mean square
 
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """Negative log likelihoods of the updates of V victims in all rounds.
+    """Negative log likelihoods of the updates of V victims in all rounds."""
 
-    Attributes:
-        states: guessed uploads and observed channels for each model sent.
-        transform: clients' possible transforms, if any.
-    """
-
-    states: Sequence[tuple["Guesser", Sequence[Channel]]]
-    transform: AssumedTransform | None = None
+    states: Sequence[tuple["Guesser", Sequence[Channel]]]  # guessed uploads and observed channels for each model sent
+    transform: AssumedTransform | None = None  # clients' possible transforms, if any
 
     @property
     def uploads(self) -> int:
@@ -69,18 +62,12 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Undefended uploads of a client for given images and labels.
-
-    Attributes:
-        factor: factor from the guessed gradient to the upload, with its sign.
-        decay: (1, *shape) part of weight decay in the upload, by name.
-        norm: largest norm of each example's gradient before averaging; ``None`` without clipping.
-    """
+    """Undefended uploads of a client for given images and labels."""
 
     round: PreparedRound
-    factor: float
-    decay: Tensors
-    norm: float | None = None
+    factor: float  # factor from the guessed gradient to the upload, with its sign
+    decay: Tensors  # (1, *shape) part of weight decay in the upload, by name
+    norm: float | None = None  # largest norm of each example's gradient before averaging; ``None`` without clipping
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
         """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
@@ -114,7 +101,7 @@ class Explained:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaximumAPosteriori:
+class MaximumAPosteriori(GroupAttack):
     """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
 
     The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known or evident, jointly
@@ -147,15 +134,11 @@ class MaximumAPosteriori:
         one_of("attack.prior", self.prior, ("auto", "photographs"))
         one_of("attack.dtype", self.dtype, ("float32", "float64"))
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, see=seen_through)
-        for group in groups:
-            with groups.attempt(group) as report:
-                found = self.explain(group, seed, report)
-                groups.results |= {position: one.reconstruction for position, one in found.items()}
-        return groups.reconstructions()
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return seen_through(observations)
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
         """Find the likeliest images of a ``group``, by position; raise NotAttackableError without images."""

@@ -11,14 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress, timely
-from fl_privacy.attacks.feature_inversion.attack import Recovery
-from fl_privacy.attacks.gradient_inversion.attack import GradientInversion
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.attack import Report, timely
+from fl_privacy.attacks.feature_inversion import Recovery
+from fl_privacy.attacks.gradient_inversion import attack, evident_defense, grouping, objectives, settings
 from fl_privacy.attacks.gradient_inversion.labels import choose_labels
-from fl_privacy.attacks.gradient_inversion.objectives import Cosine
-from fl_privacy.attacks.gradient_inversion.settings import Constant
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, expect_images
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.attacks.pixel_prior import learn_prior
@@ -54,18 +50,13 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private layer of a model, with public geometry and unknown weights.
-
-    Attributes:
-        layer: name of the layer that its features enter.
-        entering: affine map from images (N, C, H, W) to its inputs.
-    """
+    """The private layer of a model, with public geometry and unknown weights."""
 
     name: str
-    layer: str
+    layer: str  # name of the layer that its features enter
     geometry: Mapping[str, Any]
     activation: nn.Module | None
-    entering: Front
+    entering: Front  # affine map from images (N, C, H, W) to its inputs
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
@@ -127,11 +118,11 @@ def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
     return found[0] if found else None
 
 
-def _matching() -> GradientInversion:
-    return GradientInversion(
-        objective=Cosine(per_layer=True, epsilon=1e-12),
+def _matching() -> attack.GradientInversion:
+    return attack.GradientInversion(
+        objective=objectives.Cosine(per_layer=True, epsilon=1e-12),
         optimizer=LBFGS(inner=20, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0),
-        start=Constant(value=0.5),
+        start=settings.Constant(value=0.5),
         iterations=20,
         labels="auto",
         compile="off",
@@ -139,7 +130,7 @@ def _matching() -> GradientInversion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlindDeconvolution:
+class BlindDeconvolution(grouping.GroupAttack):
     """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
 
     The first public layer's inputs follow from the public gradients
@@ -153,6 +144,8 @@ class BlindDeconvolution:
         starts: public images of the class among the starts.
     """
 
+    of_rounds = "last"
+
     turns: int = 60
     starts: int = 4
     recovery: Recovery = field(init=False, default_factory=lambda: Recovery(matching=_matching()))
@@ -161,16 +154,10 @@ class BlindDeconvolution:
         whole("attack.turns", self.turns, at_least=1, example=60)
         whole("attack.starts", self.starts, at_least=0, example=8)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="last", see=seen_through)
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self.solve(group, seed, report)
-        return groups.reconstructions()
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return evident_defense.seen_through(observations)
 
-    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""
         first = group.first
         expect_images(first)
@@ -189,7 +176,7 @@ class BlindDeconvolution:
             progress=lambda done, total: report(0.8 * done / max(1, total)),
         )
         results = {
-            position: failed(o, features)
+            position: grouping.failed(o, features)
             for (position, o), features in zip(group.observations.items(), found, strict=True)
             if isinstance(features, str)
         }
@@ -276,20 +263,13 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """The unknown map and V images: ``put_out = W patches(image) + b``.
-
-    Attributes:
-        basis: (M, N) of the images' prior.
-        means: (V, N).
-        put_out: (V, O, P) outputs at P places.
-        known: (V, O, P) ``True`` if known; the others were at most 0.
-    """
+    """The unknown map and V images: ``put_out = W patches(image) + b``."""
 
     private: PrivateConvolution
-    basis: Tensor
-    means: Tensor
-    put_out: Tensor
-    known: Tensor
+    basis: Tensor  # (M, N) of the images' prior
+    means: Tensor  # (V, N)
+    put_out: Tensor  # (V, O, P) outputs at P places
+    known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
         """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
@@ -332,17 +312,14 @@ class Turn:
     """One turn of S attempts at an image: the map given the image, then the image given the map.
 
     Attributes:
-        mean_patches: (1, K, P) of the prior's mean.
-        moves: (M, K, P) change by each coefficient.
         put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
-        filled: (S, O, P) the same with each attempt's fit at the unknown places.
     """
 
-    mean_patches: Tensor
-    moves: Tensor
+    mean_patches: Tensor  # (1, K, P) of the prior's mean
+    moves: Tensor  # (M, K, P) change by each coefficient
     put_out: Tensor
     known: Tensor
-    filled: Tensor
+    filled: Tensor  # (S, O, P) the same with each attempt's fit at the unknown places
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
         """Return the next coefficients (S, M), the next turn and the mean squared misfit (S,)."""

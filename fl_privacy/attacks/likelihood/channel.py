@@ -9,29 +9,12 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from fl_privacy import effects
 from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate_noise_std, estimate_step
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.effects import (
-    AdversarialPerturbation,
-    Clipped,
-    ClippedExamples,
-    Description,
-    Effect,
-    Gaussian,
-    Laplace,
-    MutedFeatures,
-    Noise,
-    NoisedLayers,
-    Quantized,
-    SlicedNoise,
-    Sparse,
-    Summed,
-    Transformed,
-)
 from fl_privacy.types import Tensors
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
-
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
 _SAMPLES = 16  # draws by which a defense without a formula is simulated
 
@@ -41,17 +24,14 @@ class Belief:
     """A Gaussian belief about the uploads of V victims, by name of the tensor.
 
     Attributes:
-        mean: (V, n).
         std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
-        law: law of the noise, or of the values' encoding.
-        step: (V, 1) between neighboring levels.
         hidden: (V, n) largest magnitude of elements that were not uploaded, infinite if unbounded, 0 for uploaded ones.
     """
 
-    mean: Tensors
+    mean: Tensors  # (V, n)
     std: Mapping[str, Tensor | float]
-    law: Law = "normal"
-    step: Mapping[str, Tensor] = field(default_factory=dict)
+    law: Law = "normal"  # law of the noise, or of the values' encoding
+    step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) between neighboring levels
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
@@ -64,19 +44,13 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """The clients' computation of uploads.
-
-    Attributes:
-        uploaded_per_matched: factor from the guessed gradient to the upload.
-        local_steps: replayed steps of training, at least 1.
-        clients: number in the observed mean, each with its own defense.
-    """
+    """The clients' computation of uploads."""
 
     batch_size: int
-    uploaded_per_matched: float
-    local_steps: int = 1
+    uploaded_per_matched: float  # factor from the guessed gradient to the upload
+    local_steps: int = 1  # replayed steps of training, at least 1
     head: str | None = None
-    clients: int = 1
+    clients: int = 1  # number in the observed mean, each with its own defense
 
     @property
     def step_noise(self) -> float:
@@ -114,18 +88,13 @@ class Simulated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """The likelihood of the updates of V victims in one round.
+    """The likelihood of the updates of V victims in one round."""
 
-    Attributes:
-        observed: (V, n) by name, in the order of the guesses.
-        informative: ``True`` if the defense's likelihood says more than the distance of the updates.
-    """
-
-    observed: Tensors
+    observed: Tensors  # (V, n) by name, in the order of the guesses
     shapes: Mapping[str, torch.Size]
     steps: Sequence[Step]
     own: Sequence[HasLikelihood] = ()
-    informative: bool = True
+    informative: bool = True  # ``True`` if the defense's likelihood says more than the distance of the updates
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
@@ -182,7 +151,7 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
     return interval(guessed, low, high, 0.1 * step + noise) + 0.5 * ((size / step - 1) / 0.05).square().squeeze(1)
 
 
-def channel(defense: Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
+def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
     """Build the likelihood of ``updates``, of V victims, behind a known ``defense``.
 
     Args:
@@ -192,14 +161,14 @@ def channel(defense: Description, updates: Sequence[Tensors], clientele: Cliente
     names = list(updates[0])
     observed = {name: torch.stack([update[name].flatten() for update in updates]).to(like) for name in names}
     shapes = {name: updates[0][name].shape for name in names}
-    effects = [part.effect for part in defense]
-    clients = math.prod(effect.clients for effect in effects if isinstance(effect, Summed))
+    kinds = [part.effect for part in defense]
+    clients = math.prod(effect.clients for effect in kinds if isinstance(effect, effects.Summed))
     setting = Setting(observed=observed, shapes=shapes, clientele=replace(clientele, clients=clients))
-    own = [effect for effect in effects if isinstance(effect, HasLikelihood)]
-    found = [(effect, likelihood_of(effect, setting)) for effect in effects]
+    own = [effect for effect in kinds if isinstance(effect, HasLikelihood)]
+    found = [(effect, likelihood_of(effect, setting)) for effect in kinds]
     known = [step for _, step in found if step is not None]
     unknown = any(step is None for _, step in found)
-    steps: list[Step] = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not effects else known
+    steps: list[Step] = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not kinds else known
     return Channel(observed, shapes, steps, own, informative=bool(own) or (bool(known) and not unknown))
 
 
@@ -219,7 +188,7 @@ class Setting:
 
 
 @singledispatch
-def likelihood_of(effect: Effect, setting: Setting) -> Step | None:
+def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
     """Return the step of ``effect`` on a belief; ``None`` if it is unknown.
 
     A function under ``@likelihood_of.register`` adds an effect without ``log_likelihood`` or ``simulate``.
@@ -246,12 +215,12 @@ def _simulated(effect: Simulated, setting: Setting) -> Step:
 
 
 @likelihood_of.register
-def _of_clipping(effect: Clipped, setting: Setting) -> Step:
+def _of_clipping(effect: effects.Clipped, setting: Setting) -> Step:
     return _clipping(effect, 0.0, setting) if setting.clientele.clients == 1 else _unchanged
 
 
 @likelihood_of.register
-def _of_sum(effect: Summed, setting: Setting) -> Step:
+def _of_sum(effect: effects.Summed, setting: Setting) -> Step:
     """Add the protocol's rounding; other effects handle the mean themselves."""
     return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
 
@@ -260,7 +229,7 @@ def _unchanged(belief: Belief) -> Belief:
     return belief
 
 
-def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
+def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
     """Scale the guess down to the norm, estimated from each update if unknown."""
 
     def norm(update: Tensors) -> float:
@@ -283,13 +252,13 @@ def _clipping(effect: Clipped, std: float | None, setting: Setting, unit: float 
 
 
 @likelihood_of.register
-def _of_noise(effect: Noise, setting: Setting) -> Step:
+def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
     """Add normal or Laplace noise; noise of the base class, whose law is unknown, counts as normal.
 
     Raises:
         NotAttackableError: the noise has another law and no likelihood.
     """
-    if type(effect) is not Noise and not isinstance(effect, Gaussian | Laplace):
+    if type(effect) is not effects.Noise and not isinstance(effect, effects.Gaussian | effects.Laplace):
         own = likelihood_of.dispatch(object)(effect, setting)
         if own is None:
             raise NotAttackableError(
@@ -304,7 +273,7 @@ def _of_noise(effect: Noise, setting: Setting) -> Step:
     clip: Step = _unchanged
     if effect.clip is not None and alone and (not at_step or setting.clientele.local_steps == 1):
         clip = _clipping(effect.clip, std, setting, setting.clientele.uploaded_per_matched if at_step else 1.0)
-    return _noise(std, setting, clip, "laplace" if isinstance(effect, Laplace) else "normal")
+    return _noise(std, setting, clip, "laplace" if isinstance(effect, effects.Laplace) else "normal")
 
 
 def _noise(std: float | None, setting: Setting, clip: Step, law: Law = "normal") -> Step:
@@ -314,7 +283,7 @@ def _noise(std: float | None, setting: Setting, clip: Step, law: Law = "normal")
 
 
 @likelihood_of.register
-def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
+def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | None:
     if effect.added is None:
         return None
     noised = effect.noised(setting.observed)
@@ -329,23 +298,27 @@ def _of_noised_layers(effect: NoisedLayers, setting: Setting) -> Step | None:
 
 
 @likelihood_of.register
-def _of_dp_sgd(effect: ClippedExamples, setting: Setting) -> Step:
+def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
     """Clip the gradient of a single example; see ``attack`` for several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
     alone = clientele.batch_size == 1 and clientele.local_steps == 1
-    clip = _clipping(Clipped(norm=effect.norm), std, setting, clientele.uploaded_per_matched) if alone else _unchanged
+    clip = (
+        _clipping(effects.Clipped(norm=effect.norm), std, setting, clientele.uploaded_per_matched)
+        if alone
+        else _unchanged
+    )
     return _noise(std if known else None, setting, clip)
 
 
 @likelihood_of.register
-def _of_slices(effect: SlicedNoise, setting: Setting) -> Step:
+def _of_slices(effect: effects.SlicedNoise, setting: Setting) -> Step:
     return _noise(effect.std and effect.std * setting.clientele.step_noise, setting, _unchanged)
 
 
 @likelihood_of.register
-def _of_perturbation(effect: AdversarialPerturbation, setting: Setting) -> Step | None:
+def _of_perturbation(effect: effects.AdversarialPerturbation, setting: Setting) -> Step | None:
     """Treat a perturbation against classifiers as evenly spread noise of the same length."""
     if effect.budget is None:
         return None
@@ -356,7 +329,7 @@ def _of_perturbation(effect: AdversarialPerturbation, setting: Setting) -> Step 
 
 
 @likelihood_of.register
-def _of_quantization(effect: Quantized, setting: Setting) -> Step:
+def _of_quantization(effect: effects.Quantized, setting: Setting) -> Step:
     largest = {name: value.abs().amax(1, keepdim=True) for name, value in setting.observed.items()}
     if effect.bits is None:
         rows = setting.observed.items()
@@ -375,7 +348,7 @@ def _of_quantization(effect: Quantized, setting: Setting) -> Step:
 
 
 @likelihood_of.register
-def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
+def _of_sparsity(effect: effects.Sparse, setting: Setting) -> Step | None:
     if setting.clientele.clients > 1:
         return None
     bounded = effect.largest is not False and not effect.error_feedback and not effect.noise_std
@@ -390,12 +363,12 @@ def _of_sparsity(effect: Sparse, setting: Setting) -> Step | None:
 
 
 @likelihood_of.register
-def _of_transforms(effect: Transformed, setting: Setting) -> Step:
+def _of_transforms(effect: effects.Transformed, setting: Setting) -> Step:
     return _unchanged
 
 
 @likelihood_of.register
-def _of_muted(effect: MutedFeatures, setting: Setting) -> Step | None:
+def _of_muted(effect: effects.MutedFeatures, setting: Setting) -> Step | None:
     """Leave the zero columns of the output layer unconstrained."""
     head = setting.clientele.head
     if head is None or head not in setting.observed:

@@ -44,20 +44,13 @@ _STEPS = (0.1, 0.4, 1.2, 4.0)  # and steps from the present one, in tolerances
 
 @dataclass(frozen=True, eq=False)
 class RowPrior:
-    """A tree of dependent columns (Chow and Liu 1968), with the class as the last of the D columns.
-
-    Attributes:
-        edges: (numbers, E) upper ends of the numbers' intervals, infinite as padding.
-        codes: (G, L) codes of the columns' categories.
-        parents: (D,) column that each depends on; itself for the root.
-        log_shares: (D, Q, Q) log probability of a column's code (last) given its parent's.
-    """
+    """A tree of dependent columns (Chow and Liu 1968), with the class as the last of the D columns."""
 
     schema: Schema
-    edges: Tensor
-    codes: Tensor
-    parents: Tensor
-    log_shares: Tensor
+    edges: Tensor  # (numbers, E) upper ends of the numbers' intervals, infinite as padding
+    codes: Tensor  # (G, L) codes of the columns' categories
+    parents: Tensor  # (D,) column that each depends on; itself for the root
+    log_shares: Tensor  # (D, Q, Q) log probability of a column's code (last) given its parent's
 
     def surprise(self, rows: Tensor, labels: Tensor) -> Tensor:
         """Return the negative log density (...,) of rows (..., F) with labels (...,)."""
@@ -136,7 +129,6 @@ class RowMoves:
     Attributes:
         rows, labels: public rows (N, F) and (N,).
         mask, values: (P, F) places that a change sets, and their values; those of numbers are drawn anew.
-        column: (P,) of each change.
     """
 
     prior: RowPrior
@@ -144,7 +136,7 @@ class RowMoves:
     labels: Tensor
     mask: Tensor
     values: Tensor
-    column: Tensor
+    column: Tensor  # (P,) of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
         """Return rows (S, P, F) with one cell of ``row`` (S, F) changed.
@@ -196,24 +188,17 @@ def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
 
 @dataclass(eq=False)
 class RowSearch:
-    """S searches at once for the rows (S, B, F) with labels (S, B) of one victim, one row at a time.
-
-    Attributes:
-        classes: labels that are tried; empty if they are known.
-        additive: ``True`` if the upload is the mean of its rows' uploads.
-        doubt: relative error of :meth:`Channel.loss`.
-        losses: (S,) negative log posterior density.
-    """
+    """S searches at once for the rows (S, B, F) with labels (S, B) of one victim, one row at a time."""
 
     likelihood: Likelihood
     moves: RowMoves
     rows: Tensor
     labels: Tensor
-    classes: Sequence[int]
+    classes: Sequence[int]  # labels that are tried; empty if they are known
     rng: torch.Generator
-    additive: bool = False
-    doubt: float = _SCALE[0]
-    losses: Tensor = field(init=False)
+    additive: bool = False  # ``True`` if the upload is the mean of its rows' uploads
+    doubt: float = _SCALE[0]  # relative error of :meth:`Channel.loss`
+    losses: Tensor = field(init=False)  # (S,) negative log posterior density
 
     def __post_init__(self) -> None:
         self.losses = self.of_whole(self.rows, self.labels)
@@ -283,8 +268,7 @@ class RowSearch:
         best, order = best.scatter_reduce(1, column, single, "amax").sort(1, descending=True)
         best, order = best[:, :_TOGETHER, None], order[:, :_TOGETHER, None]
         which = ((single[:, None] == best) & (column[:, None] == order)).int().argmax(2)
-        deltas = changed[at[:, None], which] - own[:, None]
-        together = own[:, None] + deltas.cumsum(1)
+        together = own[:, None] + (changed[at[:, None], which] - own[:, None]).cumsum(1)
         joint = self.of_one(place, together, same[:, :1].expand(-1, together.shape[1]))
         found, labels = torch.cat([found, together], 1), torch.cat([labels, same[:, :1].expand(joint.shape)], 1)
         losses, gains = torch.cat([losses, joint], 1), torch.cat([gains, self._drawn(joint, temperature)], 1)

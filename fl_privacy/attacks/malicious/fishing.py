@@ -8,9 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.gradient_inversion.labels import output_layer
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion import grouping, labels, targets
 from fl_privacy.attacks.malicious.server_attack import Ask, ServerAttack, ThreatLevel, expect_whole
 from fl_privacy.checks import number, whole
 from fl_privacy.errors import UserError
@@ -87,14 +85,14 @@ class Fishing(ServerAttack):
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
         if weight not in upload.tensors:  # a difference, see ``question``
             if upload.num_examples != 1:
-                return failed(observation, "No threshold was found that one example is above.")
+                return grouping.failed(observation, "No threshold was found that one example is above.")
             return observation.told(labels=torch.tensor([0 if self.target else 1]))
         if bias not in upload.tensors:
-            return failed(observation, f"The gradient of {bias} was withheld.")
-        mean = -float(as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
+            return grouping.failed(observation, f"The gradient of {bias} was withheld.")
+        mean = -float(targets.as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
         number = round(mean * upload.num_examples)
         if not 0 < number <= upload.num_examples:
-            return failed(observation, f"No example of class {self.target} is in the update.")
+            return grouping.failed(observation, f"No example of class {self.target} is in the update.")
         share = upload.num_examples / number
         tensors = {n: share * t for n, t in observation.update().items() if n not in (weight, bias)}
         return replace(
@@ -104,7 +102,7 @@ class Fishing(ServerAttack):
 
     def _layer(self, model: nn.Module, state: ModelState) -> tuple[str, str]:
         classes = next((len(p) for p in reversed(list(state.parameters.values())) if p.dim() == 1), 0)
-        found = output_layer(model, classes)
+        found = labels.output_layer(model, classes)
         if found is None or found[1] is None or self.target >= classes:
             raise UserError(
                 f"Fishing: a linear output layer with a bias and a class {self.target} is expected, but the model has"

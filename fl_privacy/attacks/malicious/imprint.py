@@ -10,9 +10,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fl_privacy.attacks.gradient_inversion.evident_defense import scattered_zeros
-from fl_privacy.attacks.gradient_inversion.grouping import failed
-from fl_privacy.attacks.gradient_inversion.targets import as_gradient
+from fl_privacy.attacks.gradient_inversion import evident_defense, grouping, targets
 from fl_privacy.attacks.malicious.inconsistent import leaves_such_a_bias
 from fl_privacy.attacks.malicious.server_attack import (
     BLOCK,
@@ -172,9 +170,9 @@ class Imprint(ServerAttack):
         return ModelState({**state.parameters, **rows}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        gradient = as_gradient(observation)
+        gradient = targets.as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
-            return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
+            return grouping.failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
         weight, bias, upload = gradient[MEASURE].double(), gradient[OFFSET].double(), observation.upload
         if observation.plan.shares == "gradient":
             images, alone, occupied = self.caught(weight, bias, upload.rounding)
@@ -187,7 +185,7 @@ class Imprint(ServerAttack):
             high = low[1:] if self.activation == "hardtanh" else torch.cat([low[1:], low.new_ones(1)])
             rows, low = self._each_bin(weight), low[: len(high)]
             images, alone = images_of_brightness(rows, low, high, smallest=_SMALLEST_CHANGE, rounding=rounding)
-        if self.activation == "relu" and scattered_zeros({MEASURE: weight}) > _THINNED:
+        if self.activation == "relu" and evident_defense.scattered_zeros({MEASURE: weight}) > _THINNED:
             alone = torch.zeros_like(alone)
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
@@ -268,7 +266,7 @@ class Loki(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction:
         update = observation.update()
         if MEASURE not in update:
-            return failed(observation, f"The update of {MEASURE} is expected, but was withheld.")
+            return grouping.failed(observation, f"The update of {MEASURE} is expected, but was withheld.")
         pixels = math.prod(observation.input_shape)
         first = observation.id.client * pixels
         whole = update[MEASURE].double()

@@ -37,19 +37,15 @@ class ServerAttack(ABC):
     """Crafts the models sent to clients and reconstructs from their replies.
 
     Attributes:
-        reads_sum: ``True`` if the mean of all replies is enough, also behind secure aggregation.
-        reads_images: ``False`` if it returns an update for a further attack.
-        trains: ``True`` if the global model learns from the replies.
-        asks_of_members: ``True`` if half of the server's images are to be the clients' own.
         public: (N, C, H, W) in [0, 1], the server's images; none of them is attacked.
     """
 
     level: ClassVar[ThreatLevel]
     told: ClassVar[str]
-    reads_sum: ClassVar[bool] = False
-    reads_images: ClassVar[bool] = True
-    trains: ClassVar[bool] = False
-    asks_of_members: ClassVar[bool] = False
+    reads_sum: ClassVar[bool] = False  # ``True`` if the mean of all replies is enough, also behind secure aggregation
+    reads_images: ClassVar[bool] = True  # ``False`` if it returns an update for a further attack
+    trains: ClassVar[bool] = False  # ``True`` if the global model learns from the replies
+    asks_of_members: ClassVar[bool] = False  # ``True`` if half of the server's images are to be the clients' own
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
@@ -196,8 +192,7 @@ def is_one_image(
     most = levels.new_full((len(levels),), WHOLE) if blur is None else (WHOLE + 2 * LEVELS * blur).clamp_max(NEARLY)
     various = seen.sum(1) >= LEAST_LEVELS
     for step in COARSER:
-        rests = torch.stack([seen[:, rest::step].any(1) for rest in range(step)])
-        various &= rests.sum(0) != 1
+        various &= torch.stack([seen[:, rest::step].any(1) for rest in range(step)]).sum(0) != 1
     if rows is not None and len(rows) > 1 and grid_bits(rows) is not None:
         return torch.zeros_like(inside)
     return fine & various & inside & ((apart.sum(1) / number.clamp_min(1)).sqrt() < most)

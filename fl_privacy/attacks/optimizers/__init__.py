@@ -13,5 +13,4 @@ from fl_privacy.attacks.optimizers.first_order import (
 )
 from fl_privacy.attacks.optimizers.lbfgs import LBFGS as LBFGS
 
-Optimizer = FirstOrder | LBFGS
-"""Settings that start an optimization of any number of victims."""
+Optimizer = FirstOrder | LBFGS  # settings that start an optimization of any number of victims

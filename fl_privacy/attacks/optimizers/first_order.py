@@ -71,16 +71,12 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOrder:
-    """Settings of an optimizer that moves by the gradient and its moments.
-
-    Attributes:
-        moments: values of state per variable.
-    """
+    """Settings of an optimizer that moves by the gradient and its moments."""
 
     lr: float = 0.1
     sign: Sign = "none"
     schedule: Schedule = field(default_factory=ConstantRate)
-    moments: ClassVar[int]
+    moments: ClassVar[int]  # values of state per variable
 
     def __post_init__(self) -> None:
         number("attack.lr", self.lr, above=0, example=0.1)
@@ -96,17 +92,12 @@ class FirstOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(FirstOrder):
-    """Adam (torch.optim.Adam), or AdamW if ``weight_decay`` is above 0.
-
-    Attributes:
-        eps: number added to the root of the second moment.
-        clip: largest length of a victim's gradient.
-    """
+    """Adam (torch.optim.Adam), or AdamW if ``weight_decay`` is above 0."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    eps: float = 1e-8  # number added to the root of the second moment
     weight_decay: float = 0.0
-    clip: float = math.inf
+    clip: float = math.inf  # largest length of a victim's gradient
     moments: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -192,15 +183,10 @@ class FirstOrderRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionStrategy:
-    """Covariance matrix adaptation (Hansen and Ostermeier 2001), from N(0, deviation^2).
+    """Covariance matrix adaptation (Hansen and Ostermeier 2001), from N(0, deviation^2)."""
 
-    Attributes:
-        population: candidates in each iteration, at least 4.
-        deviation: standard deviation of the first ones; 1 suits the latents of a generator.
-    """
-
-    population: int = 50
-    deviation: float = 1.0
+    population: int = 50  # candidates in each iteration, at least 4
+    deviation: float = 1.0  # standard deviation of the first ones; 1 suits the latents of a generator
     moments: ClassVar[int] = 0
 
     def __post_init__(self) -> None:

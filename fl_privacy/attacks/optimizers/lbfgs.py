@@ -259,23 +259,15 @@ class LBFGS:
     """L-BFGS as ``torch.optim.LBFGS``, with or without its strong Wolfe line search.
 
     An *iteration* is one ``step`` of the reference: up to ``inner`` moves, fewer if a tolerance is met.
-
-    Attributes:
-        lr: step length; the first move is ``lr * min(1, 1 / ||g||_1)``.
-        inner: moves per iteration (``max_iter`` of the reference).
-        tolerance_grad: largest entry of a finished victim's gradient.
-        tolerance_change: move, or change of the loss, below which an iteration ends.
-        line_search: ``none`` always takes ``lr``, as published attacks do.
-        sign: sign of the pixels' gradient, ``none`` or ``hard``; not with a line search.
     """
 
-    lr: float = 1.0
-    inner: int = 20
+    lr: float = 1.0  # step length; the first move is ``lr * min(1, 1 / ||g||_1)``
+    inner: int = 20  # moves per iteration (``max_iter`` of the reference)
     history: int = 100
-    tolerance_grad: float = 1e-7
-    tolerance_change: float = 1e-9
-    line_search: LineSearch = "none"
-    sign: Literal["none", "hard"] = "none"
+    tolerance_grad: float = 1e-7  # largest entry of a finished victim's gradient
+    tolerance_change: float = 1e-9  # move, or change of the loss, below which an iteration ends
+    line_search: LineSearch = "none"  # ``none`` always takes ``lr``, as published attacks do
+    sign: Literal["none", "hard"] = "none"  # sign of the pixels' gradient, ``none`` or ``hard``; not with a line search
 
     def __post_init__(self) -> None:
         number("attack.lr", self.lr, above=0, example=0.1)

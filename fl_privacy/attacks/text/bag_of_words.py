@@ -7,27 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.exact.certificate import model_as_sent
-from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.targets import matched_per_uploaded
+from fl_privacy.attacks.text import word_evidence
 from fl_privacy.attacks.text.explanation import next_tokens
 from fl_privacy.attacks.text.token_candidates import Lengths, readable_model
 from fl_privacy.attacks.text.token_evidence import EvidenceCandidates, Pairs, entrances_of, found_pairs, views_of
-from fl_privacy.attacks.text.word_evidence import (
-    Expected,
-    FoundWords,
-    WordRows,
-    found_words,
-    is_exact,
-    is_text_with_words,
-    placed,
-    repeated,
-    simulated,
-    where_words_are,
-    word_rows,
-    words_of_head,
-)
 from fl_privacy.effects import Noise, NoisedLayers
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import frozen_copy
@@ -39,21 +26,13 @@ _NEAR = 0.5  # share of a token's strongest evidence above which it may have sto
 
 @dataclass(frozen=True, eq=False)
 class Bag:
-    """Words of one victim's texts, found in its update.
+    """Words of one victim's texts, found in its update."""
 
-    Attributes:
-        tokens: (k,) different ones, the surest first.
-        times: (k,) number of occurrences of each.
-        exact: ``True`` if no other token can have such a row.
-        ordered: (L,) text, if there is one and the update shows the order.
-        note: sentence on the comparisons and the expected number of false tokens, if not by rows.
-    """
-
-    tokens: Tensor
-    times: Tensor
-    exact: bool = False
-    ordered: Tensor | None = None
-    note: str = ""
+    tokens: Tensor  # (k,) different ones, the surest first
+    times: Tensor  # (k,) number of occurrences of each
+    exact: bool = False  # ``True`` if no other token can have such a row
+    ordered: Tensor | None = None  # (L,) text, if there is one and the update shows the order
+    note: str = ""  # sentence on the comparisons and the expected number of false tokens, if not by rows
 
     @property
     def all(self) -> Tensor:
@@ -118,17 +97,17 @@ class BagReader:
     """Reconstructs the words of victims of one frozen ``model`` as sent, plan and number of texts."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
-        place = where_words_are(model, first.upload.tensors)
+        place = word_evidence.where_words_are(model, first.upload.tensors)
         assert place is not None
         self._model, self._seed = model, seed
         self._name, self._where = place
-        self._expected: dict[tuple[object, ...], Expected] = {}
+        self._expected: dict[tuple[object, ...], word_evidence.Expected] = {}
 
     def read(self, observations: Sequence[Observation]) -> list[Bag]:
-        rows = word_rows(observations, self._name, self._where)
+        rows = word_evidence.word_rows(observations, self._name, self._where)
         return [self._bag(observation, rows.of(k)) for k, observation in enumerate(observations)]
 
-    def _bag(self, observation: Observation, rows: WordRows) -> Bag:
+    def _bag(self, observation: Observation, rows: word_evidence.WordRows) -> Bag:
         lengths, texts = Lengths.of(observation, self._model), observation.upload.num_examples
         spare = int(self._model.next_token)  # the last token of a language model has no row of its own
         total = None if lengths.told is None else sum(lengths.told) + spare * texts
@@ -138,17 +117,25 @@ class BagReader:
         most = total if total is not None else texts * observation.input_shape[0]
         expected = total if total is not None else int(texts * max(2, _USUAL * observation.input_shape[0]))
         if self._where != "embeddings":
-            found = words_of_head(rows, most)
+            found = word_evidence.words_of_head(rows, most)
             return self._counted(found, observation, rows, total)
         noise = _told_noise(observation, self._name)
         whole = most if lengths.told is not None else texts * observation.input_shape[0]  # positions may be dropped
-        model = None if is_exact(rows, whole, noise) else self._simulated(observation, max(2, expected // texts))
+        model = (
+            None
+            if word_evidence.is_exact(rows, whole, noise)
+            else self._simulated(observation, max(2, expected // texts))
+        )
         odds = _odds(observation, self._model.words.num_embeddings, expected).to(rows.values.device)
         rng = derive_generator(self._seed, "words", str(observation.id))
-        found = found_words(rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=rng)
+        found = word_evidence.found_words(
+            rows, odds=odds, most=most, texts=texts, expected=model, told_noise=noise, rng=rng
+        )
         return self._counted(found, observation, rows, total)
 
-    def _counted(self, found: FoundWords, observation: Observation, rows: WordRows, total: int | None) -> Bag:
+    def _counted(
+        self, found: word_evidence.FoundWords, observation: Observation, rows: word_evidence.WordRows, total: int | None
+    ) -> Bag:
         tokens = found.tokens
         if not len(tokens):
             return Bag(tokens, tokens, found.exact)
@@ -158,15 +145,17 @@ class BagReader:
         if ordered is not None:
             return Bag(tokens, (ordered[:, None] == tokens).sum(0).clamp_min(1), found.exact, ordered)
         common = self._simulated(observation, max(2, len(tokens) // observation.upload.num_examples)).common
-        return Bag(tokens, repeated(found.energy[tokens], common=common, total=total), found.exact)
+        return Bag(tokens, word_evidence.repeated(found.energy[tokens], common=common, total=total), found.exact)
 
-    def _ordered(self, observation: Observation, rows: WordRows, tokens: Tensor, total: int | None) -> Tensor | None:
+    def _ordered(
+        self, observation: Observation, rows: word_evidence.WordRows, tokens: Tensor, total: int | None
+    ) -> Tensor | None:
         """Order the words of a text by the rows of its positions; ``None`` if these are missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
         sign = 1.0 if observation.plan.shares == "gradient" else -1.0
-        return tokens[placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
+        return tokens[word_evidence.placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
         """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""
@@ -176,13 +165,13 @@ class BagReader:
             return None
         return rows[self._model.first_position :]
 
-    def _simulated(self, observation: Observation, length: int) -> Expected:
+    def _simulated(self, observation: Observation, length: int) -> word_evidence.Expected:
         known, length = observation.knowledge, min(length, observation.input_shape[0], _LONGEST_SIMULATED)
         labels = None if known.labels is None or known.labels.dim() > 1 else tuple(torch.unique(known.labels).tolist())
         key = (length, labels, id(known.public_images))
         if key not in self._expected:
             rng, texts = derive_generator(self._seed, "words", str(length)), observation.upload.num_examples
-            self._expected[key] = simulated(
+            self._expected[key] = word_evidence.simulated(
                 self._model, length=length, public=known.public_images, labels=known.labels, texts=texts, rng=rng
             )
         return self._expected[key]
@@ -213,7 +202,7 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
-class BagOfWords:
+class BagOfWords(GroupAttack):
     """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
 
     Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
@@ -227,32 +216,24 @@ class BagOfWords:
     tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= _attack(group, seed, report)
-        return groups.reconstructions()
+    of_rounds = "apart"
 
-
-def _attack(group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-    first = group.first
-    model = readable_model(model_as_sent(first))
-    like = next(iter(first.sent.parameters.values()))
-    copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
-    quick = readable_model(copy)
-    read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
-    size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
-    if is_text_with_words(first):
-        size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
-    places, found = list(group.observations), dict[int, Reconstruction]()
-    for some in (places[i : i + size] for i in range(0, len(places), size)):
-        seen = [group.observations[place] for place in some]
-        found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, read(seen), strict=True)}
-        report(len(found) / len(places))
-    return found
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        first = group.first
+        model = readable_model(model_as_sent(first))
+        like = next(iter(first.sent.parameters.values()))
+        copy = frozen_copy(first.model, first.assumed(), first.plan, device=like.device, dtype=torch.float32)
+        quick = readable_model(copy)
+        read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
+        size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
+        if word_evidence.is_text_with_words(first):
+            size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
+        places, found = list(group.observations), dict[int, Reconstruction]()
+        for some in (places[i : i + size] for i in range(0, len(places), size)):
+            seen = [group.observations[place] for place in some]
+            found |= {place: _made(o, model, bag) for place, o, bag in zip(some, seen, read(seen), strict=True)}
+            report(len(found) / len(places))
+        return found
 
 
 def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconstruction:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, no_progress
+from fl_privacy.attacks.attack import Report
 from fl_privacy.attacks.exact.certificate import ROUNDING, model_as_sent
 from fl_privacy.attacks.gradient_inversion import grouping
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
@@ -96,7 +96,7 @@ _FULL = 0.9  # share of the first block's rank above which the second one's span
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dager:
+class Dager(grouping.GroupAttack):
     """DAGER (Petrov et al. 2024): exact texts, also of batches, while they have fewer tokens than the model is wide.
 
     A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
@@ -114,6 +114,8 @@ class Dager:
         rounds: number of searches for the texts of an encoder.
     """
 
+    of_rounds = "apart"
+
     tolerance: float = 0.05
     rounds: int = 4
 
@@ -121,16 +123,7 @@ class Dager:
         number("attack.tolerance", self.tolerance, above=0, below=1, example=0.05)
         whole("attack.rounds", self.rounds, at_least=1, example=4)
 
-    def __call__(
-        self, observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress
-    ) -> list[Reconstruction]:
-        groups = grouping.Groups(observations, progress=progress, rounds="apart")
-        for group in groups:
-            with groups.attempt(group) as report:
-                groups.results |= self._attack(group, seed, report)
-        return groups.reconstructions()
-
-    def _attack(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Search in the precision of the values sent, and verify in double."""
         first = group.first
         grouping.expect_gradient(first)
@@ -239,22 +232,15 @@ class Peeled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Peels texts off a batch while :func:`disaggregated` leads to certain ones.
+    """Peels texts off a batch while :func:`disaggregated` leads to certain ones."""
 
-    Attributes:
-        model: model with the values sent, in double precision.
-        searched: the same in the precision of the values sent.
-        tolerance: distance up to which a vector is in a span, as a share of that of a random one.
-        enough: check whether texts, with copies, are complete.
-    """
-
-    model: TextModel
-    searched: TextModel
+    model: TextModel  # model with the values sent, in double precision
+    searched: TextModel  # the same in the precision of the values sent
     loss_scale: float
-    tolerance: float
+    tolerance: float  # distance up to which a vector is in a span, as a share of that of a random one
     rng: torch.Generator
     rounds: int
-    enough: Enough
+    enough: Enough  # check whether texts, with copies, are complete
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
@@ -362,8 +348,7 @@ class Peeling:
         own = torch.stack([part for part in parts if part is not None]).flatten(2).movedim(0, 2)  # (V, 2 d, K)
         aim = seen.flatten(1)[..., None]
         factors = torch.linalg.pinv(own.mT @ own, rtol=_DEPENDENT, hermitian=True) @ (own.mT @ aim)
-        apart = (aim - own @ factors).norm(dim=(1, 2))
-        same = (apart < _SAME * aim.norm(dim=(1, 2))) & torch.isin(left.words, text)
+        same = ((aim - own @ factors).norm(dim=(1, 2)) < _SAME * aim.norm(dim=(1, 2))) & torch.isin(left.words, text)
         if not bool(same.any()):
             return left
         each = factors[same, :, 0].median(0).values.tolist()

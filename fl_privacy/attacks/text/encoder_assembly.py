@@ -16,7 +16,6 @@ from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
 Enough = Callable[[Sequence[Tensor]], bool]  # check that some texts (L,), possibly with copies, are all of a batch
-
 _AT_ONCE = 512
 _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
@@ -37,19 +36,14 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """The search that assembles texts from candidate tokens.
-
-    Attributes:
-        classified: position of the only token whose state is in the span; ``None`` if all are.
-        unit: distance of texts of random candidates, which are far nearer to the span than random vectors.
-    """
+    """The search that assembles texts from candidate tokens."""
 
     model: TextModel
     span: Span
-    classified: int | None
+    classified: int | None  # position of the only token whose state is in the span; ``None`` if all are
     candidates: Candidates
     any_length: bool = False
-    unit: float = 1.0
+    unit: float = 1.0  # distance of texts of random candidates, which are far nearer to the span than random vectors
 
     def residuals(self, texts: Tensor) -> Tensor:
         """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
@@ -230,17 +224,11 @@ _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the varian
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Parts of the gradient that belong to each word and each position.
+    """Parts of the gradient that belong to each word and each position."""
 
-    Attributes:
-        words: (V, m) D_w, float64.
-        positions: (P, m) E_p, whose sum is that of the words.
-        attended: (V, 2, d) the words' parts behind queries and keys.
-    """
-
-    words: Tensor
-    positions: Tensor
-    attended: Tensor
+    words: Tensor  # (V, m) D_w, float64
+    positions: Tensor  # (P, m) E_p, whose sum is that of the words
+    attended: Tensor  # (V, 2, d) the words' parts behind queries and keys
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,8 +326,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
     """Project each row (V, P) onto the simplex of sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
-    last = (ordered > excess).sum(1, keepdim=True) - 1
-    return (rows - excess.gather(1, last)).clamp_min(0)
+    return (rows - excess.gather(1, (ordered > excess).sum(1, keepdim=True) - 1)).clamp_min(0)
 
 
 @torch.no_grad()

@@ -20,17 +20,11 @@ _ROUNDING = 1e-7  # share of the largest singular value below which others are r
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Row space of the gradient of linear layers, which holds their inputs (DAGER, theorem 3.1).
+    """Row space of the gradient of linear layers, which holds their inputs (DAGER, theorem 3.1)."""
 
-    Attributes:
-        basis: (r, d) orthonormal rows, float64.
-        width: d.
-        through: (d, n) projection of the inputs in front of the layers, an adapter's A, if any.
-    """
-
-    basis: Tensor
-    width: int
-    through: Tensor | None = None
+    basis: Tensor  # (r, d) orthonormal rows, float64
+    width: int  # d
+    through: Tensor | None = None  # (d, n) projection of the inputs in front of the layers, an adapter's A, if any
 
     @property
     def rank(self) -> int:
@@ -160,25 +154,17 @@ class Lengths:
 
 
 _AT_ONCE = 1 << 24  # elements of embeddings compared at a time
-
 CLEAR = 10.0  # least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The tokens that each position may hold.
+    """The tokens that each position may hold."""
 
-    Attributes:
-        tokens: (n,) for each position, the nearest first; empty or missing beyond the longest text.
-        distances: (n,) their distances from the span.
-        clear: ``True`` if all of them are certainly in the span, and no other is near.
-        left_out: distance of the nearest other.
-    """
-
-    tokens: Sequence[Tensor]
-    distances: Sequence[Tensor]
-    clear: bool
-    left_out: float = 1.0
+    tokens: Sequence[Tensor]  # (n,) for each position, the nearest first; empty or missing beyond the longest text
+    distances: Sequence[Tensor]  # (n,) their distances from the span
+    clear: bool  # ``True`` if all of them are certainly in the span, and no other is near
+    left_out: float = 1.0  # distance of the nearest other
 
     @property
     def length(self) -> int:

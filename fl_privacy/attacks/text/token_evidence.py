@@ -29,17 +29,14 @@ class Entrance:
     """A linear layer that no attention comes before.
 
     Attributes:
-        weight: name of its parameter, (O, d), or (d, O) if ``transposed``.
-        module: path of the layer whose input is a function of token and position.
         through: name of the parameter (d, n) between that input and this layer, such as an adapter's A, if any.
-        positioned: ``True`` if a token's input depends on its position.
     """
 
-    weight: str
-    module: str
+    weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
+    module: str  # path of the layer whose input is a function of token and position
     through: str | None
     transposed: bool
-    positioned: bool
+    positioned: bool  # ``True`` if a token's input depends on its position
 
 
 def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
@@ -87,17 +84,11 @@ def _same_inputs(one: Tensor, two: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens.
+    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens."""
 
-    Attributes:
-        rows: float64.
-        module: path of the layer whose input is a function of token and position.
-        through: (n, d) factor of that input; ``None``: n = d.
-    """
-
-    rows: Tensor
-    module: str
-    through: Tensor | None
+    rows: Tensor  # float64
+    module: str  # path of the layer whose input is a function of token and position
+    through: Tensor | None  # (n, d) factor of that input; ``None``: n = d
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
@@ -132,8 +123,7 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     updates, slopes = observation.update(), dict[str, Tensor]()
     for name in names:
         sent = observation.sent.parameters[name].double()
-        moved = decayed(sent, plan, steps) - sent - updates[name].double()
-        slopes[name] = moved / plan.lr
+        slopes[name] = (decayed(sent, plan, steps) - sent - updates[name].double()) / plan.lr
         if steps == 1:
             step, stored = slopes[name], updates[name]
             halved = stored.is_floating_point() and bool((stored.bfloat16().to(stored.dtype) == stored).all())
@@ -171,20 +161,13 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """The evidence for each pair of token and position, of one victim.
+    """The evidence for each pair of token and position, of one victim."""
 
-    Attributes:
-        tokens: (k,) found, the surest first.
-        evidence: (k, L) negative logarithm of how often chance has as much; L is 1 without positions.
-        expected_false: mean number of tokens among them by chance.
-        alike: number of tokens that may be named only for being like others.
-    """
-
-    tokens: Tensor
-    evidence: Tensor
-    expected_false: float
+    tokens: Tensor  # (k,) found, the surest first
+    evidence: Tensor  # (k, L) negative logarithm of how often chance has as much; L is 1 without positions
+    expected_false: float  # mean number of tokens among them by chance
     candidates: int
-    alike: int = 0
+    alike: int = 0  # number of tokens that may be named only for being like others
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
 
@@ -246,22 +229,14 @@ class WhitenedFrame:
 
 @dataclass(frozen=True, eq=False)
 class _Basis:
-    """The directions that one layer's gradient spans, for one victim.
-
-    Attributes:
-        rows: (K, n) orthonormal in the frame, the leading ones first.
-        numbers: tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none.
-        usual: (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread.
-        direct: ``True`` if the layer's inputs are seen themselves.
-        best: (numbers, V) each token's evidence at its best position.
-    """
+    """The directions that one layer's gradient spans, for one victim."""
 
     frame: WhitenedFrame
-    rows: Tensor
-    numbers: tuple[int, ...]
-    usual: Tensor
-    direct: bool
-    best: Tensor
+    rows: Tensor  # (K, n) orthonormal in the frame, the leading ones first
+    numbers: tuple[int, ...]  # tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none
+    usual: Tensor  # (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread
+    direct: bool  # ``True`` if the layer's inputs are seen themselves
+    best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
         """Return the evidence (numbers, n, L) of a layer's inputs (n, L, d) with squared lengths (n, L)."""

@@ -22,32 +22,20 @@ _DIRECTIONS = 48  # leading directions of a word's row that are modeled one by o
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """Normal distribution of the gradient that a token sends to its row, up to a common factor.
+    """Normal distribution of the gradient that a token sends to its row, up to a common factor."""
 
-    Attributes:
-        mean: (r,) along ``directions``.
-        spread: (r,) variance along each of them.
-        directions: (d, r) orthonormal columns.
-    """
-
-    mean: Tensor
-    spread: Tensor
-    directions: Tensor
+    mean: Tensor  # (r,) along ``directions``
+    spread: Tensor  # (r,) variance along each of them
+    directions: Tensor  # (d, r) orthonormal columns
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Expectations of the rows of words.
+    """Expectations of the rows of words."""
 
-    Attributes:
-        models: one for each class of a text, then one without any direction.
-        energy: mean squared length of a token's contribution.
-        common: mean product of two tokens' contributions, as a share of ``energy``.
-    """
-
-    models: tuple[WordModel, ...]
-    energy: float
-    common: float
+    models: tuple[WordModel, ...]  # one for each class of a text, then one without any direction
+    energy: float  # mean squared length of a token's contribution
+    common: float  # mean product of two tokens' contributions, as a share of ``energy``
 
 
 def simulated(
@@ -292,19 +280,12 @@ _TIMES, _DRAWN = 8, 1 << 25  # rows of noise for each token that are compared, a
 
 @dataclass(frozen=True, eq=False)
 class FoundWords:
-    """Words that were found in the update of one victim.
+    """Words that were found in the update of one victim."""
 
-    Attributes:
-        tokens: (k,) in the texts, the surest first.
-        energy: (V,) squared length of each row, without that of the noise, at least 0.
-        exact: ``True`` without noise, if no other token can have such a row.
-        noise: standard deviation of the noise on each element.
-    """
-
-    tokens: Tensor
-    energy: Tensor
-    exact: bool
-    noise: float
+    tokens: Tensor  # (k,) in the texts, the surest first
+    energy: Tensor  # (V,) squared length of each row, without that of the noise, at least 0
+    exact: bool  # ``True`` without noise, if no other token can have such a row
+    noise: float  # standard deviation of the noise on each element
 
 
 def found_words(

@@ -17,8 +17,7 @@ import numpy as np
 LEAST_ROWS, LEAST_SHARE = 5, 0.5
 """Smallest number and share of an array's rows whose equality with loaded rows is no accident."""
 
-ENOUGH = 12.0
-"""Bits by which equal numbers must be less likely than by chance among the compared rows."""
+ENOUGH = 12.0  # bits by which equal numbers must be less likely than by chance among the compared rows
 
 BITS_OF_A_FRACTION, BITS_OF_HALF, MOST_BITS, MOST_DIGITS = 16.0, 8.0, 24.0, 3
 """Bits of a number with more than ``MOST_DIGITS`` decimals, of one in half precision, and largest bits of any."""
@@ -38,9 +37,7 @@ MOST_LETTERS, MOST_NESTED, MOST_KEYS = 200_000, 4, 8
 
 _NUMBERS = re.compile(r"[\s\d.,;:|\[\](){}+eE-]+")
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
-
-_QUIET = np.errstate(all="ignore")
-"""Untrusted numbers may be NaN, or overflow another type."""
+_QUIET = np.errstate(all="ignore")  # untrusted numbers may be NaN, or overflow another type
 
 
 @_QUIET

@@ -22,8 +22,7 @@ from fl_privacy.auditing.clear_text.copies import (
 from fl_privacy.auditing.clear_text.inventory import Sent
 from fl_privacy.report.audit_parts import Leak, Severity
 
-LEAST_DISTINCT = 4
-"""Smallest number of different values for which equality is evidence."""
+LEAST_DISTINCT = 4  # smallest number of different values for which equality is evidence
 
 LEAST_STATISTIC, LARGEST_STATISTIC, DIGITS = 1e-6, 1e300, 3
 """Range of numbers that are compared with statistics of columns, and largest number of digits of settings and shares,
@@ -36,7 +35,6 @@ _EMAIL = re.compile(r"[\w.+-]+@[\w-]+\.[\w.]{2,}")
 _PATH = re.compile(r"(?:^|[\s\"'=])(?:/(?:home|Users|root|data|mnt|tmp|var)/|[A-Z]:\\)[^\s\"']*")
 _PICKLES, _ZIP, _NUMPY = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"), b"PK\x03\x04", b"\x93NUMPY"
 _KEY = "-----BEGIN PUBLIC KEY"
-
 _EXAMPLE_COUNTS = re.compile(r"num[-_]?(examples|samples|rows|data)", re.IGNORECASE)
 _LABELS = re.compile(r"label|target|class|truth|species|diagnos|outcome|^y(_|\b)", re.IGNORECASE)
 _FIGURE = re.compile(r"mean|average|avg|sum|total|squares?|std|dev|variance", re.IGNORECASE)

@@ -10,9 +10,7 @@ import numpy as np
 from fl_privacy.report.audit_parts import UP, Line, Volume
 
 DOWN = "server to client"
-
-MOST_SHOWN = 80
-"""Largest length of a shown value."""
+MOST_SHOWN = 80  # largest length of a shown value
 
 
 @dataclass(frozen=True, kw_only=True)

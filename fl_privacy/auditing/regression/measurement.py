@@ -39,22 +39,15 @@ from fl_privacy.types.plan import Normalization
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """Quality of the reconstruction of each of N images.
-
-    Attributes:
-        values: values (N,) of the metric, in the order of the images.
-        uploads: number (N,) of each image's upload; images of one upload were attacked together.
-        victims: digest that identifies the images.
-        read: number of reconstructed images, by the rule of every page; ``None`` from older versions.
-    """
+    """Quality of the reconstruction of each of N images."""
 
     metric: str
     attack: str
-    values: tuple[float, ...]
-    uploads: tuple[int, ...]
-    victims: str
+    values: tuple[float, ...]  # values (N,) of the metric, in the order of the images
+    uploads: tuple[int, ...]  # number (N,) of each image's upload; images of one upload were attacked together
+    victims: str  # digest that identifies the images
     versions: Mapping[str, str]
-    read: int | None = None
+    read: int | None = None  # number of reconstructed images, by the rule of every page; ``None`` from older versions
 
     @property
     def judged_by(self) -> Metric:
@@ -162,7 +155,6 @@ def _value(image: Mapping[str, Any], metric: str) -> float:
 
 
 Train = Callable[[nn.Module, DataLoader], object]
-
 UPLOAD_HOOKS = {"parts", "upload", "outcome"}
 
 
@@ -320,8 +312,7 @@ def _observation(
 LEVEL, FEWEST = 0.05, 5
 """Probability of a false alarm without a change, and smallest number of groups for which p can be below it."""
 
-EXACT = 14
-"""Largest number of independent groups with all sign flips; beyond, 2^14 random ones."""
+EXACT = 14  # largest number of independent groups with all sign flips; beyond, 2^14 random ones
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from fl_privacy.auditing.regression.measurement import Measurement
     from fl_privacy.dp_check.verdict import ClaimVerdict
 
-BASELINE = "leakage_baseline.json"
-"""Name of the file in pytest's root folder, to be committed."""
-
+BASELINE = "leakage_baseline.json"  # name of the file in pytest's root folder, to be committed
 _SAID = pytest.StashKey[list[str]]()
 
 

@@ -122,12 +122,10 @@ def _factored(deltas: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
     return with_last.sum((-2, -1)), ((deltas.mT @ deltas) * (inputs.mT @ inputs)).sum((-2, -1))
 
 
-Rule = Literal["left", "trapezoid"]
-"""Integration rule for the curve of similarities."""
+Rule = Literal["left", "trapezoid"]  # integration rule for the curve of similarities
 
 
-Over = Literal["images", "class means"]
-"""Units of the areas' mean and variance."""
+Over = Literal["images", "class means"]  # units of the areas' mean and variance
 
 Variant = Literal["paper", "code", "code_normalized"]
 """Scoring of policies: as published; the authors' program for one; its comparison of several."""
@@ -138,21 +136,17 @@ class PrivacyPlan:
     """Options of the privacy score (Gao et al. 2023, Eq. 11); the defaults are the paper's.
 
     Attributes:
-        points: K, number of gradients compared on the way to the transformed image.
         rule: ``left`` is the mean over j / K, j = 0 .. K - 1; ``trapezoid`` has its points on 0 .. 1 with both ends.
-        alpha: weight of the mean of the areas below the curve.
-        beta: weight of their variance.
         over: ``images`` takes both over all images (Eq. 9); ``class means`` over the means of each class.
-        normalized: ``True`` scales both to [0, 1] among the policies, see :func:`normalized_scores`.
     """
 
-    points: int = 20
+    points: int = 20  # K, number of gradients compared on the way to the transformed image
     rule: Rule = "left"
     cosine: Cosine = "whole"
-    alpha: float = 0.7
-    beta: float = 0.3
+    alpha: float = 0.7  # weight of the mean of the areas below the curve
+    beta: float = 0.3  # weight of their variance
     over: Over = "images"
-    normalized: bool = False
+    normalized: bool = False  # ``True`` scales both to [0, 1] among the policies, see :func:`normalized_scores`
 
     def __post_init__(self) -> None:
         least = 1 if self.rule == "left" else 2
@@ -212,8 +206,7 @@ def privacy_scores(
         shares = torch.nn.functional.one_hot(of_class).to(areas)
         areas = areas @ (shares / shares.sum(0))
     means, variances = areas.mean(1), areas.var(1, correction=0)
-    scores = plan.alpha * means + plan.beta * variances
-    rows = zip(scores.tolist(), means.tolist(), variances.tolist(), strict=True)
+    rows = zip((plan.alpha * means + plan.beta * variances).tolist(), means.tolist(), variances.tolist(), strict=True)
     return [PrivacyScore(score=score, mean=mean, variance=variance) for score, mean, variance in rows]
 
 
@@ -286,23 +279,17 @@ def accuracy_scores(
     return torch.stack(draws).mean(0).tolist()
 
 
-TrainingProgress = Callable[[int, int, float], None]
-"""(epochs done, total epochs, mean loss of the last)."""
+TrainingProgress = Callable[[int, int, float], None]  # (epochs done, total epochs, mean loss of the last)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """SGD with momentum and three learning-rate drops; the defaults are the paper's.
-
-    Attributes:
-        lr: initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs.
-        momentum: value in [0, 1).
-    """
+    """SGD with momentum and three learning-rate drops; the defaults are the paper's."""
 
     epochs: int = 50
-    lr: float = 0.1
+    lr: float = 0.1  # initial learning rate, divided by ten after 3/8, 5/8 and 7/8 of the epochs
     batch_size: int = 128
-    momentum: float = 0.9
+    momentum: float = 0.9  # value in [0, 1)
     weight_decay: float = 5e-4
 
     def __post_init__(self) -> None:

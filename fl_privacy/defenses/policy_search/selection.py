@@ -19,20 +19,13 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Policy and its scores; ``UserError`` if one is not finite.
-
-    Attributes:
-        privacy: S_pri, lower is better for the client.
-        accuracy: S_acc, higher is better.
-        altered: share of the images that it visibly alters.
-        fsim: mean FSIM in [0, 1], if computed.
-    """
+    """Policy and its scores; ``UserError`` if one is not finite."""
 
     policy: Policy
-    privacy: float
-    accuracy: float
-    altered: float
-    fsim: float | None = None
+    privacy: float  # S_pri, lower is better for the client
+    accuracy: float  # S_acc, higher is better
+    altered: float  # share of the images that it visibly alters
+    fsim: float | None = None  # mean FSIM in [0, 1], if computed
     mean: float | None = None
     variance: float | None = None
 
@@ -47,20 +40,13 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Requirements on policies and the number to keep.
+    """Requirements on policies and the number to keep."""
 
-    Attributes:
-        accuracy_at_least: T_acc; ``None`` keeps the ``accuracy_share`` best.
-        accuracy_share: share in (0, 1] of the policies with an effect.
-        altered_at_least: least share of images that a policy visibly alters, in (0, 1].
-        keep: n, number of policies for clients, without a common operation.
-    """
-
-    accuracy_at_least: float | None = None
-    accuracy_share: float = 0.5
-    altered_at_least: float = 0.9
+    accuracy_at_least: float | None = None  # T_acc; ``None`` keeps the ``accuracy_share`` best
+    accuracy_share: float = 0.5  # share in (0, 1] of the policies with an effect
+    altered_at_least: float = 0.9  # least share of images that a policy visibly alters, in (0, 1]
     fsim_at_least: float | None = None
-    keep: int = 2
+    keep: int = 2  # n, number of policies for clients, without a common operation
 
     def __post_init__(self) -> None:
         checks.number("accuracy_share", self.accuracy_share, above=0, at_most=1, example=0.5)
@@ -131,17 +117,11 @@ _ROUNDING = 1e-9  # rounding error of a share of images
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """Triple for which policies are privacy-aware (Definition 2, Equations 3 and 4).
+    """Triple for which policies are privacy-aware (Definition 2, Equations 3 and 4)."""
 
-    Attributes:
-        epsilon: PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden.
-        delta: largest share of images reconstructed better, in [0, 1].
-        gamma: accuracy in [0, 1], an upper bound on the policy's cost.
-    """
-
-    epsilon: float
-    delta: float
-    gamma: float
+    epsilon: float  # PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden
+    delta: float  # largest share of images reconstructed better, in [0, 1]
+    gamma: float  # accuracy in [0, 1], an upper bound on the policy's cost
 
     def __post_init__(self) -> None:
         checks.number("epsilon", self.epsilon, example=20.0)

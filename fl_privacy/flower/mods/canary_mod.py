@@ -32,18 +32,10 @@ from fl_privacy.runs.folder.claims import records_of, write_claims
 from fl_privacy.types import Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-CANARIES = "fl-privacy.canaries"
-"""Record of ``context.state`` with the number of rounds and the seed of canaries."""
-
-SCORES = "fl-privacy.canary-scores"
-"""Record of ``context.state`` with the scores of canaries."""
-
-MOST_SECONDS = 60
-"""Limit on a round's canaries, since a server could send a model of very many arrays."""
-
-MOST_SCORES = 100_000
-"""Largest number of scores in ``context.state``; then canaries stop."""
+CANARIES = "fl-privacy.canaries"  # record of ``context.state`` with the number of rounds and the seed of canaries
+SCORES = "fl-privacy.canary-scores"  # record of ``context.state`` with the scores of canaries
+MOST_SECONDS = 60  # limit on a round's canaries, since a server could send a model of very many arrays
+MOST_SCORES = 100_000  # largest number of scores in ``context.state``; then canaries stop
 
 MOST_COORDINATES = 20_000
 """Largest number of values in a canary, the first ones of each array, since all have the same noise."""

@@ -21,9 +21,7 @@ from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import NAMES, Arrays, Config, NumPyClient, Reply
 from fl_privacy.types import Tensors
 
-LOSS = "loss"
-"""Key of an evaluation's loss in a kept answer."""
-
+LOSS = "loss"  # key of an evaluation's loss in a kept answer
 logger: logging.Logger = logging.getLogger(__name__)
 
 

@@ -27,8 +27,7 @@ from fl_privacy.types.plan import Normalization
 Train = Callable[..., object]
 """(net, loader) or (net, loader, config): trains ``net`` in place; config is the run's, updated by the message's."""
 
-CONFIG_NAMES = ("config", "cfg", "settings")
-"""Names of a third argument of ``train`` that gets the config."""
+CONFIG_NAMES = ("config", "cfg", "settings")  # names of a third argument of ``train`` that gets the config
 
 
 def probe_mod(

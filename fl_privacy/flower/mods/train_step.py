@@ -15,9 +15,7 @@ from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import expect_sound
 from fl_privacy.federation.training import PlainPass, private_names, private_values, public_state, store_private
-from fl_privacy.flower._node_memory import node_secret
-from fl_privacy.flower.records import PARTITION, load_state, save_state
-from fl_privacy.flower.reply_cache import Answers
+from fl_privacy.flower import _node_memory, records, reply_cache
 from fl_privacy.models import normalized
 from fl_privacy.rng import Secret, derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
@@ -65,7 +63,7 @@ def train_step(
             " make the client a PrivacyClient."
         )
     memory = RecordDict() if context is None else context.state
-    answers = None if seed is not None or context is None else Answers(context)
+    answers = None if seed is not None or context is None else reply_cache.Answers(context)
     plan, draws = LocalPlan(lr=lr, batch_norm="train"), _Draws.of(seed, context)
     return DefendedTraining(defense, net, memory, plan, normalization, draws, answers, round)
 
@@ -106,7 +104,7 @@ class DefendedTraining:
     plan: LocalPlan
     normalization: Normalization | None
     draws: "_Draws"
-    answers: Answers | None = None
+    answers: reply_cache.Answers | None = None
     round: int | None = None
     _state: ClientState = field(default_factory=ClientState, init=False)
     _kept: frozenset[str] = field(default=frozenset(), init=False)
@@ -125,7 +123,7 @@ class DefendedTraining:
                     "train_step is expected to get round=, the server-round of the message's config, but got none: the"
                     " same round could be asked for until what the defense draws is averaged away."
                 )
-        self._state = load_state(self.memory, next(self.net.parameters()).device).of_client(self.draws.number)
+        self._state = records.load_state(self.memory, next(self.net.parameters()).device).of_client(self.draws.number)
         self._rng = self.draws.once("defense")
         self._kept = private_names(self.net, self.defense)
         return self
@@ -164,7 +162,7 @@ class DefendedTraining:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._model is not None:
             store_private(self._private, ModelState({}, {}), self._state)
-            save_state(self.memory, self._state)
+            records.save_state(self.memory, self._state)
 
     def _prepared(self, shape: tuple[int, ...]) -> nn.Module:
         if self._model is None:
@@ -188,8 +186,8 @@ class _Draws:
     def of(cls, seed: int | Secret | None, context: Context | None) -> "_Draws":
         if context is None:
             return cls(Secret.draw() if seed is None else seed, "0")
-        client = str(context.node_config.get(PARTITION, context.node_id))
-        return cls(node_secret(context) if seed is None else seed, client)
+        client = str(context.node_config.get(records.PARTITION, context.node_id))
+        return cls(_node_memory.node_secret(context) if seed is None else seed, client)
 
     @property
     def number(self) -> int:

@@ -15,7 +15,6 @@ from fl_privacy.models.gradients.layered import Layered
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 _TOLERANCE = 1e-3
 
 
@@ -167,13 +166,9 @@ def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
 BatchGradient = Callable[[Tensor], Tensors]
 """(inputs (B, ...)) -> gradient of the mean loss by name, differentiable by the inputs."""
 
-_Plain = Callable[[Tensor, Tensor], Tensors]
-"""(inputs (B, ...), labels (B,)) -> the same by differentiating the loss."""
-
+_Plain = Callable[[Tensor, Tensor], Tensors]  # (inputs (B, ...), labels (B,)) -> the same by differentiating the loss
 _Way = Literal["folded", "layered", "plain"]
-
-_FEW = 2
-"""Number of examples of a trial."""
+_FEW = 2  # number of examples of a trial
 
 _tried: "WeakKeyDictionary[nn.Module, dict[tuple[object, ...], _Way]]" = WeakKeyDictionary()
 """Fastest right method of a model, by all that it may depend on."""

@@ -157,11 +157,8 @@ def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
 _NARROW, _MANY = 12, 16
 """Most input channels, and least images, for which phases are faster, if kernels span two strides."""
 
-_FEW = 4
-"""Most input channels of a victim for which products beat a convolution with a group for each victim."""
-
+_FEW = 4  # most input channels of a victim for which products beat a convolution with a group for each victim
 _Pair = Sequence[int]
-
 _compiles = ContextVar("compiles", default=False)
 
 
@@ -216,9 +213,7 @@ def transposed(back: Tensor, weight: Tensor, shape: Sequence[int], stride: int, 
 
 
 C = TypeVar("C", bound=nn.Conv2d)
-
-_LITTLE = 1_000_000
-"""Multiplications below which oneDNN's setup takes longer than the operation."""
+_LITTLE = 1_000_000  # multiplications below which oneDNN's setup takes longer than the operation
 
 
 class FrozenConv2d(nn.Conv2d):

@@ -173,8 +173,7 @@ def factorize(value: Tensor, rank: int) -> Factors | None:
 
 
 _TOLERANCE, _ROUNDING = 1e-3, 1e-6
-_SMALL = 1 << 14
-"""Elements up to which a gradient is always formed, since products take more operations."""
+_SMALL = 1 << 14  # elements up to which a gradient is always formed, since products take more operations
 
 
 class NotLayeredError(RuntimeError):

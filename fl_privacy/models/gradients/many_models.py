@@ -11,18 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_privacy.models.gradients.choose_method import decaying_step, step_slices
-from fl_privacy.models.gradients.convolution import convolution_as, pads_with_zeros
-from fl_privacy.models.gradients.hooks import leaving
-from fl_privacy.models.gradients.memory import written_by
-from fl_privacy.models.gradients.victims import plain_attention, set_mode
+from fl_privacy.models.gradients import choose_method, convolution, hooks, memory, victims
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-_FILLS = 1_500_000
-"""Multiplications from which each model's convolution is computed separately."""
-
-_Geometry = tuple[Any, Any, Any, int]
-"""Stride, padding, dilation and groups."""
+_FILLS = 1_500_000  # multiplications from which each model's convolution is computed separately
+_Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
@@ -40,13 +33,13 @@ class ConvolutionOfMany(nn.Conv2d):
 def for_many(model: nn.Module, inputs: Tensor) -> nn.Module:
     """Copy ``model`` for ``vmap`` over its values, on batches as large as ``inputs`` (B, C, H, W)."""
     copied = copy.deepcopy(model)
-    found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and pads_with_zeros(m)}
-    with torch.no_grad(), leaving(found) as calls:
+    found = {n: m for n, m in copied.named_modules() if n and type(m) is nn.Conv2d and convolution.pads_with_zeros(m)}
+    with torch.no_grad(), hooks.leaving(found) as calls:
         copied(inputs)
     work = {c.name: len(c.inputs) * c.output[0, 0].numel() * found[c.name].weight.numel() for c in calls}
     for name in {name for name, multiplications in work.items() if multiplications >= _FILLS}:
         parent, _, own = name.rpartition(".")
-        setattr(copied.get_submodule(parent), own, convolution_as(ConvolutionOfMany, found[name]))
+        setattr(copied.get_submodule(parent), own, convolution.convolution_as(ConvolutionOfMany, found[name]))
     return copied
 
 
@@ -108,8 +101,7 @@ def _first(info: Any, values: Tensor, place: int | None) -> Tensor:
 EXAMPLES_AT_ONCE, _ELEMENTS = 1 << 13, 1 << 26
 """Most examples of all models in one step or evaluation, and elements of their values, which bound the memory."""
 
-_WRITTEN = 1 << 30
-"""Most bytes that all models' layers write in one evaluation."""
+_WRITTEN = 1 << 30  # most bytes that all models' layers write in one evaluation
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +125,7 @@ class ManyModels:
         parameters, buffers = self.values.parameters, self.values.buffers
         return ModelState({n: p[index] for n, p in parameters.items()}, {n: b[index] for n, b in buffers.items()})
 
-    @plain_attention()
+    @victims.plain_attention()
     def trained(
         self, pool: Batch, order: Sequence[Tensor], plan: LocalPlan, *, longest: float = math.inf
     ) -> "ManyModels":
@@ -141,7 +133,7 @@ class ManyModels:
 
         A model's gradient of a step is clipped to the Euclidean norm ``longest``.
         """
-        set_mode(self.model, plan.batch_norm)
+        victims.set_mode(self.model, plan.batch_norm)
         model = for_many(self.model, pool.inputs[order[0][0]]) if order else self.model
         step = vmap(_loss_gradient(model, plan), randomness="different")
         parameters, buffers = self.values.parameters, self.values.buffers
@@ -154,12 +146,12 @@ class ManyModels:
                 lengths = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients.values()]
                 factor = (longest / torch.stack(lengths).norm(dim=0)).clamp_max(1)
                 gradients = {name: g * factor.view(-1, *(1 for _ in g.shape[1:])) for name, g in gradients.items()}
-            direction, moments = decaying_step(gradients, parameters, moments, plan, number)
+            direction, moments = choose_method.decaying_step(gradients, parameters, moments, plan, number)
             parameters = {n: p if n in held else p - plan.lr * direction[n] for n, p in parameters.items()}
         return ManyModels(self.model, ModelState(parameters, buffers))
 
     @torch.no_grad()
-    @plain_attention()
+    @victims.plain_attention()
     def measured(self, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Compute ``measure`` (N,) of each model's logits and the labels of the same N examples, (M, N).
 
@@ -172,7 +164,7 @@ class ManyModels:
 
         apply = vmap(one, in_dims=(0, 0, None, None))
         first, few = self[0], (examples.inputs[:1], examples.labels[:1])
-        written = len(self) * written_by(lambda: one(first.parameters, first.buffers, *few))
+        written = len(self) * memory.written_by(lambda: one(first.parameters, first.buffers, *few))
         size = max(1, min(EXAMPLES_AT_ONCE // len(self), _WRITTEN // max(1, written)))
         pairs = zip(torch.split(examples.inputs, size), torch.split(examples.labels, size), strict=True)
         return torch.cat([apply(self.values.parameters, self.values.buffers, *pair) for pair in pairs], 1)
@@ -186,7 +178,7 @@ def models_at_once(model: nn.Module, batch_size: int) -> int:
 def local_orders(subsets: Tensor, plan: LocalPlan, rng: torch.Generator) -> list[Tensor]:
     """Draw the local steps of M clients, each in its own order: indices (M, B) of each step."""
     clients, number = subsets.shape
-    slices = step_slices(number, plan)
+    slices = choose_method.step_slices(number, plan)
     passes = max(1, sum(part.start == 0 for part in slices))
     orders = [torch.rand(clients, number, generator=rng).argsort(1) for _ in range(passes)]
     current, steps = -1, []

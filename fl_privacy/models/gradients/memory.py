@@ -16,9 +16,7 @@ from torch.utils._pytree import tree_leaves
 from fl_privacy.errors import UserError
 
 _SHARE = 0.4
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-"""Parameters of ``mallopt`` in glibc's malloc.h."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # parameters of ``mallopt`` in glibc's malloc.h
 
 _ALWAYS, _GROWN_TRIM, _GROWN_MMAP, _USUAL_MAX = 2**31 - 1, 64 * 2**20, 32 * 2**20, 1 << 16
 """Thresholds that glibc adapts to as large blocks are freed, and its limit of mapped blocks."""

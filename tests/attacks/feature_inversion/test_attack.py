@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import GradientInversion, model_inversion
-from fl_privacy.attacks.feature_inversion import recover_by_lemma
-from fl_privacy.attacks.feature_inversion.attack import UNKNOWN, Recovery, applies
+from fl_privacy.attacks.feature_inversion import UNKNOWN, Recovery, applies, recover_by_lemma
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.settings import Uniform
 from fl_privacy.attacks.optimizers import LBFGS
