@@ -68,6 +68,9 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
         ("print(sys.argv[1])", ("{partition}",)),
+        ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
+        ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
+        ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
     ],
 )
 def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given: tuple[str, ...]) -> None:

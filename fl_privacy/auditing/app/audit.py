@@ -233,6 +233,11 @@ class AppAudit(AuditSession):
             self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
         if there.lent:
             self.notes.append(lent_in_words(there.lent))
+        if there.keras:
+            self.notes.append(
+                "Keras ran on PyTorch, where its steps can be attacked; the environment variable"
+                " KERAS_BACKEND=tensorflow keeps it on TensorFlow."
+            )
         if there.devices:
             self.notes.append(f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.")
 

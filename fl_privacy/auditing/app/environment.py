@@ -21,7 +21,7 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.lent import cpu_lent, moved_names_lent, trackers_left_out
+from fl_privacy.auditing.app.lent import cpu_lent, keras_lent, moved_names_lent, trackers_left_out
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -57,6 +57,7 @@ class Around:
         audits: an entry for each of its own audits that was left out.
         lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
         devices: devices that it names and this machine lacks.
+        keras: ``True`` if its Keras runs on PyTorch.
     """
 
     data: set[str]
@@ -65,6 +66,7 @@ class Around:
     lent: list[str]
     silent: list[str]
     devices: list[str]
+    keras: bool
 
 
 @contextmanager
@@ -90,7 +92,8 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
 
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
-        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()))
+        keras = stack.enter_context(keras_lent(app))
+        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()), keras)
 
 
 @contextmanager

@@ -3,18 +3,27 @@
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.federation.replies import attempt
+
+MOST_READ = 2000
+"""Largest number of an app's files that are searched for Keras."""
 
 _COMPAT = "flwr.compat.common"
 
@@ -199,6 +208,30 @@ def cpu_lent() -> Iterator[list[str]]:
             yield asked
         finally:
             del torch.Tensor.to, torch.Tensor.cuda  # of their base again
+
+
+_OF_KERAS = re.compile(r"\btf\.keras\b|\btensorflow\.keras\b|^\s*(import|from) keras\b|\bimport keras\b", re.MULTILINE)
+_OF_TENSORFLOW = re.compile(
+    r"GradientTape|\btf_keras\b|tensorflow_(privacy|federated|model_optimization)|\btf\.(function|Module|compat\.v1)\b"
+    r"|tensorflow\.python|KERAS_BACKEND"
+)
+
+
+@contextmanager
+def keras_lent(app: Path) -> Iterator[bool]:
+    """Run Keras on PyTorch, whose steps are watched, if the app has Keras train; yield whether it does.
+
+    An app that differentiates by TensorFlow itself, or names a backend, keeps its own.
+    """
+    files = (path for suffix in ("py", "ipynb") for path in sorted(app.rglob(f"*.{suffix}"))[:MOST_READ])
+    code = "\n".join(text for path in files if isinstance(text := attempt(partial(path.read_text, "utf-8")), str))
+    wanted = bool(_OF_KERAS.search(code)) and not _OF_TENSORFLOW.search(code)
+    if wanted and "keras" not in sys.modules and importlib.util.find_spec("keras") is not None:
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        if not torch.cuda.is_available():
+            sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # its LLVM and TensorFlow's exclude each other
+        importlib.import_module("keras")
+    yield wanted and keras_on_torch() is not None
 
 
 class _Silent(ModuleType):

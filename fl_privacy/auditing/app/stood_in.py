@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
-from fl_privacy.auditing.app.scripts import parsed, reached
+from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
 from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     OF_KERAS,
@@ -73,6 +74,7 @@ class Hooks:
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
         self._elsewhere: list[Path] = []
+        self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         """Yield modules, their functions (``name`` or ``Class.name``), and what answers calls of these."""
@@ -98,8 +100,8 @@ class Hooks:
             ("os", "mkdir", self.made),
             ("builtins", "open", self.opened),
             ("PIL.Image", "open", drawn(drawing.picture)),
-            *(("os.path", name, _is_there) for name in ("exists", "isfile")),
-            *(("pathlib", f"Path.{name}", _is_there) for name in ("exists", "is_file")),
+            *(("os.path", name, self.there) for name in ("exists", "isfile")),
+            *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),
         )
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
@@ -126,6 +128,9 @@ class Hooks:
     def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
         named = (value for key, value in kwargs.items() if "path" in key or key in {"file", "f"})
         path = args[0] if args else next(named, "")
+        there = self._twin(path)
+        if there is not path:
+            return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
         return draw(path) if _is_missing(path) else original(*args, **kwargs)
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,12 +193,31 @@ class Hooks:
             self._elsewhere.append(Path(path))
             return self.made(original, path)
 
-    def _twin(self, path: Any) -> Any:
-        is_path = isinstance(path, str | Path) and any(Path(path).is_relative_to(each) for each in self._elsewhere)
-        return str(self.drawing.files / "elsewhere" / Path(path).relative_to("/")) if is_path else path
+    def _twin(self, path: Any, *, reads: bool = True) -> Any:
+        """Return the path of what the app names by a path of Windows, or from another of its folders."""
+        if not _is_missing(path):
+            return path
+        plain = Path(str(path).replace("\\", "/"))
+        if any(plain.is_relative_to(each) for each in self._elsewhere):
+            return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
+        own = tuple(part for part in plain.parts if part not in {"..", "."})
+        if not reads or plain.is_absolute() or not plain.suffix or not own:
+            return path
+        if own[-1] not in self._found:
+            self._found[own[-1]] = list(islice(self.drawing.files.rglob(own[-1]), MOST_PLACES))
+        near = (plain, *sorted(self._found[own[-1]], key=lambda each: len(each.parts)))
+        found = (each for each in near if each.parts[-len(own) :] == own and not _is_missing(each))
+        return next((str(each) for each in found if "stand-in" not in each.parts), path)
+
+    def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
+        """Let a script that looks for data before it reads them go on: the reader draws them."""
+        named = Path(str(path))
+        tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
+        drawn = named.suffix.lower() in DRAWN or tensors
+        return original(path, *args, **kwargs) or drawn or self._twin(path) is not path
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        file = self._twin(file)
+        file = self._twin(file, reads=not set(mode) & set("wax"))
         drawn = not set(mode) & set("wax+") and Path(str(file)).suffix in {".csv", ".tsv", ".txt"}
         if drawn and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
             file = self.drawing.written(Path(file))
@@ -262,13 +286,6 @@ class Hooks:
         if kwargs.get("return_X_y"):
             return rows, target
         return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
-
-
-def _is_there(original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-    """Let a script that looks for data before it reads them go on: the reader draws them."""
-    named = Path(str(path))
-    tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
-    return original(path, *args, **kwargs) or named.suffix.lower() in DRAWN or tensors
 
 
 def _is_missing(path: object) -> bool:

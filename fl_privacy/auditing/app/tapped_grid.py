@@ -144,7 +144,11 @@ class TappedGrid(LocalGrid):
                 self._join()
             return original(manager, num_clients, *args, **kwargs)
 
-        with replaced(SimpleClientManager, "wait_for", around):
+        def sampled(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> Any:
+            manager.wait_for(min(num_clients, MOST_JOINED))
+            return original(manager, num_clients, *args, **kwargs)
+
+        with replaced(SimpleClientManager, "wait_for", around), replaced(SimpleClientManager, "sample", sampled):
             yield
 
     def _join(self) -> None:
