@@ -364,6 +364,8 @@ def _loss(
         if len(later) == 1 and _is_plain(used[0]):
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], asked - told, target)
+        if labels.shape == (batch, width) and width > 1 and not labels.is_floating_point():
+            labels = labels.float()  # whole numbers would be taken for classes
         bounded = any(call.function is F.binary_cross_entropy for call in later)  # raises for targets outside of [0, 1]
 
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -472,7 +474,7 @@ def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str
         inside = next((f"parts.{k}." for k, module in enumerate(seen.modules) if module is part), None)
         for name in () if inside is None else [name for name in seen.before if name.startswith(inside)]:
             rest = name.removeprefix(str(inside))
-            rest = getattr(model.parts[place], "named", {}).get(rest, rest)  # type: ignore[index, union-attr]
+            rest = getattr(model.parts[place], "named", {}).get(rest, rest)  # type: ignore[index]
             for prefix in ("_module.", "module.", "_orig_mod."):
                 if f"parts.{place}.{rest}" not in own:
                     rest = rest.removeprefix(prefix)

@@ -88,6 +88,8 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
+    if script is not None and server is not None:
+        raise UserError(f"--script or --server is expected, but got both: {script} and {server}.")
     several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         **{name: tuple(given or ()) for name, given in several.items()},
@@ -104,8 +106,8 @@ def audit(  # noqa: PLR0917
     if check:
         say(found.in_words())
         raise typer.Exit(1 if found.stops else 0)
-    if found.stops:
-        raise UserError(found.stops)
+    if why := found.stops_with(stand_in=stand_in):
+        raise UserError(why)
     run: Audited = partial(_audited, app, asked, out)
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))

@@ -61,6 +61,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("-i", "--id", choices=["a", "b"])', ("--id", "{partition:a|b}")),
         ('parser.add_argument("--node-id", choices=range(1, N + 1))', ("--node-id", "{partition+1}")),
         ('parser.add_argument("--epoch", required=True)', ("--epoch", "1")),
+        ('parser.add_argument("--train_end_idx", type=int, default=0)', ("--train_end_idx", "200")),
         ('parser.add_argument("--ahead", required=True, choices=range(0, 7))', ("--ahead", "0")),
         ('parser.add_argument("--mode", required=True, choices=["iid", "skewed"])', ("--mode", "iid")),
         ('parser.add_argument("--num-clients", required=True)', ("--num-clients", "{nodes}")),
@@ -154,6 +155,16 @@ def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tm
     assert not record["problems"] and record["models"]
 
 
+def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None:
+    server = "found = [input('Strategy (fedavg/fedprox): '), input('Strategy (fedavg/fedprox): ')]\n"
+    server += "assert found == ['fedavg', 'fedprox'] and input('Decay [0.5]: ') == ''\n" + parts.SERVER
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    assert audited(folder, tmp_path / "out", seconds=1)["models"]
+    (folder / "server.py").write_text("while input('Name? ') != 'Eve':\n    pass\n" + parts.SERVER)
+    with pytest.raises(UserError, match=r"asks 'Name.' again and again"):
+        audited(folder, tmp_path / "again")
+
+
 def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", app=parts.SIMULATION)
     (folder / "inner" / "parts").mkdir(parents=True)
@@ -196,3 +207,9 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "ended without" in capsys.readouterr().err
     assert run_command_line(["audit", str(folder), "--script", "gone.py", "--out", str(tmp_path / "out")]) == 2
     assert "expected to be files of" in capsys.readouterr().err
+    assert run_command_line(["audit", str(folder), "--script", "server.py", "--server", "server.py"]) == 2
+    assert "--script or --server is expected, but got both" in capsys.readouterr().err
+    (folder / "server.py").write_text("")
+    (folder / "pyproject.toml").write_text("[project]\nname = 'a'\n")
+    assert run_command_line(["audit", str(folder), "--check"]) == 2
+    assert "with scripts that start a simulation" in capsys.readouterr().err

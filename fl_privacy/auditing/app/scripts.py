@@ -29,7 +29,7 @@ _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
 _COUNT = re.compile(r"^(num|n|number|total)[-_]?(of[-_]?)?(clients|partitions|nodes|users|workers|sites)$")
-_ENDS = re.compile(r"(^|[-_])(end|stop|until)([-_]|$)")
+_ENDS = re.compile(r"(.*[-_])?(end|stop|until)([-_]|$)")
 _USUAL = (
     (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
     (re.compile(r"^(num|n|local)?[-_]?(local)?[-_]?epochs?$"), "1"),
@@ -38,7 +38,7 @@ _USUAL = (
     (re.compile(r"^device$"), "cpu"),
     (re.compile(r"^(random[-_]?)?(seed|state)$"), "0"),
     (re.compile(r"^port$"), "8080"),
-    (re.compile(r"(^|[-_])(start|begin|from)([-_]|$)"), "0"),
+    (re.compile(r"(.*[-_])?(start|begin|from)([-_]|$)"), "0"),
     (_ENDS, "200"),
 )
 """Names of options that a script can require -> what they are given."""
@@ -308,7 +308,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 continue
             flag = next((each for each in flags if each.startswith("--")), flags[0])
             name, choices = flag.lstrip("-").lower(), constant(told.get("choices"))
-            empty = constant(told.get("default")) == 0 and bool(_ENDS.search(name))
+            empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             first = _first_of_range(told.get("choices"))
             if of_client and name and _OF_CLIENT.match(name):

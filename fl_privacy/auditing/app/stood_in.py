@@ -99,6 +99,7 @@ class Hooks:
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             ("os", "mkdir", self.made),
             ("builtins", "open", self.opened),
+            ("io", "open", self.opened),  # of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
             *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),

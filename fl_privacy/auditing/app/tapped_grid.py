@@ -92,6 +92,7 @@ class TappedGrid(LocalGrid):
         self._named: dict[str, set[str]] = defaultdict(set)
         self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         self.joined, self._looks, self._since = 0, 0, 0.0
+        self._covered = Counter[bool]()
 
     def evaluation(self) -> dict[str, float]:
         """Return the figures of clients' last evaluation, each a mean weighted by their numbers of examples."""
@@ -114,6 +115,12 @@ class TappedGrid(LocalGrid):
         of = self.replies
         every = [CountedLeak(**vars(leak), kind=k[0], times=counted[k], of=of[k[0]]) for k, leak in first.items()]
         return sorted(every, key=lambda one: (order[one.severity], one.where))
+
+    def covers(self) -> str:
+        """Say on how many replies the defense was put; empty for all that were trained."""
+        if not self._covered[False]:
+            return ""
+        return f" on {self._covered[True]} of {self._covered.total()} replies"
 
     def asked_clients(self) -> list[AskedClient]:
         """Return the clients with kept answers, which can be asked again."""
@@ -187,6 +194,8 @@ class TappedGrid(LocalGrid):
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, _flat(down), seen, context)
+        if self._defense is not None and kind.startswith("train") and not reply.has_error():
+            self._covered[known is not None] += any(reply.content.array_records.values())
         noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, meant=known))
         self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):

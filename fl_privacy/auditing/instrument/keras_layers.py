@@ -46,7 +46,7 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
         betas = (float(told["beta_1"]), float(told["beta_2"]))
         return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=told["epsilon"], amsgrad=told["amsgrad"])
     unlike: Any = type(kind + " of Keras", (torch.optim.Optimizer,), {})
-    return unlike(parameters, {"lr": lr})  # type: ignore[no-any-return]
+    return unlike(parameters, {"lr": lr})
 
 
 class FromKeras(nn.Module):
@@ -76,7 +76,7 @@ class FromKeras(nn.Module):
 
     def forward(self, inputs: Tensor, **kwargs: Any) -> Tensor:
         """Compute the outputs."""
-        return self.layers(inputs)  # type: ignore[no-any-return]
+        return self.layers(inputs)
 
 
 def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield what a Keras layer is in PyTorch, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
-    strided = getattr(layer, "padding", "") == "same" and kind.startswith("Conv") and max(layer.strides) > 1
-    if strided and len(shape) == 4:
+    strided = getattr(layer, "padding", "") == "same" and kind == "Conv2D" and max(layer.strides) > 1
+    if strided:
         yield nn.ZeroPad2d(_same(shape[1:-1], layer.kernel_size, layer.strides)), {}
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
@@ -122,15 +122,13 @@ def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -
     match kind:
         case "Dense":
             return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
-        case "Conv2D" | "Conv1D" if layer.data_format == "channels_last" and layer.padding in ("valid", "same"):
-            conv: Any = nn.Conv2d if kind == "Conv2D" else nn.Conv1d
-            padding = "same" if layer.padding == "same" and not strided else 0
+        case "Conv2D" if layer.data_format == "channels_last":
+            padding: Any = "same" if layer.padding == "same" and not strided else 0
             sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, layer.groups
-            known = len(shape) == 4 or (not strided and shape[1] is not None)
-            return conv(shape[-1], layer.filters, *sizes, bias=layer.use_bias) if known else None
+            return nn.Conv2d(shape[-1], layer.filters, *sizes, bias=layer.use_bias)
         case "BatchNormalization":
-            norm: Any = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
-            return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)  # type: ignore[no-any-return]
+            norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+            return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
     return None
 
 
@@ -162,13 +160,11 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
     return made
 
 
-def _same(sides: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+def _same(sides: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, int]:
     """Return the padding (left, right, top, bottom) that Keras calls ``same``."""
-    found: list[int] = []
-    for side, width, stride in reversed([*zip(sides, kernel, strides, strict=True)]):
-        whole = max((-(-side // stride) - 1) * stride + width - side, 0)
-        found += [whole // 2, whole - whole // 2]
-    return tuple(found)
+    told = zip(sides, kernel, strides, strict=True)
+    above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
+    return beside // 2, beside - beside // 2, above // 2, above - above // 2
 
 
 class _Flatten(nn.Flatten):
