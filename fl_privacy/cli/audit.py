@@ -88,8 +88,6 @@ def audit(  # noqa: PLR0917
     The app's code runs in this process, as `flwr run` would run it. The page first lists what is sent in the clear,
     then what can be reconstructed from updates, from one example in one step to the app's real uploads.
     """
-    if script is not None and server is not None:
-        raise UserError(f"--script or --server is expected, but got both: {script} and {server}.")
     several = {"run_config": run_config, "node_config": node_config, "defense": with_defense}
     asked = _asked(nodes, rounds, victims=victims, budget=budget, seconds=seconds) | {
         **{name: tuple(given or ()) for name, given in several.items()},
@@ -97,7 +95,7 @@ def audit(  # noqa: PLR0917
         "device": device,
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
-        "chosen": _chosen(script or server, client or (), server_args, client_args),
+        "chosen": _chosen(script, server, client or (), server_args, client_args),
     }
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
@@ -148,8 +146,12 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
 
 
 def _chosen(
-    server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
+    script: Path | None, server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
 ) -> dict[str, Any] | None:
+    if script is not None and server is not None:
+        raise UserError(f"--script or --server is expected, but got both: {script} and {server}.")
+    server = script or server
+
     def words(option: str, text: str) -> list[str]:
         try:
             return shlex.split(text)

@@ -188,11 +188,21 @@ def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
     named = "class Named(fl.server.strategy.FedAvg):\n    def configure_fit(self, rnd, parameters, client_manager):\n"
     named += "        return super().configure_fit(rnd, parameters, client_manager)\n"
     server = parts.SERVER.replace(
-        "fl.server.strategy.FedAvg(", "Named(fraction_eval=0.5, eval_fn=lambda weights: None, "
+        "fl.server.strategy.FedAvg(",
+        "Named(fraction_eval=0.5, eval_fn=lambda weights: None, initial_parameters=initial, ",
     ).replace("\n\n", f"\n{named}\n", 1)
+    server = f"from network import FlowerClient\ninitial = FlowerClient(0).get_parameters({{}})\n{server}"
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
     assert not record["problems"] and record["models"]
+
+
+def test_why_no_message_left_is_named(tmp_path: Path) -> None:
+    server = parts.SERVER.replace("FedAvg(", "FedAvg(on_fit_config_fn=lambda number: {'rate': object()}, ")
+    assert server != parts.SERVER
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    assert "TypeError" in record["headline"] or any("TypeError" in each for each in record["problems"]), record
 
 
 def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

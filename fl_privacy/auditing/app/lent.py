@@ -170,6 +170,8 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     """Make a strategy with options as before Flower 1.0."""
     if eval_fn is not None:
         kwargs["evaluate_fn"] = lambda server_round, weights, config: eval_fn(weights)
+    if isinstance(given := kwargs.get("initial_parameters"), list):
+        kwargs["initial_parameters"] = importlib.import_module("flwr.common").ndarrays_to_parameters(given)
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 

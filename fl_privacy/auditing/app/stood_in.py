@@ -107,7 +107,8 @@ class Hooks:
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
                 yield from ((f"{place}.{name}", "load_data", fetched(partial(self.keras, name))) for name in OF_KERAS)
-            yield "keras.src.utils.file_utils", "get_file", fetched(_got)
+            for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
+                yield place, "get_file", fetched(_got)
             yield "keras", "Model.load_weights", _unless_missing
         if drawing.uses("cv2"):
             yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
@@ -122,6 +123,14 @@ class Hooks:
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, **kwargs: Any) -> Any:
+        files = kwargs.get("data_files")
+        if (
+            str(path) in FORMATS
+            and isinstance(files, str)
+            and "://" not in files
+            and _is_missing(there := self._twin(files))
+        ):
+            return self.drawing.hub(there, name, kwargs.get("split"))
         if str(path) in FORMATS or os.access(str(path), os.F_OK) or self.mirror(str(path), name):
             return original(path, name, **kwargs)
         return self.drawing.hub(str(path), name, kwargs.get("split"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import math
 import re
 import threading
@@ -27,6 +28,7 @@ from fl_privacy.auditing.instrument.packed import unpacked
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched, replaced
 from fl_privacy.auditing.scenario_problem import WatchedReply
 from fl_privacy.auditing.scenarios import AskedClient
+from fl_privacy.errors import in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
@@ -155,7 +157,19 @@ class TappedGrid(LocalGrid):
             manager.wait_for(min(num_clients, MOST_JOINED))
             return original(manager, num_clients, *args, **kwargs)
 
-        with replaced(SimpleClientManager, "wait_for", around), replaced(SimpleClientManager, "sample", sampled):
+        def asked(original: Any, *args: Any, **kwargs: Any) -> Any:
+            results, failures = original(*args, **kwargs)
+            for each in failures:  # before a message left; errors in replies are noted as such
+                if isinstance(each, BaseException) and "contains an Error" not in str(each):
+                    self.failures[in_one_line(each)[:MOST_SHOWN]] += 1
+            return results, failures
+
+        servers = importlib.import_module("flwr.server.server")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(SimpleClientManager, "wait_for", around))
+            stack.enter_context(replaced(SimpleClientManager, "sample", sampled))
+            for name in ("fit_clients", "evaluate_clients"):
+                stack.enter_context(replaced(servers, name, asked))
             yield
 
     def _join(self) -> None:
