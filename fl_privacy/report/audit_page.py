@@ -218,7 +218,8 @@ class AuditRecord:
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
-            return f"No upload was attacked: {self._why}. From gradients, which never leave in this form, {of}"
+            why = " yet" if self.going_on else f": {self._why}"
+            return f"No upload was attacked{why}. From gradients, which never leave in this form, {of}"
         if self.going_on:
             return "No upload was attacked yet"
         if any(one.estimate for one in self.aggregate):

@@ -283,6 +283,8 @@ def test_an_apps_own_files_are_found_in_other_folders_and_by_paths_of_windows(
             assert json.load(file) == {"rounds": 3}
         with open("config.json", "w") as file:  # noqa: PTH123
             file.write("{}")
+        with open("logs/one/run.log", "a") as file:  # noqa: PTH123
+            file.write("begun")
         with pytest.raises(FileNotFoundError):
             open("other.json")  # noqa: PTH123, SIM115
     assert (tmp_path / "files" / "config.json").read_text() == "{}"

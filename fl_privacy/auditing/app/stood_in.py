@@ -227,7 +227,10 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn or self._twin(path) is not path
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        file = self._twin(file, reads=not set(mode) & set("wax"))
+        written = bool(set(mode) & set("wax"))
+        file = self._twin(file, reads=not written)
+        if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
+            Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         drawn = not set(mode) & set("wax+") and Path(str(file)).suffix in {".csv", ".tsv", ".txt"}
         if drawn and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
             file = self.drawing.written(Path(file))
