@@ -187,6 +187,7 @@ WRONG: Mapping[str, str] = {
     "yaYa13360/flwr_aidms": "no package index has one of that name",
     "ipremuzic/flowerFL": "it asked clients, by parameters of an earlier Flower",
     "ritvika-sonawane/flwr-embedded-example": "it writes that file, and its folder is missing",
+    "aneesh-aparajit/flwr-tutorial": "it names an argument that `--stand-in` takes by place alone, an error of ours",
     "helios190/FL-Demo-With-Flower": "the time of this script was over, not the attacks",
 }
 """Project of the fourth draw whose page or error names a wrong cause, by hand -> what is so."""

@@ -319,3 +319,12 @@ def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> Non
         assert isinstance(3, names["Base"]) is False and silent == []  # type: ignore[arg-type]
     with pytest.raises(ModuleNotFoundError, match="No module named"):
         exec("import gone_as_such", {})
+
+
+def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:
+    net, weights = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).state_dict()
+    with stood_in(drawing_of("", tmp_path)):
+        net.load_state_dict(state_dict=weights, strict=True)
+        assert torch.equal(net.weight, weights["weight"])
+        net.load_state_dict(state_dict=torch.load("gone_model.pth"), strict=True)
+    assert torch.equal(net.weight, weights["weight"])

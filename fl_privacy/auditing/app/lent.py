@@ -256,17 +256,16 @@ def keras_lent(code: str) -> Iterator[bool]:
             sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # its LLVM and TensorFlow's exclude each other
         importlib.import_module("keras")
     keras = keras_on_torch() if wanted else None
+
+    def made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:  # with options as before Keras 3
+        kwargs.pop("decay", None)
+        original(optimizer, *args, **{"learning_rate" if key == "lr" else key: v for key, v in kwargs.items()})
+
     with ExitStack() as stack:
         for kind in vars(keras.optimizers).values() if keras is not None else ():
             if isinstance(kind, type) and "__init__" in vars(kind):
-                stack.enter_context(replaced(kind, "__init__", _with_present_rate))
+                stack.enter_context(replaced(kind, "__init__", made))
         yield keras is not None
-
-
-def _with_present_rate(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-    """Make an optimizer of Keras with options as before Keras 3."""
-    kwargs.pop("decay", None)
-    original(optimizer, *args, **{"learning_rate" if key == "lr" else key: value for key, value in kwargs.items()})
 
 
 @contextmanager

@@ -316,7 +316,7 @@ def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> A
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
 
 
-def _unless_missing(original: Any, network: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(state, NoWeights):
+def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(each, NoWeights) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
-    return original(network, state, *args, **kwargs)
+    return original(network, *args, **kwargs)

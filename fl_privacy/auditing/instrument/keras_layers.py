@@ -102,8 +102,10 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
     strided = getattr(layer, "padding", "") == "same" and kind == "Conv2D" and max(layer.strides) > 1
-    if strided:
-        yield nn.ZeroPad2d(_same(shape[1:-1], layer.kernel_size, layer.strides)), {}
+    if strided:  # "same" pads behind more than before
+        told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
+        above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
+        yield nn.ZeroPad2d((beside // 2, beside - beside // 2, above // 2, above - above // 2)), {}
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}
@@ -158,13 +160,6 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "Activation":
             made = nn.Identity()
     return made
-
-
-def _same(sides: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int, int]:
-    """Return the padding (left, right, top, bottom) that Keras calls ``same``."""
-    told = zip(sides, kernel, strides, strict=True)
-    above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
-    return beside // 2, beside - beside // 2, above // 2, above - above // 2
 
 
 class _Flatten(nn.Flatten):
