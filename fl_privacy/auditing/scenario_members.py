@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_privacy.auditing.instrument.keras_layers import FromKeras, laid_out
 from fl_privacy.auditing.instrument.program import Program, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, names_in, reason_of
@@ -37,11 +38,14 @@ class _Losses:
             module.flatten_parameters()
         own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         for name, value in values.items():
-            if name in self.names and own[self.names[name]].shape == value.shape:
-                own[self.names[name]].copy_(value)
+            held = laid_out(model, self.names[name], value) if name in self.names else value
+            if name in self.names and own[self.names[name]].shape == held.shape:
+                own[self.names[name]].copy_(held)
         parameters, found = dict(model.named_parameters()), []
         for example in examples:
             given = {number: example[place] for number, place in self.places.items()}
+            if any(isinstance(part, FromKeras) for part in model.modules()):
+                given = {number: value.movedim(-1, 1) if value.dim() == 4 else value for number, value in given.items()}
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 found.append(float(self.program.run(given, list(model.get_submodule("parts").children()), parameters)))

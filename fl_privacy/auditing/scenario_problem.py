@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
+from fl_privacy.auditing.instrument.keras_layers import FromKeras, is_keras, laid_out
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
@@ -113,7 +114,8 @@ class StepProblem:
 
     def observed(self, number: int, tensors: Tensors, plan: LocalPlan) -> Observation:
         """Build the observation of an upload of these tensors, by their observed names."""
-        own = {self.names[name]: value for name, value in tensors.items() if name in self.names}
+        found = ((self.names[name], value) for name, value in tensors.items() if name in self.names)
+        own = {name: laid_out(self.model, name, value) for name, value in found}
         parameters = {name: v for name, v in own.items() if name in self.sent.parameters}
         if not parameters:
             raise NotAttackedError(
@@ -155,6 +157,9 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
     variables, batch = _searched(program, _leaves(program, first))
+    if is_keras(program.parts[first.part]):  # whose channels come last
+        kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
+        program = replace(program, constants=kept)
     plain = replace(program, parts=tuple(cleaned(part) for part in program.parts))
     shapes = [tuple(program.constants[n].shape[1:]) for n in variables]
     is_image = len(shapes) == 1 and len(shapes[0]) == 3 and shapes[0][0] in (1, 2, 3, 4)
@@ -178,7 +183,8 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
     names, own = names_in(seen, program, model), dict((*model.named_parameters(), *model.named_buffers()))
-    before = {names[n]: v for n, v in seen.before.items() if n in names and v.shape == own[names[n]].shape}
+    held = ((names[n], laid_out(model, names[n], v)) for n, v in seen.before.items() if n in names)
+    before = {name: value for name, value in held if value.shape == own[name].shape}
     parts = (model.named_parameters(), model.named_buffers())
     sent = ModelState(*({name: before.get(name, v.detach().clone()) for name, v in each} for each in parts))
     problem = StepProblem(
@@ -207,7 +213,8 @@ def _added_up(problem: StepProblem, seen: Watched) -> StepProblem:
     values = [program.constants[number] for number in taken - known if number in program.constants]
     if any(value.is_floating_point() and value.dim() > 0 for value in values):
         raise NotAttackedError(f"the gradients of {seen.added} losses of different batches are added up before a step")
-    own = {problem.names[name]: value.flatten() for name, value in seen.gradients.items() if name in problem.names}
+    named = ((problem.names[name], value) for name, value in seen.gradients.items() if name in problem.names)
+    own = {name: laid_out(problem.model, name, value).flatten() for name, value in named}
     asked = [(p, own[name]) for name, p in still.named_parameters() if name in own and p.requires_grad]
     if not asked:
         raise NotAttackedError("the optimizer's parameters are none of the network's")
@@ -357,6 +364,8 @@ def _loss(
         if len(later) == 1 and _is_plain(used[0]):
             return output, CROSS_ENTROPY, labels
         target, labels = _as_compared(program, used[0], asked - told, target)
+        if labels.shape == (batch, width) and width > 1 and not labels.is_floating_point():
+            labels = labels.float()  # whole numbers would be taken for classes
         bounded = any(call.function is F.binary_cross_entropy for call in later)  # raises for targets outside of [0, 1]
 
         def replayed(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -421,7 +430,12 @@ def _width(program: Program, output: int) -> int:
 
 
 def cleaned(part: nn.Module) -> nn.Module:
-    """Copy a module without wrappers and other libraries' hooks."""
+    """Copy a module without wrappers and other libraries' hooks, one of Keras in PyTorch's layers."""
+    if is_keras(part):
+        try:
+            return FromKeras(part)
+        except UserError as error:
+            raise NotAttackedError(str(error)) from error
     inner = unwrapped(part)
     while (within := getattr(inner, "_module", None)) is not None and isinstance(within, nn.Module):
         inner = within
@@ -460,6 +474,7 @@ def names_in(seen: Watched, program: Program, model: nn.Module) -> dict[str, str
         inside = next((f"parts.{k}." for k, module in enumerate(seen.modules) if module is part), None)
         for name in () if inside is None else [name for name in seen.before if name.startswith(inside)]:
             rest = name.removeprefix(str(inside))
+            rest = getattr(model.parts[place], "named", {}).get(rest, rest)  # type: ignore[index]
             for prefix in ("_module.", "module.", "_orig_mod."):
                 if f"parts.{place}.{rest}" not in own:
                     rest = rest.removeprefix(prefix)

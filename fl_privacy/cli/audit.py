@@ -95,7 +95,7 @@ def audit(  # noqa: PLR0917
         "device": device,
         "mirror": None if mirror is None else str(expanded(mirror).absolute()),
         "stand_in": stand_in,
-        "chosen": _chosen(script or server, client or (), server_args, client_args),
+        "chosen": _chosen(script, server, client or (), server_args, client_args),
     }
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
     from fl_privacy.auditing.app.check import check_app  # noqa: PLC0415
@@ -104,8 +104,8 @@ def audit(  # noqa: PLR0917
     if check:
         say(found.in_words())
         raise typer.Exit(1 if found.stops else 0)
-    if found.stops:
-        raise UserError(found.stops)
+    if why := found.stops_with(stand_in=stand_in):
+        raise UserError(why)
     run: Audited = partial(_audited, app, asked, out)
     if sandbox:
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
@@ -146,8 +146,12 @@ def _asked(nodes: int | None, rounds: int, *, victims: int, budget: str, seconds
 
 
 def _chosen(
-    server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
+    script: Path | None, server: Path | None, clients: Sequence[Path], server_args: str | None, client_args: str | None
 ) -> dict[str, Any] | None:
+    if script is not None and server is not None:
+        raise UserError(f"--script or --server is expected, but got both: {script} and {server}.")
+    server = script or server
+
     def words(option: str, text: str) -> list[str]:
         try:
             return shlex.split(text)

@@ -57,7 +57,7 @@ class AuditRecord:
     notes: Sequence[str] = ()  # sentences on the app, or on how its run differs from its own
     going_on: str = ""  # pending work and time of an unfinished page; empty if all is done
     broken: str = ""  # reason why the audit ended early
-    silence: str = ""  # reason why no client sent anything, if known
+    silence: str = ""  # reason why no client sent anything, or none trained, if known
     environment: Sequence[tuple[str, str]] = ()
     nodes: int | None = None
     rounds: int | None = None
@@ -66,7 +66,8 @@ class AuditRecord:
     captured: Captured | None = None  # facts on captured uploads; ``None`` for an app
     # what the app reports of its last evaluation, by name and origin
     figures: Mapping[str, float] = field(default_factory=dict)
-    defense: str = ""  # defense on every reply, if ``before`` has the same app without it
+    defense: str = ""  # defense on replies, if ``before`` has the same app without it
+    covers: str = ""  # replies that it was put on, as `` on 3 of 6 replies``; empty for all
     before: "AuditRecord | None" = None
 
     @property
@@ -214,7 +215,8 @@ class AuditRecord:
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
-            return f"No upload was attacked: {self._why}. From gradients, which never leave in this form, {of}"
+            why = " yet" if self.going_on else f": {self._why}"
+            return f"No upload was attacked{why}. From gradients, which never leave in this form, {of}"
         if self.going_on:
             return "No upload was attacked yet"
         if any(one.estimate for one in self.aggregate):
@@ -229,7 +231,8 @@ class AuditRecord:
     @property
     def _why(self) -> str:
         asked = (step for step in self.steps if step.scenario.leaves and step.scenario.name != "all")
-        return next((step.reason for step in asked if step.reason), "no attack here fits what this app uploads")
+        unknown = self.silence or "no attack here fits what this app uploads"
+        return next((step.reason for step in asked if step.reason), unknown)
 
 
 def _compared(after: AuditRecord, before: AuditRecord) -> str:
@@ -242,7 +245,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
     if first != without and new and old and old.leaks and new.scenario.name == old.scenario.name:
         assert old.counts is not None
         said = f"{old.counts.read} of {_number(old.counts.judged, KINDS[old.kind])}"
-    words = f"With {after.defense}, {first[0].lower()}{first[1:]}; without it, {said}"
+    words = f"With {after.defense}{after.covers}, {first[0].lower()}{first[1:]}; without it, {said}"
     named = (key for key in before.figures if "acc" in key.lower() and key in after.figures)
     if (key := next(named, None)) is None:
         return words

@@ -61,6 +61,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("-i", "--id", choices=["a", "b"])', ("--id", "{partition:a|b}")),
         ('parser.add_argument("--node-id", choices=range(1, N + 1))', ("--node-id", "{partition+1}")),
         ('parser.add_argument("--epoch", required=True)', ("--epoch", "1")),
+        ('parser.add_argument("--train_end_idx", type=int, default=0)', ("--train_end_idx", "200")),
         ('parser.add_argument("--ahead", required=True, choices=range(0, 7))', ("--ahead", "0")),
         ('parser.add_argument("--mode", required=True, choices=["iid", "skewed"])', ("--mode", "iid")),
         ('parser.add_argument("--num-clients", required=True)', ("--num-clients", "{nodes}")),
@@ -68,6 +69,9 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
         ("print(sys.argv[1])", ("{partition}",)),
+        ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
+        ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
+        ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
     ],
 )
 def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given: tuple[str, ...]) -> None:
@@ -151,6 +155,16 @@ def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tm
     assert not record["problems"] and record["models"]
 
 
+def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None:
+    server = "found = [input('Strategy (fedavg/fedprox): '), input('Strategy (fedavg/fedprox): ')]\n"
+    server += "assert found == ['fedavg', 'fedprox'] and input('Decay [0.5]: ') == ''\n" + parts.SERVER
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    assert audited(folder, tmp_path / "out", seconds=1)["models"]
+    (folder / "server.py").write_text("while input('Name? ') != 'Eve':\n    pass\n" + parts.SERVER)
+    with pytest.raises(UserError, match=r"asks 'Name.' again and again"):
+        audited(folder, tmp_path / "again")
+
+
 def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", app=parts.SIMULATION)
     (folder / "inner" / "parts").mkdir(parents=True)
@@ -174,11 +188,21 @@ def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
     named = "class Named(fl.server.strategy.FedAvg):\n    def configure_fit(self, rnd, parameters, client_manager):\n"
     named += "        return super().configure_fit(rnd, parameters, client_manager)\n"
     server = parts.SERVER.replace(
-        "fl.server.strategy.FedAvg(", "Named(fraction_eval=0.5, eval_fn=lambda weights: None, "
+        "fl.server.strategy.FedAvg(",
+        "Named(fraction_eval=0.5, eval_fn=lambda weights: None, initial_parameters=initial, ",
     ).replace("\n\n", f"\n{named}\n", 1)
+    server = f"from network import FlowerClient\ninitial = FlowerClient(0).get_parameters({{}})\n{server}"
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
     assert not record["problems"] and record["models"]
+
+
+def test_why_no_message_left_is_named(tmp_path: Path) -> None:
+    server = parts.SERVER.replace("FedAvg(", "FedAvg(on_fit_config_fn=lambda number: {'rate': object()}, ")
+    assert server != parts.SERVER
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    assert "TypeError" in record["headline"] or any("TypeError" in each for each in record["problems"]), record
 
 
 def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -193,3 +217,9 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "ended without" in capsys.readouterr().err
     assert run_command_line(["audit", str(folder), "--script", "gone.py", "--out", str(tmp_path / "out")]) == 2
     assert "expected to be files of" in capsys.readouterr().err
+    assert run_command_line(["audit", str(folder), "--script", "server.py", "--server", "server.py"]) == 2
+    assert "--script or --server is expected, but got both" in capsys.readouterr().err
+    (folder / "server.py").write_text("")
+    (folder / "pyproject.toml").write_text("[project]\nname = 'a'\n")
+    assert run_command_line(["audit", str(folder), "--check"]) == 2
+    assert "with scripts that start a simulation" in capsys.readouterr().err

@@ -12,11 +12,12 @@ import torch
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.lent import cpu_lent, trackers_left_out
+from fl_privacy.auditing.app.lent import absent_left_out, cpu_lent, loaded_here, older_names_lent
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
+from fl_privacy.auditing.instrument.watch import replaced
 from tests.selection import few
 
 HEAD = """
@@ -125,7 +126,7 @@ def test_drawn_examples_are_the_same_again_and_of_their_kind() -> None:
 
 
 def test_packages_that_report_elsewhere_are_left_out() -> None:
-    with trackers_left_out() as silent:
+    with absent_left_out() as silent:
         import wandb  # noqa: PLC0415
 
         with wandb.init(project="x") as run:
@@ -268,3 +269,62 @@ def test_a_set_of_pictures_takes_its_arguments_by_place(tmp_path: Path, monkeypa
     with stood_in(drawing_of("", tmp_path)):
         made = datasets.MNIST("data", False, None, None, True)
     assert not made.train and made.data.shape == (200, 28, 28)
+
+
+def test_an_apps_own_files_are_found_in_other_folders_and_by_paths_of_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "files" / "code").mkdir(parents=True)
+    (tmp_path / "files" / "code" / "config.json").write_text('{"rounds": 3}')
+    monkeypatch.chdir(tmp_path / "files")
+    with stood_in(drawing_of("", tmp_path / "files")):
+        assert Path("config.json").exists() and json.loads(Path("../code/config.json").read_text()) == {"rounds": 3}
+        with open("code\\config.json") as file:  # noqa: PTH123
+            assert json.load(file) == {"rounds": 3}
+        with open("config.json", "w") as file:  # noqa: PTH123
+            file.write("{}")
+        with open("logs/one/run.log", "a") as file:  # noqa: PTH123
+            file.write("begun")
+        with pytest.raises(FileNotFoundError):
+            open("other.json")  # noqa: PTH123, SIM115
+    assert (tmp_path / "files" / "config.json").read_text() == "{}"
+    assert (tmp_path / "files" / "code" / "config.json").read_text() == '{"rounds": 3}'
+
+
+def test_names_of_earlier_libraries_are_lent_to_code_that_has_them() -> None:
+    pandas = pytest.importorskip("pandas")
+    with older_names_lent("import numpy as np, pandas\nnp.float; table.append; np.Inf"):
+        assert np.float is float and np.Inf == np.inf  # type: ignore[attr-defined]
+        table = pandas.DataFrame({"a": [1]}).append({"a": 2}, ignore_index=True)
+        assert table["a"].tolist() == [1, 2]
+    assert not hasattr(pandas.DataFrame, "append")
+    with older_names_lent("import numpy"), pytest.raises(AttributeError):
+        np.float  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_loaders_start_no_processes() -> None:
+    with replaced(torch.utils.data.DataLoader, "__init__", loaded_here):
+        loader = torch.utils.data.DataLoader([1, 2, 3], 2, num_workers=4, persistent_workers=True, drop_last=True)
+    assert loader.num_workers == 0 and [len(batch) for batch in loader] == [2]
+
+
+def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> None:
+    names: dict[str, object] = {}
+    code = "import gone_as_such.inner as inner\nfrom gone_as_such.more import Base\nclass Own(Base): ...\n"
+    with absent_left_out(["gone_as_such"]) as silent:
+        exec(code, names)
+        for what in ("inner.begin()", "Own()", "Base.of(3)"):
+            with pytest.raises(ModuleNotFoundError, match="gone_as_such is not installed here"):
+                eval(what, names)
+        assert isinstance(3, names["Base"]) is False and silent == []  # type: ignore[arg-type]
+    with pytest.raises(ModuleNotFoundError, match="No module named"):
+        exec("import gone_as_such", {})
+
+
+def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:
+    net, weights = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1).state_dict()
+    with stood_in(drawing_of("", tmp_path)):
+        net.load_state_dict(state_dict=weights, strict=True)
+        assert torch.equal(net.weight, weights["weight"])
+        net.load_state_dict(state_dict=torch.load("gone_model.pth"), strict=True)
+    assert torch.equal(net.weight, weights["weight"])

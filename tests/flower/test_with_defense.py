@@ -100,6 +100,18 @@ def test_a_defense_acts_on_lists_of_arrays(tmp_path: Path) -> None:
     assert not record["problems"] and record["before"]["rungs"]
 
 
+def test_the_first_line_says_how_many_replies_had_the_defense(tmp_path: Path) -> None:
+    start = 'net.load_state_dict(msg.content["arrays"].to_torch_state_dict())\n'
+    untrained = (
+        '    if context.node_config["partition-id"]: return answer(msg, msg.content["arrays"], **{"num-examples": 9})\n'
+    )
+    client = PLAIN.replace(start, start + untrained)
+    assert client != PLAIN
+    record = audited(tmp_path, "app_partly", client, defense=("dp_noise defense.scale=10",), victims=1, seconds=1.0)
+    assert record["headline"].startswith("With dp_noise on 1 of 2 replies, "), record["headline"]
+    assert any("left without the defense" in problem for problem in record["problems"])
+
+
 def test_a_defense_that_finds_no_parameters_is_not_tried(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_compared_linear", LINEAR, defense=("dp_noise",))
     assert "before" not in record

@@ -101,12 +101,14 @@ def audit_app(
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
     defense = defense_called(asked.defense) if asked.defense else None
-    if why := check_app(app).stops:
+    checked = check_app(app)
+    if why := checked.stops_with(stand_in=asked.stand_in):
         raise UserError(why)
     folder = expanded(asked.out).absolute() / folder_name(app.name)
     make_out_folder(folder / "files", folder, asked.out)
     tell = tell or (lambda text: None)
     session = AppAudit(app, asked, folder, tell, show)
+    session.absent = tuple(checked.missing)
     session.run(app, config, node_config, folder / "files")
     if defense is None or not session.understood:
         return session
@@ -116,6 +118,7 @@ def audit_app(
     tell(f"Running the app again, with {defense.name}")
     after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
     make_out_folder(folder / "files-defended", folder, asked.out)
+    after.absent = session.absent
     after.run(app, config, node_config, folder / "files-defended")
     return after
 
@@ -167,7 +170,14 @@ class AppAudit(AuditSession):
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
-        self.digest = files_digest(app.folder)
+        self.absent: tuple[str, ...] = ()
+        try:
+            self.digest = files_digest(app.folder)
+        except OSError as error:
+            raise UserError(
+                f"The app's file {error.filename or app.folder} can't be read: {error.strerror}. Let your user read it,"
+                " or take it out of the folder."
+            ) from error
         self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
         self.last, self.understood = AuditRecord(app=app.name), False
 
@@ -176,7 +186,9 @@ class AppAudit(AuditSession):
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
-            there = stack.enter_context(around(app.folder, files, asked.mirror, inner))
+            there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
+            if self.absent:
+                self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
                 self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))
@@ -235,6 +247,11 @@ class AppAudit(AuditSession):
             self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
         if there.lent:
             self.notes.append(lent_in_words(there.lent))
+        if there.keras:
+            self.notes.append(
+                "Keras ran on PyTorch, where its steps can be attacked; the environment variable"
+                " KERAS_BACKEND=tensorflow keeps it on TensorFlow."
+            )
         if there.devices:
             self.notes.append(f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.")
 
@@ -272,8 +289,13 @@ class AppAudit(AuditSession):
         assert self.grid is not None
         if self.grid.failures and not self.grid.replies:
             return f"no client answered: {self.grid.failures.most_common(1)[0][0]}"
-        asked = self.grid.inventory.messages
-        return f"the app's server ended before it asked a client: {self.ended}" if self.ended and not asked else ""
+        grid, asked = self.grid, self.grid.inventory.messages
+        if grid.models or any(kind.startswith("train") for kind in grid.replies):
+            return ""
+        if self.ended:
+            return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
+        none = bool(asked and self.trained and not grid.rounds)
+        return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def leave(self) -> None:
         if self.content.get("going_on"):
@@ -297,7 +319,8 @@ class AppAudit(AuditSession):
             were = "1 client was" if attacked == 1 else f"{attacked} clients were"
             lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
         if self.defense is not None:
-            lede += f" It ran twice: as it is, and with {settings_in_words(self.defense.parts)} on every reply."
+            covers = grid.covers() or " on every reply"
+            lede += f" It ran twice: as it is, and with {settings_in_words(self.defense.parts)}{covers}."
         if self.drawing is not None and (drawn := self.drawing.in_words()):
             lede = f"{drawn} {lede}"
         environment = [
@@ -331,6 +354,7 @@ class AppAudit(AuditSession):
             models=dict(grid.models),
             figures=self.figures,
             defense="" if self.defense is None else self.defense.name,
+            covers=grid.covers(),
             before=self.before,
             seconds={"training": round(self.trained, 1), "all": round(time.perf_counter() - self.started, 1)},
         )

@@ -148,10 +148,10 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
             scripts = find_scripts(place, **told)
             if scripts is not None:
                 return App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
-        return _read(place, path)
+        return _read(place, path, named=named)
     folder = _unpacked(place)
     try:
-        app = _read(folder, path)
+        app = _read(folder, path, named=True)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -159,9 +159,9 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     return app
 
 
-def _read(folder: Path, path: str | Path) -> App:
+def _read(folder: Path, path: str | Path, *, named: bool) -> App:
     project = folder / "pyproject.toml"
-    if not project.is_file():
+    if not named or not project.is_file():
         raise UserError(
             "APP is expected to be a folder with Flower's pyproject.toml, or with scripts that start a simulation or"
             f" server of Flower, or a .fab file, but got {path}."

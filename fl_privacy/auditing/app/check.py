@@ -103,6 +103,10 @@ class Check:
     nodes: int = 0
     rounds: int = 0
 
+    def stops_with(self, *, stand_in: bool) -> str:
+        """Return ``stops``; with stand-ins, a package that is not installed stops the app only when it is called."""
+        return self.stops if self.modules or not stand_in else ""
+
     @property
     def stops(self) -> str:
         """The sentence that says why an audit can't start, with the remedy; "" if nothing stops it."""

@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,15 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.lent import cpu_lent, moved_names_lent, trackers_left_out
+from fl_privacy.auditing.app.lent import (
+    absent_left_out,
+    code_of,
+    cpu_lent,
+    keras_lent,
+    loaded_here,
+    moved_names_lent,
+    older_names_lent,
+)
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -57,6 +65,7 @@ class Around:
         audits: an entry for each of its own audits that was left out.
         lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
         devices: devices that it names and this machine lacks.
+        keras: ``True`` if its Keras runs on PyTorch.
     """
 
     data: set[str]
@@ -65,11 +74,16 @@ class Around:
     lent: list[str]
     silent: list[str]
     devices: list[str]
+    keras: bool
 
 
 @contextmanager
-def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = None) -> Iterator[Around]:
+def around(
+    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
+) -> Iterator[Around]:
     """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
+
+    Packages that are ``absent`` fail only when they are called.
 
     Raises:
         UserError: ``mirror`` is no folder.
@@ -89,8 +103,11 @@ def around(app: Path, files: Path, mirror: Path | None, inner: Path | None = Non
             return audited.strategy.start(*args, **kwargs)
 
         stack.enter_context(replaced(AuditedStrategy, "start", start))
-        lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(trackers_left_out())
-        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()))
+        stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", loaded_here))
+        lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(absent_left_out(absent))
+        keras = stack.enter_context(keras_lent(code := code_of(app)))
+        stack.enter_context(older_names_lent(code))
+        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()), keras)
 
 
 @contextmanager

@@ -3,18 +3,28 @@
 import importlib
 import importlib.util
 import inspect
+import os
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
+from fl_privacy.federation.replies import attempt
+
+MOST_READ = 2000
+"""Largest number of an app's files that are searched for Keras."""
 
 _COMPAT = "flwr.compat.common"
 
@@ -76,6 +86,21 @@ RENAMED: Mapping[str, str] = {
     "weights_to_parameters": "ndarrays_to_parameters",
 }
 """Earlier name -> its present name, in the modules above."""
+
+_OLDER: Mapping[str, Mapping[str, str]] = {
+    "numpy": {
+        **{name: f"builtins.{name}" for name in ("float", "int", "bool", "object", "str", "complex")},
+        **{"float_": "numpy.float64", "Inf": "numpy.inf", "infty": "numpy.inf", "NaN": "numpy.nan", "NAN": "numpy.nan"},
+        **{"product": "numpy.prod", "in1d": "numpy.isin", "trapz": "numpy.trapezoid", "row_stack": "numpy.vstack"},
+    },
+    "collections": {
+        name: f"collections.abc.{name}"
+        for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
+    },
+    "transformers": {"AdamW": "torch.optim.AdamW"},
+    "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
+}
+"""Module -> names that later versions took out -> what stands for them."""
 
 _OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
 """Earlier option of Flower's strategies -> its present name."""
@@ -145,6 +170,8 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     """Make a strategy with options as before Flower 1.0."""
     if eval_fn is not None:
         kwargs["evaluate_fn"] = lambda server_round, weights, config: eval_fn(weights)
+    if isinstance(given := kwargs.get("initial_parameters"), list):
+        kwargs["initial_parameters"] = importlib.import_module("flwr.common").ndarrays_to_parameters(given)
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
@@ -169,6 +196,14 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
         raise AttributeError(f"module {place!r} has no attribute {name!r}")
 
     return lend
+
+
+def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    """Make a loader of PyTorch that starts no processes, which a sandbox may not have and no hook sees."""
+    given = inspect.signature(original).bind(loader, *args, **kwargs)
+    for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
+        given.arguments.pop(name, None)
+    original(*given.args, **given.kwargs)
 
 
 @contextmanager
@@ -201,6 +236,74 @@ def cpu_lent() -> Iterator[list[str]]:
             del torch.Tensor.to, torch.Tensor.cuda  # of their base again
 
 
+_OF_KERAS = re.compile(r"\btf\.keras\b|\btensorflow\.keras\b|^\s*(import|from) keras\b|\bimport keras\b", re.MULTILINE)
+_OF_TENSORFLOW = re.compile(
+    r"GradientTape|\btf_keras\b|tensorflow_(privacy|federated|model_optimization)|\btf\.(function|Module|compat\.v1)\b"
+    r"|tensorflow\.python|KERAS_BACKEND"
+)
+
+
+@contextmanager
+def keras_lent(code: str) -> Iterator[bool]:
+    """Run Keras on PyTorch, whose steps are watched, if the app has Keras train; yield whether it does.
+
+    An app that differentiates by TensorFlow itself, or names a backend, keeps its own.
+    """
+    wanted = bool(_OF_KERAS.search(code)) and not _OF_TENSORFLOW.search(code)
+    if wanted and "keras" not in sys.modules and importlib.util.find_spec("keras") is not None:
+        os.environ.setdefault("KERAS_BACKEND", "torch")
+        if not torch.cuda.is_available():
+            sys.modules.setdefault("triton", None)  # type: ignore[arg-type]  # its LLVM and TensorFlow's exclude each other
+        importlib.import_module("keras")
+    keras = keras_on_torch() if wanted else None
+
+    def made(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:  # with options as before Keras 3
+        kwargs.pop("decay", None)
+        original(optimizer, *args, **{"learning_rate" if key == "lr" else key: v for key, v in kwargs.items()})
+
+    with ExitStack() as stack:
+        for kind in vars(keras.optimizers).values() if keras is not None else ():
+            if isinstance(kind, type) and "__init__" in vars(kind):
+                stack.enter_context(replaced(kind, "__init__", made))
+        yield keras is not None
+
+
+@contextmanager
+def older_names_lent(code: str) -> Iterator[None]:
+    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends."""
+    with ExitStack() as stack:
+        for place, names in _OLDER.items():
+            used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
+            if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
+                continue
+            module = importlib.import_module(place)
+            for name in used:
+                kind, _, last = name.rpartition(".")
+                owner: Any = getattr(module, kind) if kind else module
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    there = hasattr(owner, last)
+                if not there:
+                    home, _, present = names[name].rpartition(".")
+                    setattr(owner, last, getattr(importlib.import_module(home), present))
+                    stack.callback(delattr, owner, last)
+        yield
+
+
+def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:
+    """Return a table of pandas with the rows of another one, or with one row, below."""
+    pandas = importlib.import_module("pandas")
+    rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
+    rows = rows if isinstance(rows, list) else [rows]
+    return pandas.concat([table, *rows], ignore_index=ignore_index)
+
+
+def code_of(app: Path) -> str:
+    """Return the text of an app's Python files and notebooks."""
+    files = (path for suffix in ("py", "ipynb") for path in sorted(app.rglob(f"*.{suffix}"))[:MOST_READ])
+    return "\n".join(text for path in files if isinstance(text := attempt(partial(path.read_text, "utf-8")), str))
+
+
 class _Silent(ModuleType):
     """Stands for a package or anything of it, and does nothing."""
 
@@ -227,21 +330,51 @@ class _Silent(ModuleType):
         return iter(())
 
 
+class _NeverMade(type):
+    """Class of what stands for anything of an absent package: it can be named and derived from, but not called."""
+
+    def __getattr__(cls, name: str) -> "_NeverMade":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _NeverMade(f"{cls.__name__}.{name}", (), {"__module__": cls.__module__})
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        package = next((each.__module__ for each in cls.__mro__[::-1] if isinstance(each, _NeverMade)), "")
+        raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)
+
+
+class _Absent(ModuleType):
+    """Stands for a package that is not installed, until something of it is called."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _NeverMade(f"{self.__name__}.{name}", (), {"__module__": self.__name__.partition(".")[0]})
+
+
 @contextmanager
-def trackers_left_out() -> Iterator[list[str]]:
-    """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends."""
-    absent = [name for name in TRACKERS if name not in sys.modules and importlib.util.find_spec(name) is None]
+def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
+    """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
+
+    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called.
+    """
+    names = (*TRACKERS, *missing)
+    absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
     asked = list[str]()
 
     class Finder(Loader):
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            asked.extend([top] if top in absent and top not in asked else [])
+            asked.extend([top] if top in absent and top not in (*asked, *missing) else [])
             return ModuleSpec(name, Finder(), is_package=True) if top in absent else None
 
         def create_module(self, spec: ModuleSpec) -> ModuleType:
-            return _Silent(spec.name)
+            return (_Absent if spec.name.partition(".")[0] in missing else _Silent)(spec.name)
 
         def exec_module(self, module: ModuleType) -> None:
             return None

@@ -29,6 +29,7 @@ _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
 _COUNT = re.compile(r"^(num|n|number|total)[-_]?(of[-_]?)?(clients|partitions|nodes|users|workers|sites)$")
+_ENDS = re.compile(r"(.*[-_])?(end|stop|until)([-_]|$)")
 _USUAL = (
     (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
     (re.compile(r"^(num|n|local)?[-_]?(local)?[-_]?epochs?$"), "1"),
@@ -37,9 +38,14 @@ _USUAL = (
     (re.compile(r"^device$"), "cpu"),
     (re.compile(r"^(random[-_]?)?(seed|state)$"), "0"),
     (re.compile(r"^port$"), "8080"),
+    (re.compile(r"(.*[-_])?(start|begin|from)([-_]|$)"), "0"),
+    (_ENDS, "200"),
 )
 """Names of options that a script can require -> what they are given."""
 
+_OF_TYPE = {"int": "1", "float": "0.1"}
+_EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
+_PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
 
@@ -301,8 +307,9 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             if not flags or "action" in told:
                 continue
             flag = next((each for each in flags if each.startswith("--")), flags[0])
-            needed = not flag.startswith("-") or constant(told.get("required")) is True
             name, choices = flag.lstrip("-").lower(), constant(told.get("choices"))
+            empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
+            needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             first = _first_of_range(told.get("choices"))
             if of_client and name and _OF_CLIENT.match(name):
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
@@ -310,6 +317,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             elif needed:
                 value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual_for(name)
                 value = str(first) if value is None and first is not None else value
+                value = value or _tried_for(name, told, of_client=of_client)
             else:
                 value = None
             if value is not None:
@@ -326,6 +334,16 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
     if _COUNT.match(name):
         return "{nodes}"
     return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
+
+
+def _tried_for(name: str, told: Mapping[str | None, ast.AST], *, of_client: bool) -> str:
+    """Return a value for a required option of unknown meaning: an example of its help, or one of its type."""
+    kind, example = dotted(told.get("type", ast.Constant(None))), _EXAMPLE.search(str(constant(told.get("help"))))
+    if kind in _OF_TYPE or example:
+        return _OF_TYPE.get(kind) or str(example[1] if example else "")
+    if _PATH.search(name):
+        return "{partition}" if of_client else "."
+    return "{partition}" if of_client else "0"
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +32,9 @@ from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerApp
 
 USUAL_CLIENTS = 2
 """Number of clients of a server that names none, as in Flower's strategies."""
+
+_OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")
+"""Choices or a default in a question, as in ``yes or no [y/n]``."""
 
 WAITED = 5.0
 """Seconds to wait for a script's threads, one of which may start the server or a client."""
@@ -263,7 +266,7 @@ class _Runner:
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
-            stack.enter_context(replaced(builtins, "input", partial(_answered, *told)))
+            stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -286,14 +289,26 @@ class _Runner:
         return calls
 
 
-def _answered(partition: int, nodes: int, original: Any, prompt: object = "") -> str:
-    """Answer a script's question where there is no person: a client's number, an address, or a number."""
+def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
+    """Answer a script's question where there is no person: its default, a client's number, an address, or a number.
+
+    A question that comes again gets the next answer.
+
+    Raises:
+        UserError: it comes again after all of these.
+    """
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
-    words = re.findall(r"[a-z]+", str(prompt).lower())
+    text = str(prompt)
+    words = re.findall(r"[a-z]+", text.lower())
     names = ["_".join(words[n : n + many]) for many in (3, 2, 1) for n in range(len(words) - many + 1)]
-    usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
-    return _filled(next((each for each in usual if each), "1"), partition, nodes)
+    usual = [each for of_client in (False, True) for name in names if (each := usual_for(name, of_client=of_client))]
+    offered = [re.split(r" *[/|,] *|(?<=\d)-(?=\d)", found) for found in _OFFERED.findall(text)]
+    answers = [*usual[:1], *(each for one in offered for each in ([] if one[1:] else [""]) + one), "1", "y", "0"]
+    asked[text] += 1
+    if asked[text] > len(answers):
+        raise UserError(f"The script asks {text.strip()!r} again and again: no answer tried here fits.")
+    return _filled(answers[asked[text] - 1], partition, nodes)
 
 
 def _filled(text: str, partition: int, nodes: int) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
-from fl_privacy.auditing.app.scripts import parsed, reached
+from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
 from fl_privacy.auditing.app.stand_in import (
     DRAWN,
     OF_KERAS,
@@ -73,6 +74,7 @@ class Hooks:
     def __init__(self, drawing: Drawing, mirror: Callable[[str, object], bool]) -> None:
         self.drawing, self.mirror = drawing, mirror
         self._elsewhere: list[Path] = []
+        self._found: dict[str, list[Path]] = {}
 
     def all(self) -> Iterator[tuple[str, str, Any]]:
         """Yield modules, their functions (``name`` or ``Class.name``), and what answers calls of these."""
@@ -97,14 +99,16 @@ class Hooks:
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             ("os", "mkdir", self.made),
             ("builtins", "open", self.opened),
+            ("io", "open", self.opened),  # of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
-            *(("os.path", name, _is_there) for name in ("exists", "isfile")),
-            *(("pathlib", f"Path.{name}", _is_there) for name in ("exists", "is_file")),
+            *(("os.path", name, self.there) for name in ("exists", "isfile")),
+            *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),
         )
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
                 yield from ((f"{place}.{name}", "load_data", fetched(partial(self.keras, name))) for name in OF_KERAS)
-            yield "keras.src.utils.file_utils", "get_file", fetched(_got)
+            for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
+                yield place, "get_file", fetched(_got)
             yield "keras", "Model.load_weights", _unless_missing
         if drawing.uses("cv2"):
             yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
@@ -119,6 +123,14 @@ class Hooks:
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, **kwargs: Any) -> Any:
+        files = kwargs.get("data_files")
+        if (
+            str(path) in FORMATS
+            and isinstance(files, str)
+            and "://" not in files
+            and _is_missing(there := self._twin(files))
+        ):
+            return self.drawing.hub(there, name, kwargs.get("split"))
         if str(path) in FORMATS or os.access(str(path), os.F_OK) or self.mirror(str(path), name):
             return original(path, name, **kwargs)
         return self.drawing.hub(str(path), name, kwargs.get("split"))
@@ -126,6 +138,9 @@ class Hooks:
     def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
         named = (value for key, value in kwargs.items() if "path" in key or key in {"file", "f"})
         path = args[0] if args else next(named, "")
+        there = self._twin(path)
+        if there is not path:
+            return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
         return draw(path) if _is_missing(path) else original(*args, **kwargs)
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -188,12 +203,34 @@ class Hooks:
             self._elsewhere.append(Path(path))
             return self.made(original, path)
 
-    def _twin(self, path: Any) -> Any:
-        is_path = isinstance(path, str | Path) and any(Path(path).is_relative_to(each) for each in self._elsewhere)
-        return str(self.drawing.files / "elsewhere" / Path(path).relative_to("/")) if is_path else path
+    def _twin(self, path: Any, *, reads: bool = True) -> Any:
+        """Return the path of what the app names by a path of Windows, or from another of its folders."""
+        if not _is_missing(path):
+            return path
+        plain = Path(str(path).replace("\\", "/"))
+        if any(plain.is_relative_to(each) for each in self._elsewhere):
+            return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
+        own = tuple(part for part in plain.parts if part not in {"..", "."})
+        if not reads or plain.is_absolute() or not plain.suffix or not own:
+            return path
+        if own[-1] not in self._found:
+            self._found[own[-1]] = list(islice(self.drawing.files.rglob(own[-1]), MOST_PLACES))
+        near = (plain, *sorted(self._found[own[-1]], key=lambda each: len(each.parts)))
+        found = (each for each in near if each.parts[-len(own) :] == own and not _is_missing(each))
+        return next((str(each) for each in found if "stand-in" not in each.parts), path)
+
+    def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
+        """Let a script that looks for data before it reads them go on: the reader draws them."""
+        named = Path(str(path))
+        tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
+        drawn = named.suffix.lower() in DRAWN or tensors
+        return original(path, *args, **kwargs) or drawn or self._twin(path) is not path
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        file = self._twin(file)
+        written = bool(set(mode) & set("wax"))
+        file = self._twin(file, reads=not written)
+        if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
+            Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
         drawn = not set(mode) & set("wax+") and Path(str(file)).suffix in {".csv", ".tsv", ".txt"}
         if drawn and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
             file = self.drawing.written(Path(file))
@@ -264,13 +301,6 @@ class Hooks:
         return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
 
 
-def _is_there(original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-    """Let a script that looks for data before it reads them go on: the reader draws them."""
-    named = Path(str(path))
-    tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
-    return original(path, *args, **kwargs) or named.suffix.lower() in DRAWN or tensors
-
-
 def _is_missing(path: object) -> bool:
     return isinstance(path, str | Path) and not os.access(path, os.F_OK)
 
@@ -286,7 +316,7 @@ def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> A
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
 
 
-def _unless_missing(original: Any, network: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    if isinstance(state, NoWeights):
+def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:
+    if any(isinstance(each, NoWeights) for each in (*args, *kwargs.values())):
         return torch.nn.modules.module._IncompatibleKeys([], [])
-    return original(network, state, *args, **kwargs)
+    return original(network, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib
 import math
 import re
 import threading
@@ -27,6 +28,7 @@ from fl_privacy.auditing.instrument.packed import unpacked
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched, replaced
 from fl_privacy.auditing.scenario_problem import WatchedReply
 from fl_privacy.auditing.scenarios import AskedClient
+from fl_privacy.errors import in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.audit_protocol import asked_probe
@@ -92,6 +94,7 @@ class TappedGrid(LocalGrid):
         self._named: dict[str, set[str]] = defaultdict(set)
         self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
         self.joined, self._looks, self._since = 0, 0, 0.0
+        self._covered = Counter[bool]()
 
     def evaluation(self) -> dict[str, float]:
         """Return the figures of clients' last evaluation, each a mean weighted by their numbers of examples."""
@@ -114,6 +117,12 @@ class TappedGrid(LocalGrid):
         of = self.replies
         every = [CountedLeak(**vars(leak), kind=k[0], times=counted[k], of=of[k[0]]) for k, leak in first.items()]
         return sorted(every, key=lambda one: (order[one.severity], one.where))
+
+    def covers(self) -> str:
+        """Say on how many replies the defense was put; empty for all that were trained."""
+        if not self._covered[False]:
+            return ""
+        return f" on {self._covered[True]} of {self._covered.total()} replies"
 
     def asked_clients(self) -> list[AskedClient]:
         """Return the clients with kept answers, which can be asked again."""
@@ -144,7 +153,23 @@ class TappedGrid(LocalGrid):
                 self._join()
             return original(manager, num_clients, *args, **kwargs)
 
-        with replaced(SimpleClientManager, "wait_for", around):
+        def sampled(original: Any, manager: Any, num_clients: int, *args: Any, **kwargs: Any) -> Any:
+            manager.wait_for(min(num_clients, MOST_JOINED))
+            return original(manager, num_clients, *args, **kwargs)
+
+        def asked(original: Any, *args: Any, **kwargs: Any) -> Any:
+            results, failures = original(*args, **kwargs)
+            for each in failures:  # before a message left; errors in replies are noted as such
+                if isinstance(each, BaseException) and "contains an Error" not in str(each):
+                    self.failures[in_one_line(each)[:MOST_SHOWN]] += 1
+            return results, failures
+
+        servers = importlib.import_module("flwr.server.server")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(SimpleClientManager, "wait_for", around))
+            stack.enter_context(replaced(SimpleClientManager, "sample", sampled))
+            for name in ("fit_clients", "evaluate_clients"):
+                stack.enter_context(replaced(servers, name, asked))
             yield
 
     def _join(self) -> None:
@@ -183,6 +208,8 @@ class TappedGrid(LocalGrid):
             reply = attempt(lambda: app(message, context))
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, _flat(down), seen, context)
+        if self._defense is not None and kind.startswith("train") and not reply.has_error():
+            self._covered[known is not None] += any(reply.content.array_records.values())
         noted = attempt(lambda: self._note(reply, down, seen, columns.of(seen, fitted.fits), asked, meant=known))
         self._count(kind, self._fits(message, reply, fitted.fits))
         if isinstance(noted, Failure):

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
+from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of
 from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
@@ -128,6 +129,7 @@ class TrainingWatch:
         self._cuts: dict[int, tuple[Tensor, Tensor]] = {}
         self._derived: dict[int, Tensor] = {}
         self._stepped_by: set[int] = set()
+        self._of_keras: dict[int, Any] = {}
 
     def _begin(self, tensors: list[Tensor], only: OnlyExamples) -> None:
         """Choose the examples of the first batch that enters a module."""
@@ -188,6 +190,9 @@ class TrainingWatch:
             stack.enter_context(replaced(nn.Module, "__call__", self.on_call))
             stack.enter_context(replaced(DataLoader, "__iter__", self.on_iteration))
             stack.enter_context(replaced(torch.autograd, "backward", self.on_backward))
+            if (keras := keras_on_torch()) is not None:
+                stack.enter_context(replaced(owner_of(keras.Layer, "__call__"), "__call__", self.on_layer))
+                stack.enter_context(replaced(owner_of(keras.Optimizer, "apply"), "apply", self.on_step))
             fetch = importlib.import_module("torch.utils.data._utils.fetch")
             for fetcher in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
                 stack.enter_context(replaced(fetcher, "fetch", self.on_fetch))
@@ -212,6 +217,22 @@ class TrainingWatch:
         if self._recorder is not None:
             self._recorder.note(None, module, args, kwargs, made)
         return made
+
+    def on_layer(self, call: Any, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        tensors = tensors_in((args, kwargs))
+        if not tensors or tensors[0].is_meta:  # Keras asks for shapes alone
+            return call(layer, *args, **kwargs)
+        kwargs |= {"training": False} if self._only is not None and self._only.evaluation else {}
+        return self.on_call(call, layer, *args, **kwargs)
+
+    def on_step(self, apply: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+        variables = list(optimizer._trainable_variables if trainable_variables is None else trainable_variables)
+        known = self._of_keras.get(id(optimizer)) or as_optimizer(optimizer, variables)
+        again = self._span is not None and id(known) in self._stepped_by
+        self._of_keras[id(optimizer)] = known
+        self._stepping(known, (), {})
+        if not again:
+            apply(optimizer, grads, variables)
 
     @contextmanager
     def _within(self) -> Iterator[None]:

@@ -1,0 +1,181 @@
+"""Keras 3 on PyTorch: what its networks and optimizers are in PyTorch's own layers and optimizers."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.errors import UserError
+
+_ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
+    "linear": nn.Identity, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "elu": nn.ELU, "selu": nn.SELU,
+    "softplus": nn.Softplus, "silu": nn.SiLU, "swish": nn.SiLU, "gelu": nn.GELU, "softsign": nn.Softsign,
+    "softmax": lambda: nn.Softmax(1), "leaky_relu": lambda: nn.LeakyReLU(0.2),
+}  # fmt: skip
+_KERNELS: Mapping[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 2, 0, 1)}
+"""Number of a kernel's axes -> order of these in PyTorch."""
+
+
+def keras_on_torch() -> Any:
+    """Return the module ``keras`` if an app imported it and it runs on PyTorch; else ``None``."""
+    keras: Any = sys.modules.get("keras")
+    backend = getattr(getattr(keras, "config", None), "backend", None)
+    return keras if backend is not None and backend() == "torch" else None
+
+
+def is_keras(module: object) -> bool:
+    """Return whether a module is a layer of Keras on PyTorch."""
+    return (keras := keras_on_torch()) is not None and isinstance(module, keras.Layer)
+
+
+def owner_of(kind: type, name: str) -> type:
+    """Return the class that defines the method ``name`` of ``kind``."""
+    return next(each for each in kind.__mro__ if name in vars(each))
+
+
+def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimizer:
+    """Describe a Keras optimizer of ``variables`` by one of PyTorch that makes no step."""
+    told, kind = optimizer.get_config(), type(optimizer).__name__
+    parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
+    changed = any(told.get(name) for name in ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema"))
+    if kind == "SGD" and not changed:
+        return torch.optim.SGD(parameters, lr=lr, momentum=told["momentum"], nesterov=told["nesterov"])
+    if kind == "Adam" and not changed:
+        betas = (float(told["beta_1"]), float(told["beta_2"]))
+        return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=told["epsilon"], amsgrad=told["amsgrad"])
+    unlike: Any = type(kind + " of Keras", (torch.optim.Optimizer,), {})
+    return unlike(parameters, {"lr": lr})
+
+
+class FromKeras(nn.Module):
+    """A Keras network in PyTorch's layers, with copies of its weights; images are (B, C, H, W).
+
+    Attributes:
+        named: name of each parameter of the Keras network -> its name here.
+        layouts: name of a parameter here -> order of the axes of Keras' value.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        self.layers, self.named, self.layouts = nn.Sequential(), dict[str, str](), dict[str, tuple[int, ...]]()
+        known = {id(value): name for name, value in network.named_parameters()}
+        for layer in _chain(network):
+            for made, weights in _converted(layer):
+                place = f"layers.{len(self.layers)}"
+                self.layers.append(made)
+                for name, variable in weights.items():
+                    value = variable.value.detach().clone()
+                    order = _KERNELS.get(value.dim(), ()) if name == "weight" and variable.name == "kernel" else ()
+                    held = getattr(made, name)
+                    with torch.no_grad():
+                        held.copy_(value.permute(order) if order else value)
+                    self.named[known[id(variable.value)]] = f"{place}.{name}"
+                    self.layouts |= {f"{place}.{name}": order} if order else {}
+
+    def forward(self, inputs: Tensor, **kwargs: Any) -> Tensor:
+        """Compute the outputs."""
+        return self.layers(inputs)
+
+
+def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
+    """Return a client's tensor in the layout of the parameter ``name`` (``parts.<number>.<name>``) of ``model``."""
+    _, place, rest = name.split(".", 2)
+    order = getattr(model.parts[int(place)], "layouts", {}).get(rest)
+    return value if order is None else value.permute(order).contiguous()
+
+
+def _chain(network: Any) -> Iterator[Any]:
+    """Yield the layers of a network in which each takes the previous one's output alone."""
+    layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
+    for place, layer in enumerate(layers):
+        nodes = getattr(layer, "_inbound_nodes", ())
+        before = [each.operation for node in nodes[:1] for each in node.parent_nodes]
+        if type(network).__name__ != "Sequential" and (len(nodes) != 1 or (place and before != [layers[place - 1]])):
+            raise UserError("the layers of its Keras network are no chain")
+        yield from _chain(layer) if hasattr(layer, "layers") else [layer]
+
+
+def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
+    """Yield what a Keras layer is in PyTorch, each with its weights by name."""
+    kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
+    weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
+    strided = getattr(layer, "padding", "") == "same" and kind == "Conv2D" and max(layer.strides) > 1
+    if strided:  # "same" pads behind more than before
+        told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
+        above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
+        yield nn.ZeroPad2d((beside // 2, beside - beside // 2, above // 2, above - above // 2)), {}
+    if kind == "BatchNormalization":
+        names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
+        weights = {name: getattr(layer, own) for name, own in names.items()}
+    made = _weighted(layer, kind, shape, strided=strided) or _plain(layer, kind, shape)
+    if made is None:
+        raise UserError(f"its Keras layer {kind} is not known here")
+    yield made, {name: weight for name, weight in weights.items() if weight is not None}
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    if name not in _ACTIVATIONS:
+        raise UserError(f"its Keras activation {name} is not known here")
+    if name != "linear":
+        yield _ACTIVATIONS[name](), {}
+
+
+def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -> nn.Module | None:
+    match kind:
+        case "Dense":
+            return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
+        case "Conv2D" if layer.data_format == "channels_last":
+            padding: Any = "same" if layer.padding == "same" and not strided else 0
+            sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, layer.groups
+            return nn.Conv2d(shape[-1], layer.filters, *sizes, bias=layer.use_bias)
+        case "BatchNormalization":
+            norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+            return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
+    return None
+
+
+def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
+    """Return a layer without weights."""
+    made: nn.Module | None = None
+    match kind:
+        case "MaxPooling2D" | "AveragePooling2D":
+            cut = any(side % stride for side, stride in zip(shape[1:-1], layer.strides, strict=True))
+            pool: Any = nn.MaxPool2d if kind[0] == "M" else nn.AvgPool2d
+            known = layer.padding == "valid" or (not cut and tuple(layer.pool_size) == tuple(layer.strides))
+            made = pool(layer.pool_size, layer.strides) if known else None
+        case "GlobalAveragePooling2D" | "GlobalMaxPooling2D":
+            whole: Any = nn.AdaptiveAvgPool2d if "Average" in kind else nn.AdaptiveMaxPool2d
+            made = nn.Sequential(whole(1), nn.Flatten())
+        case "Flatten":
+            made = _Flatten()
+        case "Reshape" if len(shape) == 3 and tuple(layer.target_shape) == (*shape[1:], 1):
+            made = nn.Unflatten(1, (1, shape[1]))
+        case "Dropout":
+            made = nn.Dropout(layer.rate)
+        case "Rescaling":
+            made = _Rescaling(float(layer.scale), float(layer.offset))
+        case "ReLU" | "Softmax" | "ELU" | "LeakyReLU":
+            slope = float(getattr(layer, "negative_slope", 0.0) or 0.0)
+            made = nn.LeakyReLU(slope) if slope else _ACTIVATIONS[kind.lower()]()
+        case "Activation":
+            made = nn.Identity()
+    return made
+
+
+class _Flatten(nn.Flatten):
+    """Flattens images in the order of Keras, whose channels come last."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return (B, F)."""
+        last = inputs.movedim(1, -1) if inputs.dim() == 4 and inputs.shape[1] > 1 else inputs
+        return last.flatten(1)
+
+
+class _Rescaling(nn.Module):
+    def __init__(self, scale: float, offset: float) -> None:
+        super().__init__()
+        self.scale, self.offset = scale, offset
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the rescaled inputs."""
+        return self.scale * inputs + self.offset

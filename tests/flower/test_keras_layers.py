@@ -1,0 +1,174 @@
+"""Keras on PyTorch: its layers as PyTorch's, and its steps as an audit sees them. A double stands for the package."""
+
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_privacy.auditing.instrument.keras_layers import FromKeras, as_optimizer, laid_out
+from fl_privacy.auditing.instrument.matching import matched
+from fl_privacy.auditing.instrument.watch import TrainingWatch
+from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, read_problem
+from fl_privacy.errors import UserError
+
+
+class Layer(nn.Module):
+    def __init__(self, shape: tuple[int | None, ...], **told: Any) -> None:
+        super().__init__()
+        self.input, self.weights_of = SimpleNamespace(shape=shape), dict[str, Any]()
+        vars(self).update(told)
+
+    def add(self, name: str, value: Tensor, *, trained: bool = True) -> None:
+        held = nn.Parameter(value, requires_grad=trained)
+        self.register_parameter(f"held_{name}", held)
+        vars(self)[name] = SimpleNamespace(name=name, value=held)
+
+    def __call__(self, inputs: Tensor, training: bool = True) -> Tensor:
+        return inputs if inputs.is_meta else self.call(inputs)
+
+
+def activated(layer: Any, outputs: Tensor) -> Tensor:
+    return {"relu": torch.relu, "softmax": lambda v: v.softmax(-1), "linear": lambda v: v}[layer.activation.__name__](
+        outputs
+    )
+
+
+def named(name: str) -> Any:
+    return type(name, (), {"__name__": name})()
+
+
+class Dense(Layer):
+    def __init__(self, width: int, units: int, activation: str = "linear") -> None:
+        super().__init__((None, width), units=units, use_bias=True, activation=named(activation))
+        self.add("kernel", torch.randn(width, units) / width**0.5)
+        self.add("bias", torch.zeros(units))
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return activated(self, inputs @ self.kernel.value + self.bias.value)
+
+
+class Conv2D(Layer):
+    def __init__(self, side: int, channels: int, filters: int, strides: int = 1) -> None:
+        sizes = {"kernel_size": (3, 3), "strides": (strides, strides), "dilation_rate": (1, 1), "groups": 1}
+        told = {"filters": filters, "padding": "same", "data_format": "channels_last", "use_bias": True}
+        super().__init__((None, side, side, channels), **sizes, **told, activation=named("relu"))
+        self.add("kernel", torch.randn(3, 3, channels, filters) / 3)
+        self.add("bias", torch.zeros(filters))
+
+    def call(self, inputs: Tensor) -> Tensor:
+        padding = (1, 1, 1, 1) if self.strides == (1, 1) else (0, 1, 0, 1)  # TensorFlow pads an even side behind
+        padded = nn.functional.pad(inputs.movedim(-1, 1), padding)
+        kernel = self.kernel.value.permute(3, 2, 0, 1)
+        made = nn.functional.conv2d(padded, kernel, self.bias.value, self.strides)
+        return activated(self, made.movedim(1, -1))
+
+
+class Flatten(Layer):
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs.flatten(1)
+
+
+class Unknown(Layer):
+    def call(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+
+class Sequential(Layer):
+    def __init__(self, *layers: Layer) -> None:
+        super().__init__(layers[0].input.shape)
+        self.layers = nn.ModuleList(layers)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs
+
+
+class Optimizer:
+    def __init__(self, rate: float, **told: Any) -> None:
+        self.learning_rate, self.told, self._trainable_variables = rate, told, list[Any]()
+
+    def get_config(self) -> dict[str, Any]:
+        return {"momentum": 0.0, "nesterov": False, **self.told}
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
+        with torch.no_grad():
+            for gradient, variable in zip(grads, trainable_variables, strict=True):
+                variable.value -= self.learning_rate * gradient
+
+
+class SGD(Optimizer):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    torch.manual_seed(0)
+    config = SimpleNamespace(backend=lambda: "torch")
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(Layer=Layer, Optimizer=Optimizer, config=config))
+    yield
+
+
+def network() -> Sequential:
+    flat = Flatten((None, 4, 4, 6))
+    return Sequential(Conv2D(8, 3, 4), Conv2D(8, 4, 6, strides=2), flat, Dense(96, 96, "relu"), Dense(96, 3, "softmax"))
+
+
+def test_layers_compute_the_same_and_square_kernels_are_turned() -> None:
+    net, images = network(), torch.rand(5, 8, 8, 3)
+    plain = FromKeras(net)
+    assert torch.allclose(plain(images.movedim(-1, 1)), net(images), atol=1e-6)
+    assert plain.named["layers.3.held_kernel"] == "layers.6.weight"  # behind two convolutions, a padding, activations
+    model, kernel = SimpleNamespace(parts=[plain]), net.layers[3].kernel.value
+    assert torch.equal(laid_out(model, "parts.0.layers.6.weight", kernel), kernel.T)
+
+
+def test_what_is_not_known_is_named() -> None:
+    with pytest.raises(UserError, match="its Keras layer Unknown is not known here"):
+        FromKeras(Sequential(Unknown((None, 4))))
+    clipped = as_optimizer(SGD(0.1, clipnorm=1.0), [Dense(2, 2).kernel])
+    assert type(clipped).__name__ == "SGD of Keras"
+    assert as_optimizer(SGD(0.1, momentum=0.5), [Dense(2, 2).kernel]).param_groups[0]["momentum"] == 0.5
+
+
+def trained(net: Sequential, images: Tensor) -> WatchedReply:
+    watch = TrainingWatch(program=True)
+    with watch.looking() as seen:
+        net(images.to("meta"))  # Keras asks for shapes first
+        labels = torch.arange(len(images)) % 3
+        loss = -(torch.nn.functional.one_hot(labels, 3) * net(images, training=True).log()).sum(-1).mean()
+        loss.backward()
+        weights = [each for layer in net.layers for each in vars(layer).values() if hasattr(each, "value")]
+        SGD(0.1).apply([each.value.grad for each in weights], weights)
+    reply = {f"arrays/{k}": each.value.detach().numpy().copy() for k, each in enumerate(weights)}
+    found = matched(reply, {}, seen.before, seen.values(), seen.gradients)
+    return WatchedReply(reply=reply, watched=seen, matched=found)
+
+
+def test_a_step_is_seen_and_replayed_in_pytorchs_layers() -> None:
+    images = torch.rand(1, 8, 8, 3)
+    reply = trained(network(), images)
+    seen = reply.watched
+    assert [name for name, _ in seen.optimizers] == ["SGD"] and sum(seen.optimizers.values()) == 1
+    assert len(seen.modules) == 1 and len(reply.matched.parameters) == 8 and reply.matched.shares == "weights"
+    problem = read_problem(seen, [images])
+    assert problem.kind == "image" and problem.truth.shape == (1, 3, 8, 8) and problem.labels is not None
+    observed = problem.observed_reply(0, reply, uploaded=True)
+    problem.model.load_state_dict({**observed.sent.parameters, **observed.sent.buffers}, strict=False)
+    problem.loss(problem.model(problem.truth), problem.labels).backward()
+    own = dict(problem.model.named_parameters())
+    for name, value in observed.upload.tensors.items():  # which are one step of a rate of 0.1 away
+        step = (observed.sent.parameters[name] - value) / 0.1
+        assert own[name].grad is not None and torch.allclose(step, own[name].grad, atol=1e-4), name
+
+
+def test_an_unknown_layer_is_the_reason_that_nothing_is_attacked() -> None:
+    net = Sequential(Unknown((None, 4)), Dense(4, 3, "softmax"))
+    with pytest.raises(NotAttackedError, match="Unknown is not known here"):
+        read_problem(trained(net, torch.rand(2, 4)).watched, [])
+    assert np.isfinite(net.layers[1].kernel.value.detach().numpy()).all()
