@@ -21,7 +21,7 @@ from row_file import RowFile
 from torch import Tensor
 
 from fl_privacy.attacks import AutoAttack, GradientInversion
-from fl_privacy.attacks.auto import stages as auto
+from fl_privacy.attacks.auto import sub_attacks as auto
 from fl_privacy.attacks.gradient_inversion.settings import Blank
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.data import load_data

@@ -134,12 +134,12 @@ def run_inside(folder: Path, mirror: Path) -> None:
     from flwr.app import Context, RecordDict  # noqa: PLC0415
 
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
-    from fl_privacy.auditing.app.environment import in_one_process, mirrored  # noqa: PLC0415
+    from fl_privacy.auditing.app.environment import data_sets_of  # noqa: PLC0415
     from fl_privacy.flower.grids import LocalGrid  # noqa: PLC0415
 
     app = read_app(folder)
     config = app.with_config((), 1)
-    with mirrored(mirror), in_one_process():
+    with data_sets_of(mirror):
         begun = app.load()
         server, client = begun.server, begun.client
         for seeded in (torch.manual_seed, np.random.seed, random.seed):
