@@ -63,13 +63,7 @@ def advice_from(
         batch_size: examples behind a client's upload; by default the training batch size in ``table``.
     """
     undefended, *defended = table.defenses
-    known = [d for d in defended if threat in d.by_threat]
-    if threat not in undefended.by_threat or not known:
-        measured = " or ".join(dict.fromkeys(one for defense in defended for one in defense.by_threat))
-        by = "`fl-privacy benchmark`" if threat == "malicious" else "threat_model=adaptive in a grid"
-        raise UserError(
-            f"threat is expected to be one that was measured, {measured}, but got {threat}; {by} measures it."
-        )
+    known = _measured_against(threat, undefended, defended)
     candidates = [d.by_threat[threat] for d in (undefended, *known)]
     if not comparable(candidates):
         raise UserError("A table of images, or one of texts, is expected, but got both; name settings of one of them.")
@@ -105,6 +99,18 @@ def advice_from(
     if least is not None:
         lines.append(f"{least.name} leaks least, which is not enough: {_figures(least, undefended, threat)}.")
     return [*lines, *_dearer([d for d in known if d.by_threat[threat].unread(psnr_below)], table, threat)]
+
+
+def _measured_against(
+    threat: Threat, undefended: MeasuredDefense, defended: Sequence[MeasuredDefense]
+) -> list[MeasuredDefense]:
+    """Return the defenses measured against ``threat``; ``UserError`` if it was not measured."""
+    known = [d for d in defended if threat in d.by_threat]
+    if threat in undefended.by_threat and known:
+        return known
+    measured = " or ".join(dict.fromkeys(one for defense in defended for one in defense.by_threat))
+    by = "`fl-privacy benchmark`" if threat == "malicious" else "threat_model=adaptive in a grid"
+    raise UserError(f"threat is expected to be one that was measured, {measured}, but got {threat}; {by} measures it.")
 
 
 def _private_by_name_alone(table: MeasuredTable) -> list[str]:
