@@ -1,6 +1,7 @@
 """Membership by the models that every participant gets."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks.inference import Membership
-from fl_privacy.attacks.inference.final_model import BY_REFERENCES, rmia
+from fl_privacy.attacks.inference.final_model import BY_REFERENCES, continued, exposure, rmia
 from fl_privacy.attacks.inference.membership import METHODS
 from fl_privacy.measure.roc import Separation, auc
 from fl_privacy.types import Batch
@@ -71,3 +72,25 @@ def test_stacked_signals_need_two_reference_models_and_all_methods_need_examples
 
 def test_methods_with_reference_models_are_asked_for_by_name() -> None:
     assert not set(NAMES) & set(Membership().methods) and set(NAMES) < set(METHODS)
+
+
+def test_a_text_is_continued_if_each_next_word_of_its_end_is_the_likeliest() -> None:
+    """A model that knows one text by heart, by its last token, against sampling by hand."""
+    text, other = torch.tensor([3, 1, 4, 0, 5, 9, 2, 6]), torch.tensor([3, 1, 4, 0, 5, 2, 9, 6])
+
+    def logits(tokens: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(*tokens.shape, 10)
+        for place, token in enumerate(tokens[0].tolist()):
+            found[0, place, int(text[(text == token).nonzero()[0, 0] + 1]) if token != 6 else 0] = 2.0
+        return found
+
+    greedy, sampled = continued(logits, [text, other, text[:7]])
+    assert greedy.tolist() == [True, False], "a text of seven tokens is too short"
+    each = float(torch.tensor([2.0] + [0.0] * 9).softmax(0)[0])
+    assert math.isclose(float(sampled[0].exp()), each**4, rel_tol=1e-5) and sampled[1] < sampled[0]
+
+
+def test_exposure_is_that_of_the_rank() -> None:
+    others = torch.arange(1.0, 1024.0)
+    assert exposure(0.5, others) == 10.0 and exposure(1.5, others) == 9.0
+    assert exposure(5000.0, others) == 0.0

@@ -1,5 +1,6 @@
 """Membership by the models that every participant gets: the final one, or those of all rounds."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from fl_privacy.attacks.inference.shadow_models import SIGNALS, MembershipMethod
 OFFLINE = 0.3  # a of RMIA: the probability with an example is estimated as a p_out + 1 - a (Zarifzadeh et al. 2024)
 FEWEST_STACKED = 2  # least number of reference models of which one is compared with the others
 RIDGE = 1e-3  # penalty of the weights of stacked signals
+SHORTEST, END = 8, 16  # least number of tokens of a continued text, and most of its end
 
 
 class FinalLoss(MembershipMethod):
@@ -169,7 +171,7 @@ def stacked(found: Compared) -> Tensor:
         return value
 
     with torch.enable_grad():
-        optimizer.step(loss)
+        optimizer.step(loss)  # type: ignore[no-untyped-call]
     return odds(found.scaled(pool))[: found.candidates].detach()
 
 
@@ -193,7 +195,7 @@ class ByReferences(FinalLoss):
 
     def told(self, read: ReadRound) -> Tensor:
         course, number = self.options.course, len(read.candidates)
-        if course.seen is None or course.references is None:
+        if course.seen is None or course.references is None or course.inside is None:
             return torch.full((number,), torch.nan)
         chosen = list(range(SIGNALS)) if self.models == "final" else [*range(SIGNALS, 2 * SIGNALS), *range(SIGNALS)]
         outside = torch.ones(course.references.shape[:2], dtype=torch.bool)
@@ -215,3 +217,32 @@ def by_references(models: str, name: str) -> type[ByReferences]:
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}
     return type("ByReferences", (ByReferences,), shown)
+
+
+@torch.no_grad()
+def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, end: int = END) -> tuple[Tensor, Tensor]:
+    """Test which texts a language model ends word for word, given their beginnings (Carlini et al. 2023, Def. 3.1).
+
+    Returns:
+        ``True`` (N,) for each long enough text if the greedy continuation is its end, and log probabilities (N,) that a
+        sampled one is (Hayes et al. 2024, "Measuring memorization through probabilistic discoverable extraction").
+
+    Args:
+        logits: network's outputs (1, L, V) of tokens (1, L).
+        texts: tokens (L,) each; the end is its last half, of at most ``end`` tokens.
+    """
+    greedy, sampled = list[bool](), list[float]()
+    for text in (text for text in texts if len(text) >= SHORTEST):
+        last = min(end, len(text) // 2)
+        likely = logits(text[None].long())[0, -last - 1 : -1].log_softmax(-1)
+        greedy.append(bool((likely.argmax(-1) == text[-last:]).all()))
+        sampled.append(float(likely.gather(-1, text[-last:, None].long()).sum()))
+    return torch.tensor(greedy), torch.tensor(sampled, dtype=torch.float64)
+
+
+def exposure(loss: float, others: Tensor) -> float:
+    """Return a canary's exposure in bits among texts of the same form, by their losses (Carlini et al. 2019, eq. 3).
+
+    It is log2 of the number of texts over the canary's rank, at most log2(N + 1) for N ``others``.
+    """
+    return math.log2((len(others) + 1) / (1 + int((others < loss).sum())))

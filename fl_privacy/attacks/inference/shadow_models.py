@@ -25,7 +25,7 @@ class Course:
 
     Attributes:
         seen: signals (N, 8) of the attacked training: after its last round, and means over its rounds.
-        references: the same (M, N, 8) of M reference models.
+        references: the same (M, N, 8) of M reference models, ``trained`` for so many rounds.
         inside: (M, P), ``True`` if a reference model was trained on the example.
     """
 
@@ -36,6 +36,7 @@ class Course:
     seen: Tensor | None = None
     references: Tensor | None = None
     inside: Tensor | None = None
+    trained: int = 0
 
     def see(self, read: ReadRound, number: int) -> None:
         """Add a round, once for all methods; after the last one train ``number`` reference models."""
@@ -46,10 +47,12 @@ class Course:
             return
         if read.round != self.last:
             now, last = _signals(lambda batch, of: measured(model, read.published, batch, of), read)
-            self.last, self.rounds, self.sums, self.references = read.round, self.rounds + 1, self.sums + now, None
+            self.last, self.rounds, self.sums = read.round, self.rounds + 1, self.sums + now
             self.seen = None if last is None else torch.cat([last, self.sums / self.rounds], 1)
-        if self.seen is not None and (self.references is None or len(self.references) < number):
+        known = self.references is not None and len(self.references) >= number and self.trained == self.last
+        if self.seen is not None and not known:
             self.references, self.inside = self._trained(model, read, public, number)
+            self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
         """Train models from the first one sent, with the averaged model's steps and batches of all clients together."""
