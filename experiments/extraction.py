@@ -8,6 +8,7 @@ probability that one of 100 samples does. The control is the same federation wit
 """
 
 import argparse
+import math
 import random
 import tempfile
 import time
@@ -22,7 +23,7 @@ from row_file import RowFile, takes_rows
 from torch import Tensor
 from torch.func import functional_call
 
-from fl_privacy.attacks.inference.final_model import continued, exposure
+from fl_privacy.attacks.inference.final_model import continued
 from fl_privacy.attacks.inference.read_round import losses_of, measured
 from fl_privacy.data import TextExamples, load_text
 from fl_privacy.models import build_fitting, gpt_tiny
@@ -86,6 +87,14 @@ def drawn(form: str, number: int, seed: int) -> list[str]:
     while len(found) < number:
         found[FORMS[form](rng)] = None
     return list(found)
+
+
+def exposure(loss: float, others: Tensor) -> float:
+    """Return a canary's exposure in bits among texts of the same form, by their losses (Carlini et al. 2019, eq. 3).
+
+    It is log2 of the number of texts over the canary's rank, at most log2(N + 1) for N ``others``.
+    """
+    return math.log2((len(others) + 1) / (1 + int((others < loss).sum())))
 
 
 def examples_of(texts: Sequence[str], every: Sequence[str], folder: Path) -> TextExamples:

@@ -37,7 +37,6 @@ CLIENTS, BATCH, DELTA = 4, 16, 1e-5
 REFERENCES = (4, 2, 1)
 NAMES = ("rmia", "lira", "stacked")
 BY_SERVER = ("loss", "fedmia_loss", "rmia")
-BY_GRADIENTS = ("cosine", "fedmia")  # of the undefended MLP alone: they cost most
 RATES = (0.001, 0.01)
 
 
@@ -148,8 +147,7 @@ def answered(
     """Return scores (N, K) by who sees what, method and number of reference models, and CPU seconds of references."""
     options, ids, seconds = MethodOptions(course=course), list(range(CLIENTS)), 0.0
     size = cell.members + cell.others
-    gradients = BY_GRADIENTS if cell == CELLS["mlp"] else ()
-    methods = {("server", name, 0): METHODS[name](size, ids, options) for name in (*BY_SERVER, *gradients)}
+    methods = {("server", name, 0): METHODS[name](size, ids, options) for name in BY_SERVER}
     methods |= {("another site", "loss", 0): METHODS["loss"](size, ids, options)}
     methods |= {("outsider", "final_loss", 0): METHODS["final_loss"](size, ids, options)}
     for number in REFERENCES:
@@ -205,8 +203,8 @@ def rows_of(cell: Cell, kept: Path) -> Iterator[tuple[Row, Row]]:
         for label, measure in measures.items():
             if (estimate := measure(told)) is None:  # fewer than 1,000 others
                 continue
-            figures |= {label: round(estimate.value, 4), f"{label}_low": round(estimate.low, 4)}
-            figures |= {f"{label}_high": round(estimate.high, 4)}
+            ends = [round(estimate.low, 4), round(estimate.high, 4)]
+            figures[label] = {"mean": round(estimate.value, 4), "ci95": ends}
             if without is not None and (beside := measure(without)) is not None:
                 figures[f"{label}_control"] = round(beside.value, 4)
         if math.isfinite(cell.epsilon):

@@ -107,7 +107,8 @@ def _participants(
     answer = members_told(inside, outside, (known, unknown), said)
     note = (
         "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
-        " Random augmentation of training examples hides members, all of them if the app evaluates the same examples."
+        " Other differences between the two kinds count as membership; random augmentation of training examples"
+        " hides members, all of them if the app evaluates the same examples."
     )
     return replace(answer, notes=(note, at_low_rates(inside, outside)))
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks.inference import Membership
-from fl_privacy.attacks.inference.final_model import BY_REFERENCES, continued, exposure, rmia
+from fl_privacy.attacks.inference.final_model import BY_REFERENCES, continued, rmia
 from fl_privacy.attacks.inference.membership import METHODS
 from fl_privacy.measure.roc import Separation, auc
 from fl_privacy.types import Batch
@@ -88,9 +88,3 @@ def test_a_text_is_continued_if_each_next_word_of_its_end_is_the_likeliest() -> 
     assert greedy.tolist() == [True, False], "a text of seven tokens is too short"
     each = float(torch.tensor([2.0] + [0.0] * 9).softmax(0)[0])
     assert math.isclose(float(sampled[0].exp()), each**4, rel_tol=1e-5) and sampled[1] < sampled[0]
-
-
-def test_exposure_is_that_of_the_rank() -> None:
-    others = torch.arange(1.0, 1024.0)
-    assert exposure(0.5, others) == 10.0 and exposure(1.5, others) == 9.0
-    assert exposure(5000.0, others) == 0.0

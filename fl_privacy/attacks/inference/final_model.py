@@ -1,6 +1,5 @@
 """Membership by the models that every participant gets: the final one, or those of all rounds."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -238,11 +237,3 @@ def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, en
         greedy.append(bool((likely.argmax(-1) == text[-last:]).all()))
         sampled.append(float(likely.gather(-1, text[-last:, None].long()).sum()))
     return torch.tensor(greedy), torch.tensor(sampled, dtype=torch.float64)
-
-
-def exposure(loss: float, others: Tensor) -> float:
-    """Return a canary's exposure in bits among texts of the same form, by their losses (Carlini et al. 2019, eq. 3).
-
-    It is log2 of the number of texts over the canary's rank, at most log2(N + 1) for N ``others``.
-    """
-    return math.log2((len(others) + 1) / (1 + int((others < loss).sum())))
