@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.inference import ReadRound
 from fl_privacy.attacks.inference.membership import METHODS
-from fl_privacy.attacks.inference.shadow_models import Course, MethodOptions
+from fl_privacy.attacks.inference.shadow_models import MethodOptions, ReferenceModels
 from fl_privacy.data import LabelledExamples, load_data, load_text
 from fl_privacy.defenses import ClientState, Defense, dp_sgd
 from fl_privacy.defenses.privacy import noise_multiplier_for
@@ -143,7 +143,7 @@ def of_the_others(read: ReadRound) -> ReadRound:
 
 
 def answered(
-    cell: Cell, reads: Iterator[ReadRound], course: Course
+    cell: Cell, reads: Iterator[ReadRound], course: ReferenceModels
 ) -> tuple[dict[tuple[str, str, int], Tensor], float]:
     """Return scores (N, K) by who sees what, method and number of reference models, and CPU seconds of references."""
     options, ids, seconds = MethodOptions(course=course), list(range(CLIENTS)), 0.0
@@ -181,7 +181,7 @@ def rows_of(cell: Cell, kept: Path) -> Iterator[tuple[Row, Row]]:
     sizes = [cell.members, cell.others, cell.public, cell.members]
     members, others, public, strangers = torch.split(order[: sum(sizes)], sizes)
     known = examples.batch(torch.cat([members, others])), examples.batch(public)
-    own, control = Course(), Course()
+    own, control = ReferenceModels(), ReferenceModels()
     of_cell = replace(cell, epsilon=math.inf)  # reference models are trained without the defense
     place = kept / f"{hashlib.sha256(repr(of_cell).encode()).hexdigest()[:12]}.pt"
     own_references = not place.is_file()

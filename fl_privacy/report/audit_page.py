@@ -289,20 +289,17 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
 
 def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
     """Return a sentence on the ``server`` and one on all others, as far as they learn something."""
-    subjects = {"server": server, "outsider": "Everybody who gets the final model learns"}
-    found = {who: [_told(one) for one in answers if one.observer == who] for who in subjects}
-    return [f"{subjects[who]} {_and(told)}" for who, told in found.items() if told]
-
-
-def _told(one: Answer) -> str:
-    assert one.estimate is not None and isinstance(one.control, Estimate)
-    title = QUESTIONS[one.question].title
-    name = title[0].lower() + title[1:]
-    return f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})"
-
-
-def _and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    sentences = []
+    for who, subject in {"server": server, "outsider": "Everybody who gets the final model learns"}.items():
+        parts = []
+        for one in (one for one in answers if one.observer == who):
+            assert one.estimate is not None and isinstance(one.control, Estimate)
+            title = QUESTIONS[one.question].title
+            name = title[0].lower() + title[1:]
+            parts.append(f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
+        several = [", ".join(parts[:-1])] if len(parts) > 1 else []
+        sentences += [f"{subject} {' and '.join([*several, *parts[-1:]])}"] if parts else []
+    return sentences
 
 
 def _single_words(step: Answer) -> int:

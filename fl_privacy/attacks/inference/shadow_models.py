@@ -20,7 +20,7 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 
 @dataclass(eq=False)
-class Course:
+class ReferenceModels:
     """Signals of the global models, and of reference models, on candidates and then the attacker's P examples.
 
     Attributes:
@@ -98,7 +98,7 @@ class MethodOptions:
     shadows: int = 64
     shadow_rounds: int = 1
     references: int = 2
-    course: Course = field(default_factory=Course, compare=False, repr=False)
+    course: ReferenceModels = field(default_factory=ReferenceModels, compare=False, repr=False)
 
 
 class MembershipMethod(ABC):
