@@ -2,7 +2,7 @@
 
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -64,19 +64,15 @@ def members_of(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -
 def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
-    losses = _losses(seen)
+    losses = losses_from(seen)
     if not any(client.matched.parameters for client in clients):
         raise NotAttackedError("no parameter of the network is among what clients upload")
-    clients = [client for client in clients if all(value.isfinite().all() for value in _after(client).values())]
+    clients = [client for client in clients if all(value.isfinite().all() for value in after_upload(client).values())]
     if len(clients) < 2:
         raise NotAttackedError("fewer than two clients' uploads are finite")
     if any(name in client.watched.gradients for client in clients for name in client.matched.withheld):
         raise NotAttackedError("parts of the network that are trained do not leave the client")
-    pools = []
-    for client in clients:
-        batches = ([t for t in tensors_in(batch) if t.dim()] for batch in client.watched.batches)
-        singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
-        pools.append(list(islice(singles, MOST)))
+    pools = [list(islice(singles_of(client.watched), MOST)) for client in clients]
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
@@ -89,7 +85,7 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     classes = [known[:number] if len(known) >= number else None for known in labels]
     found: list[list[np.ndarray]] = [[], [], [], []]
     for place, client in enumerate(clients):
-        values = {**client.watched.before, **_after(client)}
+        values = {**client.watched.before, **after_upload(client)}
         for kind, examples in enumerate(_alike(pools, classes, place)):
             before = losses.of(examples, client.watched.before)
             found[kind].append(before - losses.of(examples, values))
@@ -103,6 +99,12 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
     answer = members_told(inside, outside, (known, unknown), said)
     return replace(answer, notes=(*answer.notes, at_low_rates(inside, outside)))
+
+
+def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
+    """Yield the tensors (1, ...) of each loaded example."""
+    batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
+    yield from ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
 
 
 def at_low_rates(inside: np.ndarray, outside: np.ndarray) -> str:
@@ -132,7 +134,8 @@ def _alike(
     return [own for own, _ in pairs], [other for _, other in pairs]
 
 
-def _after(client: WatchedReply) -> dict[str, Tensor]:
+def after_upload(client: WatchedReply) -> dict[str, Tensor]:
+    """Return the uploaded values, or those after a step or change that is uploaded, by observed name."""
     before, told = client.watched.before, client.tensors()
     if client.matched.shares == "weights":
         return told
@@ -140,7 +143,8 @@ def _after(client: WatchedReply) -> dict[str, Tensor]:
     return {name: before[name].float() + sign * change for name, change in told.items() if name in before}
 
 
-def _losses(seen: Watched) -> _Losses:
+def losses_from(seen: Watched) -> _Losses:
+    """Build the app's loss of an example; ``NotAttackedError`` if none was recorded."""
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")

@@ -250,7 +250,7 @@ class SeenTexts:
 def texts_seen(seen: Watched) -> SeenTexts | None:
     """Find the transformer and the tokens that entered it; ``None`` without either."""
     for number, part in enumerate(seen.modules):
-        network = _network(part)
+        network = network_in(part)
         if network is None:
             continue
         size = network.get_input_embeddings().num_embeddings
@@ -261,7 +261,8 @@ def texts_seen(seen: Watched) -> SeenTexts | None:
     return None
 
 
-def _network(part: Any) -> Any:
+def network_in(part: Any) -> Any:
+    """Return the transformer that a module is, or directly holds; ``None`` without one."""
     for module in (part, *part.children()):
         if hasattr(module, "get_input_embeddings") and hasattr(module, "config"):
             return module if isinstance(module.get_input_embeddings(), nn.Embedding) else None
@@ -310,7 +311,7 @@ def read_first_block(again: WatchedReply, tensors: Tensors, shares: str, *, exam
     texts = texts_seen(seen)
     if texts is None:
         return None
-    network = _network(cleaned(seen.modules[texts.number]).eval())
+    network = network_in(cleaned(seen.modules[texts.number]).eval())
     if network is None:
         return None
     inside, part = f"parts.{texts.number}.", seen.modules[texts.number]

@@ -17,6 +17,7 @@ from fl_privacy.attacks.exact.first_layer import AnalyticInversion, agreed_ratio
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
+from fl_privacy.auditing.scenario_final import of_final_model
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -79,11 +80,12 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client that can be asked again for its answer to its first training message, and to its last, if another."""
+    """A client that can be asked again for its answer to its first message, and to that of its ``latest`` reply."""
 
     number: int
     ask: Ask
     ask_later: Ask | None
+    latest: WatchedReply
 
     def inputs(self) -> list[Tensor]:
         """Return the loaded inputs, grouped by the shape of an example."""
@@ -110,7 +112,8 @@ class Scenarios:
     """Attack an app's clients in scenarios of growing difficulty.
 
     ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long. The
-    attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients.
+    attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients, which also
+    ``evaluated`` batches.
     """
 
     clients: Sequence[AskedClient]
@@ -119,6 +122,7 @@ class Scenarios:
     seed: int = 0
     seconds: float = 600.0
     sites: int = 0
+    evaluated: Sequence[Any] = ()
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
     defense: Description | None = None
@@ -139,6 +143,9 @@ class Scenarios:
             yield members_of(self.clients, self._single, MEMBER_SECONDS)
         elif self.clients:
             yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
+        self.tell("Asking the model that everybody gets")
+        latest = [client.latest for client in self.clients]
+        yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS)
 
     def attack_all(self) -> Iterator[Answer]:
         started = time.perf_counter()

@@ -9,7 +9,7 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.measure.rule import above_chance
 
 Kind = Literal["image", "row", "text", "other"]
-QuestionName = Literal["examples", "classes", "words", "members"]
+QuestionName = Literal["examples", "classes", "words", "members", "participants", "continued"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,16 @@ QUESTIONS: Mapping[QuestionName, Question] = {
     "members": Question(
         title="Which of two examples a client trained on",
         measure="share of pairs that are ranked rightly (AUC); 0.5 is guessing",
+        scenarios=3,
+    ),
+    "participants": Question(
+        title="Which examples the final model was trained on",
+        measure="share of pairs that are ranked rightly (AUC); 0.5 is guessing",
+        scenarios=3,
+    ),
+    "continued": Question(
+        title="Which of clients' texts the final model ends word for word",
+        measure="share of the texts; the control is the first model",
         scenarios=3,
     ),
 }
@@ -77,7 +87,7 @@ class Answer:
     seconds: float = 0.0
     notes: Sequence[str] = ()
     shown: Sequence[Shown] = ()
-    observer: Literal["server", "another_site"] = "server"  # who sees the uploads
+    observer: Literal["server", "another_site", "outsider"] = "server"  # who sees the uploads
     among: int = 0  # answers of which any makes a page red; 0 takes the scenarios of the question
 
     def __post_init__(self) -> None:

@@ -96,10 +96,10 @@ class AuditRecord:
         """Return what leaks apart from the headline, a sentence each, without full stops."""
         read, clear = [step for step in self.steps if step.leaks], self._of("data")
         found = [_read(step) for step in read if clear or step is not max(read, key=attrgetter("share"))]
-        told = [_told(one) for one in self.aggregate if one.leaks]
+        told = [one for one in self.aggregate if one.leaks]
         found += [self._own_not_attacked] if self._own_not_attacked else []
         if told and (read or clear):
-            found.append(f"The training's own uploads reveal {_and(told)}")
+            found += _revealed(told, server="The training's own uploads reveal")
         if self._of("facts") and not read and not told:
             found.append(self._nothing_read())
         return found
@@ -123,7 +123,9 @@ class AuditRecord:
             if step.scenario.name not in ASKED:
                 return f"The attack used {step.scenario.source or step.scenario.uploads}"
             return "Clients were asked for such uploads; a client with little data may send them too"
-        if any(one.leaks for one in self.aggregate):
+        if observers := {one.observer for one in self.aggregate if one.leaks}:
+            if "server" not in observers:
+                return "Nothing but the final model is needed"
             return "The training's own uploads reveal it, with all their examples and steps"
         attacked = any(step.counts for step in self.steps)
         return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
@@ -180,8 +182,8 @@ class AuditRecord:
             return f"Clients send data in the clear: {clear[0].what}, in {clear[0].times} of {clear[0].of} replies"
         if read := [step for step in self.steps if step.leaks]:
             return _read(max(read, key=attrgetter("share")))
-        if told := [_told(one) for one in self.aggregate if one.leaks]:
-            said = f"Clients' uploads reveal to the server {_and(told)}"
+        if told := [one for one in self.aggregate if one.leaks]:
+            said = ". ".join(_revealed(told, server="Clients' uploads reveal to the server"))
             return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
         if self.broken:
             return "The audit did not end: the result is not known"
@@ -284,15 +286,19 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
     return [*rows, ("Sent by clients, bytes", *(f"{number:,}" for number in sent))]
 
 
-def _told(one: Answer) -> str:
-    assert one.estimate is not None and isinstance(one.control, Estimate)
-    title = QUESTIONS[one.question].title
-    name = title[0].lower() + title[1:]
-    return f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})"
-
-
-def _and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def _revealed(answers: Sequence[Answer], server: str) -> list[str]:
+    """Return a sentence on the ``server`` and one on all others, as far as they learn something."""
+    sentences = []
+    for who, subject in {"server": server, "outsider": "Everybody who gets the final model learns"}.items():
+        parts = []
+        for one in (one for one in answers if one.observer == who):
+            assert one.estimate is not None and isinstance(one.control, Estimate)
+            title = QUESTIONS[one.question].title
+            name = title[0].lower() + title[1:]
+            parts.append(f"{name} ({one.estimate.value:.2f}; control {one.control.value:.2f})")
+        several = [", ".join(parts[:-1])] if len(parts) > 1 else []
+        sentences += [f"{subject} {' and '.join([*several, *parts[-1:]])}"] if parts else []
+    return sentences
 
 
 def _single_words(step: Answer) -> int:
@@ -321,7 +327,7 @@ def _read(step: Answer) -> str:
     return f"{how} {of} from uploads of {made} in one step{later}"
 
 
-OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site"}
+OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site", "outsider": "Everybody"}
 """Observer of an answer -> its name as a subject."""
 
 

@@ -47,6 +47,18 @@ def test_every_method_has_a_finding_with_its_baseline(asked: Run) -> None:
     assert "-membership-" in asked.path.name
 
 
+def test_the_final_model_is_asked_with_reference_models(tmp_path) -> None:
+    settings = ("inference=final_model", "inference.final_model.members=100", "inference.final_model.others=120")
+    found = run("run", *ASKED[:-3], *settings, "attack=none", "baseline=false", out=tmp_path).records("inference")
+    assert [f["method"] for f in found] == [
+        "final_loss", "final_reference", "final_rmia", "final_lira", "final_stacked",
+        "rounds_rmia", "rounds_lira", "rounds_stacked",
+    ]  # fmt: skip
+    for finding in found:
+        assert finding["failure"] is None and (finding["positives"], finding["negatives"]) == (100, 120)
+        assert finding["about"] == "membership" and finding["title"].endswith(("final model", "the first", "models"))
+
+
 def test_the_page_shows_them(asked: Run) -> None:
     page = (asked.path / "report.html").read_text()
     assert "Who took part" in page and "ROC curves on logarithmic axes" in page and "FedMIA" in page

@@ -1,5 +1,6 @@
 """Texts that clients learn by heart are told from others, by each update and by the final model; strangers' are not."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fl_privacy.attacks.inference import Membership, ReadRound
+from fl_privacy.attacks.inference.final_model import ByReferences
 from fl_privacy.attacks.inference.membership import METHODS
 from fl_privacy.attacks.inference.read_round import losses_of, lowest_of, margins_of
 from fl_privacy.defenses import ClientState, none
@@ -24,10 +26,9 @@ PLAN = LocalPlan(shares="delta", lr=0.3, epochs=6, batch_size=4)
 
 
 @cache
-def asked() -> Batch:
+def asked(seed: int = 3, number: int = len(CLIENTS) * OWN + OTHERS) -> Batch:
     """Make texts of two clients, and others, of different lengths."""
-    rng = derive_generator(3, "asked")
-    number = len(CLIENTS) * OWN + OTHERS
+    rng = derive_generator(seed, "asked")
     tokens = torch.randint(WORDS, (number, LENGTH), generator=rng)
     lengths = torch.randint(4, LENGTH + 1, (number, 1), generator=rng)
     tokens = tokens.masked_fill(torch.arange(LENGTH) >= lengths, -1)
@@ -67,13 +68,14 @@ def told(name: str, first: int = 0) -> float:
     """Return the AUC of the texts that clients have in ``read()``, whatever they trained on."""
     watch = Membership(methods=(name,), shadows=12).begin(len(asked()), CLIENTS, WORDS)
     for one in read(first):
-        watch.add(one)
+        watch.add(replace(one, public=asked(4, 64) if METHODS[name] in BY_REFERENCES else None))
     found = watch.answers()[name]
     assert bool(found.isfinite().all())
     members = torch.cat([found[k * OWN : (k + 1) * OWN, k] for k in range(len(CLIENTS))])
     return auc(Separation(positives=members.numpy(), negatives=found[len(CLIENTS) * OWN :].flatten().numpy())).value
 
 
+BY_REFERENCES = [method for method in METHODS.values() if issubclass(method, ByReferences)]
 OF_TWO = [name for name in METHODS if not name.startswith(("fedmia", "gradient_norm"))]
 """Methods that need no third client; lengths of gradients tell texts of different lengths apart, no members."""
 

@@ -9,8 +9,17 @@ import torch
 from torch import Tensor
 
 from fl_privacy import checks
+from fl_privacy.attacks.inference.final_model import (
+    BY_REFERENCES,
+    ByReferences,
+    FinalLoss,
+    FinalLowestTokens,
+    FinalReference,
+    by_references,
+    ratio_to_others,
+)
 from fl_privacy.attacks.inference.kinds import About
-from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest_of
+from fl_privacy.attacks.inference.read_round import ReadRound, lowest_of
 from fl_privacy.attacks.inference.shadow_models import MembershipMethod, MethodOptions, ShadowModels, averaged
 from fl_privacy.errors import UserError
 
@@ -40,55 +49,6 @@ def share_below_others(values: Tensor) -> Tensor:
     return (0.5 * torch.erfc(-z / math.sqrt(2))).where(finite & (others >= OTHERS), torch.nan)
 
 
-class FinalLoss(MembershipMethod):
-    """The loss at the last round's mean model, the same for all observed clients (Yeom et al. 2018)."""
-
-    title, source = "Loss, final model", "Yeom et al. 2018"
-
-    def __init__(self, candidates: int, clients: Sequence[int], options: MethodOptions) -> None:
-        super().__init__(candidates, clients, options)
-        self._seen: set[int] = set()
-
-    def columns(self, read: ReadRound) -> Tensor:
-        self._seen.update(super().columns(read).tolist())
-        return torch.arange(self._total.shape[1])
-
-    def scores(self) -> Tensor:
-        found = super().scores()
-        found[:, [column for column in range(found.shape[1]) if column not in self._seen]] = torch.nan
-        return found
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        found = self.told(read) if read.remaining == 0 else torch.full((len(read.candidates),), torch.nan)
-        return found.unsqueeze(1).expand(-1, self._total.shape[1])
-
-    def told(self, read: ReadRound) -> Tensor:
-        """Return the evidence of the final model for each candidate (C,), higher for members."""
-        return -read.measured(read.observations[0].model.to(read.device), read.published, losses_of)
-
-
-class FinalReference(FinalLoss):
-    """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
-
-    title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
-
-    def evidence(self, read: ReadRound) -> Tensor:
-        found = super().evidence(read)
-        if bool(self._rounds.any()):
-            return found
-        return read.losses_before.nanmean(1, keepdim=True).expand_as(found) + found.nan_to_num(nan=0.0)
-
-
-class FinalLowestTokens(FinalLoss):
-    """The least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
-
-    title, source = "Least likely tokens, final model", "Shi et al. 2024"
-    of_tokens = True
-
-    def told(self, read: ReadRound) -> Tensor:
-        return read.measured(read.observations[0].model.to(read.device), read.published, lowest_of)
-
-
 def norm_difference(read: ReadRound) -> Tensor:
     """Return squared norms (C, K) of the clients' mean gradients minus those without the example's, 2 <u, g> - |g|^2.
 
@@ -111,7 +71,10 @@ METHODS: dict[str, type[MembershipMethod]] = {
     "final_loss": FinalLoss,
     "final_reference": FinalReference,
     "final_min_k": FinalLowestTokens,
+    "rmia": averaged("RMIA, other clients' models", "Zarifzadeh et al. 2024", ratio_to_others),
+    **{f"{models}_{name}": by_references(models, name) for models in ("final", "rounds") for name in BY_REFERENCES},
 }
+BY_DEFAULT = tuple(name for name, method in METHODS.items() if name != "rmia" and not issubclass(method, ByReferences))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +87,17 @@ class Membership:
         others: number of examples in question that no client has.
         shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.
+        references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
+            ``rounds_rmia`` and the like; ``stacked`` ones need two.
     """
 
     about: ClassVar[About] = About.MEMBERSHIP
-    methods: Sequence[str] = tuple(METHODS)
+    methods: Sequence[str] = BY_DEFAULT
     members: int = 1000
     others: int = 1000
     shadows: int = 64
     shadow_rounds: int = 1
+    references: int = 2
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "methods", tuple(dict.fromkeys(self.methods)))
@@ -141,9 +107,10 @@ class Membership:
             checks.whole(f"inference.membership.{name}", getattr(self, name), at_least=2, example=1000)
         checks.whole("inference.membership.shadows", self.shadows, at_least=4, at_most=100_000, example=64)
         checks.whole("inference.membership.shadow_rounds", self.shadow_rounds, at_least=1, example=1)
+        checks.whole("inference.membership.references", self.references, at_least=1, at_most=256, example=2)
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "MembershipWatch":
-        options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds)
+        options = MethodOptions(shadows=self.shadows, shadow_rounds=self.shadow_rounds, references=self.references)
         return MembershipWatch({name: METHODS[name](candidates, clients, options) for name in self.methods})
 
 

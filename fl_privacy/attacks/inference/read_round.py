@@ -205,6 +205,14 @@ def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
     return ordered.masked_fill(~lowest | ordered.isinf(), 0.0).sum(1) / number
 
 
+def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return loss, margin, entropy and minus ``lowest_of`` (N, 4), or the loss again if there is one label each."""
+    entropy, loss = torch.special.entr(logits.softmax(1)).sum(1), losses_of(logits, labels)
+    of_tokens = labels.dim() > 1
+    last, entropy = (-lowest_of(logits, labels), _mean_there(entropy, labels)) if of_tokens else (loss, entropy)
+    return torch.stack([loss, margins_of(logits, labels), entropy, last], 1)
+
+
 def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
     """Average values (N, L) over the tokens that follow."""
     there = labels >= 0

@@ -1,26 +1,104 @@
-"""Shadow models for likelihood ratios of membership, and the base of all membership methods."""
+"""Shadow models of clients, reference models of a whole training, and the base of all membership methods."""
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fl_privacy.attacks.inference.read_round import ReadRound, margins_of
+from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, margins_of, measured, signals_of
 from fl_privacy.models.gradients import ManyModels, local_orders, models_at_once
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
 
+SIGNALS = 4  # loss, margin, entropy, and loss of augmented images or of the least likely tokens
+FEWEST = 8  # least number of the attacker's examples in, and out of, a reference model
+
+
+@dataclass(eq=False)
+class ReferenceModels:
+    """Signals of the global models, and of reference models, on candidates and then the attacker's P examples.
+
+    Attributes:
+        seen: signals (N, 8) of the attacked training: after its last round, and means over its rounds.
+        references: the same (M, N, 8) of M reference models, ``trained`` for so many rounds.
+        inside: (M, P), ``True`` if a reference model was trained on the example.
+    """
+
+    first: tuple[ModelState, LocalPlan] | None = None
+    last: int = 0
+    rounds: int = 0
+    sums: Tensor = field(default_factory=lambda: torch.zeros(()))
+    seen: Tensor | None = None
+    references: Tensor | None = None
+    inside: Tensor | None = None
+    trained: int = 0
+
+    def see(self, read: ReadRound, number: int) -> None:
+        """Add a round, once for all methods; after the last one train ``number`` reference models."""
+        model, public = read.observations[0].model.to(read.device), read.public
+        if self.first is None and read.round == 1:  # later models know the members
+            self.first = read.observations[0].assumed(), read.observations[0].plan
+        if self.first is None or public is None or len(public) < 2 * FEWEST:
+            return
+        if read.round != self.last:
+            now, last = _signals(lambda batch, of: measured(model, read.published, batch, of), read)
+            self.last, self.rounds, self.sums = read.round, self.rounds + 1, self.sums + now
+            self.seen = None if last is None else torch.cat([last, self.sums / self.rounds], 1)
+        known = self.references is not None and len(self.references) >= number and self.trained == self.last
+        if self.seen is not None and not known:
+            self.references, self.inside = self._trained(model, read, public, number)
+            self.trained = self.last
+
+    def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
+        """Train models from the first one sent, with the averaged model's steps and batches of all clients together."""
+        assert self.first is not None
+        sent, plan = self.first
+        sizes = [max(1, observation.upload.num_examples) for observation in read.observations]
+        size = min(sum(sizes), len(public) // 2)
+        plan = replace(plan, batch_size=math.ceil(size / math.ceil(max(sizes) / (plan.batch_size or max(sizes)))))
+        rng, found = derive_generator(read.seed, "inference", "references"), []
+        subsets = torch.rand(number, len(public), generator=rng).argsort(1)[:, :size]
+        for some in torch.split(subsets, models_at_once(model, plan.batch_size or size)):
+            models, sums = ManyModels.copies(model, sent.to(read.device), len(some)), torch.zeros(())
+            for round in range(self.last):
+                order = [rows.to(read.device) for rows in local_orders(some, plan, rng)]
+                models = models.trained(public, order, plan)
+                now, last = _signals(models.measured, replace(read, remaining=self.last - round - 1))
+                sums = sums + now
+            assert last is not None
+            found.append(torch.cat([last, sums / self.last], 2))
+        return torch.cat(found), torch.zeros(number, len(public), dtype=torch.bool).scatter_(1, subsets, True)
+
+
+def _signals(
+    measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
+) -> tuple[Tensor, Tensor | None]:
+    """Return signals (..., N, 4), and after the last round those with losses of augmented images."""
+    parts = [read.candidates, *([read.public] if read.public is not None else [])]
+    inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
+    last = found = measure(Batch(inputs, labels), signals_of).double().cpu()
+    if read.remaining:
+        return found, None
+    if inputs.dim() == 4:  # images
+        moved = F.pad(inputs, (2, 0, 2, 0), mode="replicate")[..., :-2, :-2]
+        losses = [measure(Batch(each, labels), losses_of).double().cpu() for each in (inputs.flip(-1), moved)]
+        last = torch.cat([found[..., :-1], torch.stack(losses, -1).mean(-1, keepdim=True)], -1)
+    return found, last
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods."""
+    """Options of the methods, and what those that train reference models have in common."""
 
     shadows: int = 64
     shadow_rounds: int = 1
+    references: int = 2
+    course: ReferenceModels = field(default_factory=ReferenceModels, compare=False, repr=False)
 
 
 class MembershipMethod(ABC):

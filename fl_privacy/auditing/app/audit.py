@@ -272,6 +272,7 @@ class AppAudit(AuditSession):
             seed=seed,
             seconds=asked.seconds,
             sites=len(self.grid.contexts),
+            evaluated=self.grid.evaluated,
             tell=self.tell,
         )
         self._add(scenarios.attack_all(), further)

@@ -25,7 +25,7 @@ from fl_privacy.auditing.fitted_uploads import FittedUploads
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy, leaks_of_nodes
 from fl_privacy.auditing.instrument.matching import Matched, averaged, matched, memories_in
 from fl_privacy.auditing.instrument.packed import unpacked
-from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch, Watched, replaced
+from fl_privacy.auditing.instrument.watch import MOST_EVALUATED, OnlyExamples, TrainingWatch, Watched, replaced
 from fl_privacy.auditing.scenario_problem import WatchedReply
 from fl_privacy.auditing.scenarios import AskedClient
 from fl_privacy.errors import in_one_line
@@ -88,6 +88,7 @@ class TappedGrid(LocalGrid):
         self.inventory, self.fitted, self.found = Inventory(), FittedUploads(), Counter[tuple[str, Leak]]()
         self.replies, self.failures, self.models, self.problems = (Counter[str]() for _ in range(4))
         self.stated: dict[str, set[float]] = defaultdict(set)
+        self.evaluated = list[Any]()  # batches loaded without gradients
         self.answers, self.traces = dict[tuple[int, str], KeptReply](), dict[int, ClassTrace]()
         self.on_answer: Callable[[], None] | None = None
         self._keeps, self._rounds, self._lock = keeps, Counter[tuple[int, str]](), threading.RLock()
@@ -131,7 +132,7 @@ class TappedGrid(LocalGrid):
             first, latest = self.answers[node, "first"], self.answers.get((node, "latest"))
             ask, later = partial(self.ask_again, first), None if latest is None else partial(self.ask_again, latest)
             seen = WatchedReply(reply=first.reply, watched=first.watched, matched=first.matched)
-            found.append(AskedClient(number=node, ask=ask, ask_later=later, **vars(seen)))
+            found.append(AskedClient(number=node, ask=ask, ask_later=later, latest=latest or first, **vars(seen)))
         return found
 
     def get_node_ids(self) -> list[int]:
@@ -281,6 +282,8 @@ class TappedGrid(LocalGrid):
         self._count(down.kind, leaks)
         for key, value in stated_privacy(up).items():
             self.stated[key].add(value)
+        if len(self.evaluated) < MOST_EVALUATED:
+            self.evaluated += seen.evaluated
         if asked and seen.steps and seen.modules:
             place = (down.node, "first" if (down.node, "first") not in self.answers else "latest")
             self.answers[place] = KeptReply(**asked, sent=sent, reply=uploaded, watched=seen, matched=pairs)

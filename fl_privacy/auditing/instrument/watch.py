@@ -23,6 +23,9 @@ from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers of examples, bytes of tensors, and examples whose labels are kept of a client."""
 
+MOST_EVALUATED = 16
+"""Largest number of batches loaded without gradients that are kept."""
+
 MOST_ADDED = 16
 """Number of recorded losses after which no optimizer step is expected."""
 
@@ -39,6 +42,7 @@ class Watched:
         before: their parameters and buffers at the first call, by name.
         names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
         batches: tensors of the first training batches from loaders.
+        evaluated: tensors of the first batches loaded without gradients.
         labels: integer labels, if batches have one such column.
         loaded: number of examples with gradients on, once for each epoch.
         passes: largest number of examples in one epoch, by the loaders' data set.
@@ -55,6 +59,7 @@ class Watched:
     before: dict[str, Tensor] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     batches: list[Any] = field(default_factory=list)
+    evaluated: list[Any] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
     loaded: int = 0
     passes: dict[int, int] = field(default_factory=dict)
@@ -286,9 +291,12 @@ class TrainingWatch:
         return _Counting(iterate(loader), note)
 
     def _note(self, batch: Any) -> int:
-        if not torch.is_grad_enabled():
-            return 0
         tensors = [t for t in tensors_in(batch) if t.dim()]
+        if not torch.is_grad_enabled():
+            small = sum(t.nbytes for t in tensors) <= MOST_BYTES // MOST_EVALUATED
+            if tensors and small and len(self.seen.evaluated) < MOST_EVALUATED:
+                self.seen.evaluated.append([_kept(t) for t in tensors])
+            return 0
         number = len(tensors[0]) if tensors else 0
         if number and self.seen.loaded < MOST_EXAMPLES and self._room(tensors):
             self.seen.batches.append([_kept(t) for t in tensors])

@@ -1,0 +1,155 @@
+"""Members of the training and texts that are continued, from the model that everybody gets."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_privacy.attacks.inference.final_model import continued
+from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, at_low_rates, losses_from, singles_of
+from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, reason_of
+from fl_privacy.auditing.scenario_words import network_in, texts_seen
+from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.measure.aggregate_leakage import members_told
+from fl_privacy.measure.answer import Answer, Scenario
+from fl_privacy.measure.intervals import share_interval
+from fl_privacy.measure.roc import Estimate
+
+DRAWS, LIKELY = 100, 0.5
+"""Number of sampled continuations, and probability above which one of them counts as the text."""
+
+MOST_FINAL_TEXTS = 400
+"""Largest number of the clients' texts that are continued."""
+
+TITLE = "From the model that everybody gets"
+
+
+def of_final_model(
+    clients: Sequence[WatchedReply],
+    latest: Sequence[WatchedReply],
+    single: Watched | None,
+    evaluated: Sequence[Any],
+    seconds: float,
+) -> Iterator[Answer]:
+    """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
+
+    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on.
+    """
+    asked: Mapping[Any, Callable[[], Answer]] = {
+        "participants": lambda: _participants(clients, final_values(latest), single, evaluated, seconds),
+        "continued": lambda: _continued(clients, final_values(latest)),
+    }
+    scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
+    for question, ask in asked.items():
+        started = time.perf_counter()
+        made = attempt(ask)
+        answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
+        known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
+        seconds_taken = time.perf_counter() - started
+        yield replace(answer, question=question, observer="outsider", scenario=known, seconds=seconds_taken)
+
+
+def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
+    """Return the plain mean of the clients' values after their uploads, by observed name."""
+    after = [after_upload(client) for client in latest]
+    shared = set.intersection(*map(set, after)) if after else set[str]()
+    if not shared:
+        raise NotAttackedError("no parameter of the network is among what clients upload")
+    if not all(value.isfinite().all() for values in after for value in values.values()):
+        raise NotAttackedError("an upload of the last round is not finite")
+    means = {name: torch.stack([values[name].float() for values in after]).mean(0) for name in shared}
+    return {**latest[0].watched.before, **means}
+
+
+def _participants(
+    clients: Sequence[WatchedReply],
+    final: Mapping[str, Tensor],
+    single: Watched | None,
+    evaluated: Sequence[Any],
+    seconds: float,
+) -> Answer:
+    if single is None:
+        raise NotAttackedError("no step on a single example was seen, by which losses are found")
+    losses, sent = losses_from(single), clients[0].watched.before
+    pools = [list(islice(singles_of(client.watched), MOST)) for client in clients]
+    members = [pool[k] for k in range(MOST) for pool in pools if k < len(pool)]
+
+    def key(example: Sequence[Tensor]) -> tuple[bytes, ...]:
+        return tuple(tensor.numpy().tobytes() for tensor in example)
+
+    trained, like = {key(one) for client in clients for one in singles_of(client.watched)}, members[:1]
+    watched = Watched(batches=list(evaluated))
+    others = [
+        one
+        for one in islice(singles_of(watched), 4 * MOST)
+        if like and [t.shape for t in one] == [t.shape for t in like[0]] and key(one) not in trained
+    ]
+    begun = time.perf_counter()
+    losses.of(members[:2], sent)
+    each = (time.perf_counter() - begun) / 2
+    number = min(MOST, len(members), len(others), int(seconds / (4 * max(each, 1e-4))))
+    if number < LEAST:
+        raise NotAttackedError(f"fewer than {LEAST} examples were evaluated that no client trained on")
+    found = []
+    for examples in (members[:number], others[:number]):
+        before = losses.of(examples, sent)
+        found.append((before - losses.of(examples, final), -before))
+    (inside, known), (outside, unknown) = found
+    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
+        raise NotAttackedError("the loss of an example is not finite")
+    said = f", {number} examples that clients trained on and as many that they only evaluate"
+    answer = members_told(inside, outside, (known, unknown), said)
+    note = (
+        "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
+        " Other differences between the two kinds count as membership; random augmentation of training examples"
+        " hides members, all of them if the app evaluates the same examples."
+    )
+    return replace(answer, notes=(note, at_low_rates(inside, outside)))
+
+
+def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> Answer:
+    found = [seen for client in clients if (seen := texts_seen(client.watched))]
+    if not found:
+        raise NotAttackedError("no transformer on texts was seen")
+    every = [row[row >= 0] for seen in found for tokens in seen.words for row in tokens]
+    texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_FINAL_TEXTS], found[0].number
+    shares = []
+    for values in (final, clients[0].watched.before):
+        part = cleaned(clients[0].watched.modules[number]).eval()
+        with torch.no_grad():
+            for name, own in (*part.named_parameters(), *part.named_buffers()):
+                value = values.get(f"parts.{number}.{name}")
+                if value is not None and value.shape == own.shape:
+                    own.copy_(value)
+        network = network_in(part)
+
+        def logits(tokens: Tensor, network: Any = network) -> Tensor:
+            outputs: Tensor = network(input_ids=tokens)[0].float()
+            return outputs
+
+        shape = logits(texts[0][None]).shape
+        if len(shape) != 3 or shape[-1] < network.get_input_embeddings().num_embeddings:
+            raise NotAttackedError("the network predicts no next token")
+        shares.append(continued(logits, texts))
+    (greedy, sampled), (usual, _) = shares
+    if not len(greedy):
+        raise NotAttackedError("no text is long enough")
+    drawn = int((1 - (1 - sampled.exp()) ** DRAWS > LIKELY).sum())
+    note = (
+        f"A text counts if the most likely continuation of its beginning is its end, word for word. {drawn} of"
+        f" {len(greedy)} would more likely than not be among {DRAWS} sampled continuations. The control is the first"
+        " model sent, which never saw them."
+    )
+    made = Scenario(uploads=f", {len(greedy)} of the clients' texts")
+    return Answer(scenario=made, estimate=_share(greedy), control=_share(usual), notes=(note,))
+
+
+def _share(right: Tensor) -> Estimate:
+    low, high = share_interval(int(right.sum()), len(right))
+    return Estimate(value=float(right.double().mean()), low=low, high=high, chance=0.0)
