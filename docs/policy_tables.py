@@ -128,6 +128,34 @@ def _federation(rows: Sequence[Row]) -> str:
     return markdown(heads, lines)
 
 
+def _example(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in (row for row in rows if "equal" in row):
+        unlike = ", ".join(row["unlike"]) if row["equal"] < row["replies"] else ""
+        why = "; ".join([*([f"not equal: {unlike}"] if unlike else []), *row["why"]])
+        lines.append([row["app"], f"{row['equal']} of {row['replies']}", str(row["refused"]), why])
+    table = markdown(["app of Flower, unedited", "replies equal behind the gate", "refused", ""], lines)
+    others = [f"{row['example']}: {row['reason']}" for row in rows if "reason" in row]
+    return "\n\n".join([table, *([f"Not compared: {'; '.join(others)}."] if others else [])])
+
+
+def _bundle(rows: Sequence[Row]) -> str:
+    heads = ["pairs", "images", "same arrays", "CPU seconds, plain", "behind the gate", "CPU, ratio", "clock, ratio"]
+    figures = ("plain_cpu_s", "gated_cpu_s", "cpu_ratio", "ratio")
+    told = [
+        [str(row["pairs"]), str(row["images"]), _yes(row["same_arrays"]), *(f"{row[name]:.3g}" for name in figures)]
+        for row in rows
+    ]
+    return markdown(heads, told)
+
+
+def _transcript(rows: Sequence[Row]) -> str:
+    lines = list[str]()
+    for step in rows[-1]["steps"]:
+        lines += [f"{step['who']}$ {step['command']}", *step["said"], ""]
+    return "\n".join(["```text", *lines[:-1], "```"])
+
+
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "hostile": _hostile,
     "weights": _weights,
@@ -138,4 +166,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "floating": _floating,
     "overhead": _overhead,
     "federation": _federation,
+    "example": _example,
+    "bundle": _bundle,
+    "transcript": _transcript,
 }

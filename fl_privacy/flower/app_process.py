@@ -4,6 +4,8 @@ import logging
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,38 +52,57 @@ class Cell:
         self.app, self.limits, self.bundle, self.packages = app, limits, bundle, packages
         self.held: Isolation | None = None
         self._apart: Apart | None = None
+        self._is_loaded = False
 
     def start(self) -> Isolation:
         """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
         self.close()
-        return self._load()
+        held = self.open()
+        self._load()
+        return held
 
-    def open(self) -> None:
-        """Start the process without waiting for it; ``OSError`` if the system has none to give."""
-        limits = self.limits
+    def open(self) -> Isolation:
+        """Start the process, which then loads the app; ``UserError`` if it can't be isolated as required."""
+        limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
         wishes = Wishes(
             temporary="",
             reads=(*map(str, limits.reads), *more),
             writes=tuple(map(str, limits.writes)),
-            layered=() if self.bundle is None else tuple(str(place) for place in limits.reads if place.is_dir()),
+            layered=tuple(str(place) for place in limits.reads if place.is_dir()) if bundled else (),
             sealed=True,
             most_bytes=limits.most_bytes,
             most_processes=limits.most_processes,
         )
         variables = {name: os.environ[name] for name in limits.environment if name in os.environ}
-        self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
-        deadline = time.monotonic() + LOAD_SECONDS
-        self._apart.ask({"app": self.app, "packages": more, "bundled": self.bundle is not None}, deadline)
+        with self._closed_on_error():
+            apart = self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
+            deadline = time.monotonic() + LOAD_SECONDS
+            held = self.held = apart.begin({"app": self.app, "packages": more, "bundled": bundled}, deadline)
+            if not bundled or not self.app:
+                logger.warning("%s", held.in_words())
+            if limits.required and not (held.is_all if bundled else held.is_enough):
+                lax = "none" if bundled else "where_possible"
+                raise UserError(
+                    f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: {lax} to run"
+                    " the app all the same."
+                )
+            if self.bundle:
+                apart.send([self.bundle], deadline)
+        return held
 
-    def _load(self) -> Isolation:
-        try:
-            if self._apart is None:
-                self.open()
+    def _load(self) -> None:
+        with self._closed_on_error():
             assert self._apart is not None
-            isolated = self._loaded if self.app else self._isolated
-            self.held = isolated(self._apart, time.monotonic() + LOAD_SECONDS)
-            return self.held
+            (reason,) = self._apart.receive(LARGEST_WORD, time.monotonic() + LOAD_SECONDS)
+            if reason:
+                raise UserError(reason.decode(errors="replace"))
+            self._is_loaded = True
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except (OSError, UserError, ValueError, TypeError) as error:
             self.close()
             said = "said something else; repair it."  # the app's code wrote between the two answers
@@ -96,34 +117,13 @@ class Cell:
                 raise
             raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
-    def _isolated(self, apart: Apart, deadline: float) -> Isolation:
-        held = apart.isolation(deadline)
-        if self.bundle is None or not self.app:
-            logger.warning("%s", held.in_words())
-        if self.limits.required and not (held.is_enough if self.bundle is None else held.is_all):
-            lax = "where_possible" if self.bundle is None else "none"
-            raise UserError(
-                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: {lax} to run the"
-                " app all the same."
-            )
-        return held
-
-    def _loaded(self, apart: Apart, deadline: float) -> Isolation:
-        held = self._isolated(apart, deadline)
-        if self.bundle is not None:
-            apart.send([self.bundle], deadline)
-        (reason,) = apart.receive(LARGEST_WORD, deadline)
-        if reason:
-            raise UserError(reason.decode(errors="replace"))
-        return held
-
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
         A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
         try:
-            if self._apart is not None and self.held is None:
+            if self._apart is not None and not self._is_loaded:
                 self._load()
             if self._apart is None or not self._apart.is_quiet:
                 self.start()
@@ -152,7 +152,7 @@ class Cell:
 
     def close(self) -> None:
         """End the process with everything it has started; a second call does nothing."""
-        apart, self._apart, self.held = self._apart, None, None
+        apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
 
@@ -179,10 +179,8 @@ class Bundles:
         self._held: dict[str, _Held] = {}
         self._answered: int | None = None
         probe = Cell("", gate.policy.app, bundle=b"")
-        try:
-            probe.start()
-        finally:
-            probe.close()
+        probe.open()
+        probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
         """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
@@ -237,8 +235,7 @@ class Bundles:
             cell, _ = self._cells[self._answered]
             try:
                 cell.open()
-            except (OSError, RefusedError) as error:
-                cell.close()
+            except UserError as error:
                 logger.warning("No process is there for the run's next message: %s", error)
         self._answered = None
         for run, (cell, since) in list(self._cells.items()):

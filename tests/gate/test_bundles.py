@@ -265,6 +265,12 @@ def test_a_wrong_rule_on_runs_is_one_line(runs: str, said: str, tmp_path: Path) 
     assert "\n" not in str(error.value)
 
 
+def test_a_hash_that_begins_like_a_number_is_none(tmp_path: Path) -> None:
+    told = "41e3289f" * 8
+    policy = parse_policy(f"{POLICY}runs: {{allow: [{{fab: {told}}}]}}\n".encode(), "site.yaml", tmp_path)
+    assert policy.runs is not None and policy.runs.fabs == (told,)
+
+
 def test_runs_need_a_ledger(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="runs is expected with a budget"):
         parse_policy(b"version: 1\nsends: {}\nruns: {}\n", "site.yaml", tmp_path)
@@ -306,8 +312,8 @@ def test_a_site_sees_a_review_and_decides(tmp_path: Path, capsys: pytest.Capture
 @pytest.fixture
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the process that only finds out whether this system isolates."""
-    start = Cell.start
-    monkeypatch.setattr(Cell, "start", lambda cell: start(cell) if cell.app else Isolation())
+    start = Cell.open
+    monkeypatch.setattr(Cell, "open", lambda cell: start(cell) if cell.app else Isolation())
 
 
 def asked(bundles: Bundles, content: bytes, run: int = 1) -> Message | None:
@@ -451,7 +457,7 @@ def test_an_app_that_can_t_be_loaded_is_refused(site: Path, caplog: pytest.LogCa
 
 def test_a_system_that_can_t_isolate_is_refused_with_the_reason(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lacking = Isolation(network=["seccomp"], files=["Landlock 4"], missing=["namespaces (Operation not permitted)"])
-    monkeypatch.setattr(app_process.Apart, "isolation", lambda apart, deadline: lacking)
+    monkeypatch.setattr(app_process.Apart, "begin", lambda apart, asked, deadline: lacking)
     with pytest.raises(UserError, match=r"namespaces \(Operation not permitted\).*isolation: none"):
         Bundles(gate_of(site, "{}"))
     Bundles(gate_of(site, "{}", "app: {isolation: none}\n"))

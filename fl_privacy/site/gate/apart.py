@@ -103,16 +103,11 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send ``wishes`` and ``asked``, and return the isolation; ``RefusedError`` if the process ends or is late."""
-        self.ask(asked, deadline)
-        return self.isolation(deadline)
+        """Send ``wishes`` and ``asked``, and return the isolation, which the process reports before it loads any code.
 
-    def ask(self, asked: Mapping[str, Any], deadline: float) -> None:
-        """Send ``wishes`` and ``asked``; ``RefusedError`` as in ``begin``."""
+        ``RefusedError`` if it has ended, or took too long.
+        """
         self.send([json.dumps({**asked, "wishes": asdict(self.wishes)}).encode()], deadline)
-
-    def isolation(self, deadline: float) -> Isolation:
-        """Return the isolation, which the process reports before it loads code; ``RefusedError`` as in ``begin``."""
         (told,) = self.receive(LARGEST_WORD, deadline)
         return Isolation(**json.loads(told))
 

@@ -12,7 +12,7 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 """Numbers with an exponent, which are texts without a point in YAML 1.1, the version of PyYAML."""
 
 
