@@ -93,9 +93,9 @@ def _told(message):
     if not message.has_content():
         return {**about, "error": message.error.reason}
     content = message.content
-    # by values: a reply leaves in the memory order of the message
-    about["arrays"] = {n: {k: [a.dtype, list(a.shape), hashlib.sha256(a.numpy().tobytes()).hexdigest()] for k, a in r.items()}
-                       for n, r in content.array_records.items()}
+    def digest(a):  # of values: a reply leaves in the memory order of the message
+        return [a.dtype, list(a.shape), hashlib.sha256(a.numpy().tobytes()).hexdigest()]
+    about["arrays"] = {n: {k: digest(a) for k, a in r.items()} for n, r in content.array_records.items()}
     about["metrics"] = {n: dict(r) for n, r in content.metric_records.items()}
     about["config"] = {n: {k: repr(v) if isinstance(v, bytes) else v for k, v in r.items()}
                        for n, r in content.config_records.items()}

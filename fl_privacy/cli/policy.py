@@ -118,7 +118,7 @@ def approve(
         say(visible(f"  {key} = {value!r:.200}"))
     for text, instead in asked.unmet.items():
         say(visible(f"It needs {text}: {instead}."))
-    say(review_app(approvals.place(run, "fab")).in_words())
+    say(review_app(approvals.bundle_of(run, asked.fab)).in_words())
     if not yes and not refuse:
         yes = typer.confirm(f"Let run {asked.run} in?")
     approvals.decide(asked, "yes" if yes else "no")

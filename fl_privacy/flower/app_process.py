@@ -5,8 +5,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -150,19 +149,15 @@ class Cell:
             raise RefusedError("app", failed.decode(errors="replace")[:1000])
         return answer
 
+    @property
+    def is_open(self) -> bool:
+        return self._apart is not None
+
     def close(self) -> None:
         """End the process with everything it has started; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
-
-
-@dataclass
-class _Held:
-    """A message that waits with its run for the site's decision."""
-
-    bundle: Bundle
-    since: float
 
 
 class Bundles:
@@ -176,7 +171,7 @@ class Bundles:
         assert runs is not None
         self.gate, self.runs, self.approvals = gate, runs, Approvals(runs)
         self._cells: OrderedDict[int, tuple[Cell, float]] = OrderedDict()
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, tuple[Bundle, float]] = {}
         self._answered: int | None = None
         probe = Cell("", gate.policy.app, bundle=b"")
         probe.open()
@@ -186,31 +181,24 @@ class Bundles:
         """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
         number, run = message.metadata.message_id, str(context.run_id)
         try:
-            held = self._held.get(number) or _Held(read_bundle(brought.content), time.monotonic())
+            bundle, since = self._held.pop(number, None) or (read_bundle(brought.content), time.monotonic())
         except RefusedError as error:
             return self.gate.refused_run(message, context, error, Origin())
-        origin = Origin(held.bundle.name + " " + held.bundle.version, held.bundle.digest)
+        app = f"{bundle.name} {bundle.version}"
         try:
-            signers = signers_of(held.bundle, brought.signatures, self.runs.keys)
-            by = self.approvals.admit(held.bundle, run, dict(context.run_config), signers)
-            if by is None and time.monotonic() - held.since < self.runs.wait_seconds:
-                if number not in self._held:
-                    logger.warning(
-                        "Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, held.bundle.in_words(), run
-                    )
-                self._held[number] = held
+            signers = signers_of(bundle, brought.signatures, self.runs.keys)
+            by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
+            if by is None and time.monotonic() - since < self.runs.wait_seconds:
+                self._held[number] = bundle, since
                 return None
-            self._held.pop(number, None)
             if by is None:
                 self.approvals.forget(run)
-                raise RefusedError("run", f"run {run} of {held.bundle.in_words()} was not approved in time")
-            cell = self._cell(context.run_id, held.bundle)
+                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+            cell = self._cell(context.run_id, bundle)
         except RefusedError as error:
-            self._held.pop(number, None)
-            return self.gate.refused_run(message, context, error, origin)
-        reply = self.gate(message, context, cell, Origin(origin.app, origin.fab, by))
+            return self.gate.refused_run(message, context, error, Origin(app, bundle.digest))
         self._answered = context.run_id
-        return reply
+        return self.gate(message, context, cell, Origin(app, bundle.digest, by))
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
         """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
@@ -233,10 +221,10 @@ class Bundles:
         """Start the process for the next message of the run just answered, and end those that nobody asked for long."""
         if self._answered is not None and self._answered in self._cells:
             cell, _ = self._cells[self._answered]
-            try:
-                cell.open()
-            except UserError as error:
-                logger.warning("No process is there for the run's next message: %s", error)
+            self._cells[self._answered] = cell, time.monotonic()
+            if not cell.is_open:
+                with suppress(UserError):  # the next message meets it too, and is refused with it
+                    cell.open()
         self._answered = None
         for run, (cell, since) in list(self._cells.items()):
             if time.monotonic() - since > IDLE_SECONDS:

@@ -211,7 +211,7 @@ def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(tmp_
     assert admitted(one, bundle, lr=1) is None and admitted(one, bundle, lr=1) is None
     (waiting,) = one.waiting()
     assert waiting.config == {"lr": 1} and waiting.unmet == {"no-such-thing": "not installed"}
-    assert oct(one.place("7", "fab").stat().st_mode)[-3:] == "600"
+    assert oct(one.bundle_of("7", bundle.digest).stat().st_mode)[-3:] == "600"
     one.decide(waiting, "yes")
     assert not one.waiting()
     assert admitted(one, bundle, lr=1) not in {None, ""}
@@ -240,6 +240,9 @@ def test_the_number_of_runs_that_wait_is_bounded(tmp_path: Path) -> None:
     assert [admitted(one, bundle, run=str(number)) for number in range(MOST_WAITING)] == [None] * MOST_WAITING
     with pytest.raises(RefusedError, match="others do"):
         admitted(one, bundle, run="99")
+    one.forget("3")
+    with pytest.raises(RefusedError, match="configuration and packages of"):
+        admitted(one, bundle, run="99", note="x" * (1 << 17))
     with pytest.raises(UserError, match="number of a run"):
         one.place("../7", "fab")
 

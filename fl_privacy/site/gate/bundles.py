@@ -4,6 +4,7 @@ import getpass
 import hashlib
 import io
 import json
+import logging
 import os
 import platform
 import re
@@ -33,6 +34,8 @@ from fl_privacy.files import make_missing_private, write_private
 from fl_privacy.files.foreign import open_regular
 from fl_privacy.site.gate.plain_yaml import listed, mapping, place_of, table
 from fl_privacy.site.gate.rules import RefusedError
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
 """Largest size in bytes of a bundle, of its ``pyproject.toml``, and of a file that states a decision."""
@@ -279,7 +282,6 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
         signatures: signed message and signature of each, where the message must end with the bundle's digest.
         keys: Ed25519 public keys in OpenSSH's format.
     """
-
     found = list[str]()
     for name, text in keys.items():
         key = load_ssh_public_key(text.encode())
@@ -349,8 +351,14 @@ class Approvals:
             if len(self.waiting()) >= MOST_WAITING:
                 raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
             unmet = unmet_packages(bundle, any_version=self.runs.any_version)
-            write_private(self.place(run, "fab"), bundle.content)
-            write_private(place, json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str))
+            text = json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str)
+            if len(text) > LARGEST_DECISION:
+                raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
+            self.forget(run)
+            write_private(self.bundle_of(run, bundle.digest), bundle.content)
+            write_private(place, text)
+            words = bundle.in_words()
+            logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, words, run)
         except RefusedError:
             raise
         except (OSError, ValueError, UserError) as error:
@@ -372,8 +380,8 @@ class Approvals:
 
     def forget(self, run: str) -> None:
         """Remove a run from those that wait."""
-        for suffix in ("json", "fab"):
-            self.place(run, suffix).unlink(missing_ok=True)
+        for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}-*.fab")):
+            place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
         """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
@@ -382,6 +390,10 @@ class Approvals:
             return sorted(found, key=lambda waiting: waiting.since)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
+
+    def bundle_of(self, run: str, digest: str) -> Path:
+        """Return the place of a waiting bundle, whose name no other content gets: a coordinator may send another."""
+        return self.place(run, "fab").with_name(f"{run}-{digest}.fab")
 
     def place(self, run: str, suffix: str) -> Path:
         if not _RUN.fullmatch(run):
