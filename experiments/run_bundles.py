@@ -539,7 +539,7 @@ def overhead(work: Path, pairs: int) -> dict[str, Any]:
         assert reply is not None and reply.has_content(), bundles.gate.refused
         return reply
 
-    found: dict[str, list[tuple[float, float]]] = {"plain": [], "gated": []}
+    found: dict[str, list[tuple[float, float, float]]] = {"plain": [], "gated": []}
     same = True
     for number in range(pairs):
         turns = [("plain", plain), ("gated", gated)]
@@ -549,24 +549,22 @@ def overhead(work: Path, pairs: int) -> dict[str, Any]:
             replies.append(run())
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = sum(getattr(after, each) - getattr(before[0], each) for each in ("ru_utime", "ru_stime"))
-            cpu += time.process_time() - before[1]
-            if name == "gated":
-                cpu += float(replies[-1].content.metric_records["metrics"]["cpu"])
-            found[name].append((cpu, time.perf_counter() - before[2]))
+            app = float(replies[-1].content.metric_records["metrics"]["cpu"])
+            around = cpu + time.process_time() - before[1] - (app if name == "plain" else 0.0)
+            found[name].append((app, around, time.perf_counter() - before[2]))
         same &= replies[0].content.array_records["arrays"] == replies[1].content.array_records["arrays"]
         print(number, {name: values[-1] for name, values in found.items()}, flush=True)
-    seconds, clock = ([[each[index] for each in found[name]] for name in ("plain", "gated")] for index in (0, 1))
-    return {
-        "pairs": pairs,
-        "images": IMAGES,
-        "same_arrays": same,
-        "plain_cpu_s": statistics.median(seconds[0]),
-        "gated_cpu_s": statistics.median(seconds[1]),
-        "cpu_ratio": statistics.median(b / a for a, b in zip(*seconds, strict=True)),
-        "plain_s": statistics.median(clock[0]),
-        "gated_s": statistics.median(clock[1]),
-        "ratio": statistics.median(b / a for a, b in zip(*clock, strict=True)),
+    medians = {
+        f"{name}_{what}": statistics.median(each[index] for each in values)
+        for name, values in found.items()
+        for index, what in enumerate(("app_cpu_s", "other_cpu_s", "s"))
     }
+    turns = list(zip(found["plain"], found["gated"], strict=True))
+    ratios = {
+        "cpu_ratio": statistics.median(sum(gated[:2]) / sum(plain[:2]) for plain, gated in turns),
+        "ratio": statistics.median(gated[2] / plain[2] for plain, gated in turns),
+    }
+    return {"pairs": pairs, "images": IMAGES, "same_arrays": same, **medians, **ratios}
 
 
 if __name__ == "__main__":

@@ -181,9 +181,10 @@ class Bundles:
         """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
         number, run = message.metadata.message_id, str(context.run_id)
         try:
-            bundle, since = self._held.pop(number, None) or (read_bundle(brought.content), time.monotonic())
+            held = self._held.pop(number) if number in self._held else (read_bundle(brought.content), time.monotonic())
         except RefusedError as error:
             return self.gate.refused_run(message, context, error, Origin())
+        bundle, since = held
         app = f"{bundle.name} {bundle.version}"
         try:
             signers = signers_of(bundle, brought.signatures, self.runs.keys)
@@ -207,8 +208,8 @@ class Bundles:
             if cell is not None:
                 cell.close()
             packages = None
-            if unmet := unmet_packages(bundle, any_version=self.runs.any_version):
-                if not self.runs.installs:
+            if unmet := unmet_packages(bundle, any_version=self.runs.versions == "any"):
+                if self.runs.install == "never":
                     raise RefusedError("packages", ", ".join(f"{text}: {instead}" for text, instead in unmet.items()))
                 packages = install_packages(unmet, self.runs.folder / "packages")
             cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)

@@ -194,11 +194,11 @@ def test_a_signature_holds_for_one_bundle_and_one_key() -> None:
 
 def test_runs_are_let_in_by_bundle_key_or_name(tmp_path: Path) -> None:
     bundle = read_bundle(fab())
-    by_fab = approvals(tmp_path, fabs=(bundle.digest,))
+    by_fab = approvals(tmp_path, allow=({"fab": bundle.digest},))
     assert admitted(by_fab, bundle) == "allow: fab"
-    by_key = approvals(tmp_path, signers=("alice",), keys={"alice": "", "bob": ""})
+    by_key = approvals(tmp_path, allow=({"key": "alice"},), keys={"alice": "", "bob": ""})
     assert admitted(by_key, bundle, signers=("bob", "alice")) == "allow: key alice"
-    by_name = approvals(tmp_path, apps=(("someone/honest", "1.2.0"),))
+    by_name = approvals(tmp_path, allow=({"version": "1.2.0", "app": "someone/honest"},))
     assert admitted(by_name, bundle) == "allow: app"
     for one, other in ((by_fab, read_bundle(fab(name="b"))), (by_key, bundle), (by_name, read_bundle(fab(name="c")))):
         with pytest.raises(RefusedError, match="not on the site's list"):
@@ -226,11 +226,11 @@ def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(tmp_
 
 def test_each_run_waits_of_those_that_are_allowed(tmp_path: Path) -> None:
     bundle = read_bundle(fab())
-    each = approvals(tmp_path, fabs=(bundle.digest,), approve="each run")
+    each = approvals(tmp_path, allow=({"fab": bundle.digest},), approve="each run")
     assert admitted(each, bundle) is None
     with pytest.raises(RefusedError):
         admitted(each, read_bundle(fab(name="other")))
-    others = approvals(tmp_path, fabs=(bundle.digest,), approve="others")
+    others = approvals(tmp_path, allow=({"fab": bundle.digest},), approve="others")
     assert admitted(others, bundle) == "allow: fab"
     assert admitted(others, read_bundle(fab(name="other")), run="8") is None
 
@@ -254,7 +254,7 @@ def test_the_number_of_runs_that_wait_is_bounded(tmp_path: Path) -> None:
         ("{allow: [{key: alice}]}", "runs.allow.key"),
         ("{allow: [{app: a/b}]}", "runs.allow is expected to list"),
         ("{allow: [{version: '1'}]}", "runs.allow is expected to list"),
-        ("{allow: [{app: a/b, version: 1.0}]}", "put quotes around it"),
+        ("{allow: [{app: a/b, version: 1.0}]}", "quotes make a number a text"),
         ("{keys: {alice: ssh-rsa AAAA}}", "ssh-ed25519"),
         ("{approve: sometimes}", "runs.approve"),
         ("{install: pip}", "runs.install"),
@@ -271,7 +271,7 @@ def test_a_wrong_rule_on_runs_is_one_line(runs: str, said: str, tmp_path: Path) 
 def test_a_hash_that_begins_like_a_number_is_none(tmp_path: Path) -> None:
     told = "41e3289f" * 8
     policy = parse_policy(f"{POLICY}runs: {{allow: [{{fab: {told}}}]}}\n".encode(), "site.yaml", tmp_path)
-    assert policy.runs is not None and policy.runs.fabs == (told,)
+    assert policy.runs is not None and policy.runs.allow == ({"fab": told},)
 
 
 def test_runs_need_a_ledger(tmp_path: Path) -> None:

@@ -57,26 +57,22 @@ class Runs:
     """Bundles (Flower's FAB) that runs may bring, and what a run has to wait for.
 
     Attributes:
-        fabs: SHA-256 of allowed bundles.
-        signers: names in ``keys`` whose signature allows a bundle.
-        apps: allowed pairs of publisher/name and version, which are the bundle's own statement.
+        allow: allowed bundles, each by ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
         keys: Ed25519 public keys by name.
         approve: runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
         wait_seconds: seconds after which a waiting message is refused.
         folder: folder of waiting runs and of decisions.
-        installs: ``True`` to install missing packages from the site's package index.
-        any_version: ``True`` if an installed package of another version than stated will do.
+        install: ``from-index`` to install missing packages from the site's package index.
+        versions: ``any`` if an installed package of another version than stated will do.
     """
 
-    fabs: tuple[str, ...] = ()
-    signers: tuple[str, ...] = ()
-    apps: tuple[tuple[str, str], ...] = ()
+    allow: tuple[Mapping[str, str], ...] = ()
     keys: Mapping[str, str] = field(default_factory=dict)
     approve: str = "never"
     wait_seconds: float = 3000.0
     folder: Path = Path("runs")
-    installs: bool = False
-    any_version: bool = False
+    install: str = "never"
+    versions: str = "stated"
 
 
 APPROVE = {
@@ -93,44 +89,32 @@ def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
     if ledger is None:
         raise UserError("runs is expected with a budget, whose ledger names each run's bundle, but there is none.")
     keys = {name: _key(name, key) for name, key in mapping("runs.keys", told.get("keys")).items()}
-    allowed: dict[str, list[Any]] = {"fab": [], "key": [], "app": []}
-    for one in listed("runs.allow", told.get("allow", ())):
-        entry = table("runs.allow", one, "fab", "key", "app", "version")
-        kind = next(iter(entry), "")
-        if set(entry) != ({"app", "version"} if "app" in entry else {kind}) or kind == "version":
+    allow = [dict(mapping("runs.allow", one)) for one in listed("runs.allow", told.get("allow", ()))]
+    for one in allow:
+        is_known = set(one) in ({"fab"}, {"key"}, {"app", "version"})
+        if not is_known or not all(isinstance(value, str) for value in one.values()):
             raise UserError(
-                "runs.allow is expected to list {fab: SHA256}, {key: NAME} or {app: PUBLISHER/NAME, version: V}, but"
-                f" got {one!r:.200}."
+                "runs.allow is expected to list {fab: SHA256}, {key: NAME} or {app: PUBLISHER/NAME, version: V}, each a"
+                f" text, but got {one!r:.200}; quotes make a number a text."
             )
-        if not all(isinstance(value, str) for value in entry.values()):
-            raise UserError(f"runs.allow is expected to hold texts, but got {one!r:.200}; put quotes around it.")
-        allowed["app" if "app" in entry else kind].append(entry)
-    for entry in allowed["fab"]:
-        if not _SHA256.fullmatch(entry["fab"]):
-            raise UserError(
-                f"runs.allow.fab is expected to be the 64 letters of a SHA-256, but got {entry['fab']!r:.100}."
-            )
-    for entry in allowed["key"]:
-        checks.one_of("runs.allow.key", entry["key"], keys)
-    checks.one_of("runs.approve", approve := told.get("approve", "never"), APPROVE)
-    checks.one_of("runs.install", install := told.get("install", "never"), ("never", "from-index"))
-    checks.one_of("runs.versions", versions := told.get("versions", "stated"), ("stated", "any"))
+        if not _SHA256.fullmatch(one.get("fab", "0" * 64)):
+            raise UserError(f"runs.allow.fab is expected to be 64 letters of a SHA-256, but got {one['fab']!r:.80}.")
+        if "key" in one:
+            checks.one_of("runs.allow.key", one["key"], keys)
+    choices = {"approve": tuple(APPROVE), "install": ("never", "from-index"), "versions": ("stated", "any")}
+    for name, values in choices.items():
+        checks.one_of(f"runs.{name}", told.get(name, values[0]), values)
     wait = checks.number("runs.wait_seconds", told.get("wait_seconds", 3000.0), above=0, at_most=1e6, example=3000)
     return Runs(
-        fabs=tuple(entry["fab"] for entry in allowed["fab"]),
-        signers=tuple(entry["key"] for entry in allowed["key"]),
-        apps=tuple((entry["app"], entry["version"]) for entry in allowed["app"]),
+        allow=tuple(allow),
         keys=keys,
-        approve=approve,
         wait_seconds=wait,
         folder=place_of("runs.folder", told["folder"], folder) if "folder" in told else ledger.parent / "runs",
-        installs=install == "from-index",
-        any_version=versions == "any",
+        **{name: told[name] for name in choices if name in told},
     )
 
 
 def _key(name: str, given: object) -> str:
-
     try:
         loaded = load_ssh_public_key(str(given).encode())
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -319,38 +303,38 @@ class Approvals:
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
         """Return who or what lets a run in, or ``None`` while it waits; ``RefusedError`` if it may not run."""
         runs, named = self.runs, self._named(bundle, signers)
-        listed = bool(runs.fabs or runs.signers or runs.apps)
         if named and runs.approve != "each run":
             return named
-        if runs.approve == "never" or (runs.approve == "each run" and listed and not named):
+        if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
             raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
         told = json.dumps([bundle.digest, config], sort_keys=True, default=str)
         token = hashlib.sha256(told.encode()).hexdigest()
-        if (decision := self._decision(run)) is not None and decision.get("token") == token:
-            who = str(decision.get("who", ""))[:64]
+        decision = dict[str, Any]()
+        with suppress(OSError, ValueError, UserError):
+            decision = _own(self.place(run, "decision"))
+        if decision.get("token") == token:
             if decision.get("says") == "yes":
-                return who
+                return str(decision.get("who", ""))[:64]
             raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
         about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
         self._hold({**about, "config": dict(config), "signers": signers}, bundle)
         return None
 
     def _named(self, bundle: Bundle, signers: Sequence[str]) -> str:
-        if bundle.digest in self.runs.fabs:
-            return "allow: fab"
-        if by := [name for name in signers if name in self.runs.signers]:
-            return f"allow: key {by[0]:.40}"
-        return "allow: app" if (bundle.name, bundle.version) in self.runs.apps else ""
+        """Return the entry of ``allow`` that lets a bundle in; empty if there is none."""
+        own = ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
+        found = (one for one in self.runs.allow if one in own or one.get("key") in signers)
+        return next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
 
     def _hold(self, about: dict[str, Any], bundle: Bundle) -> None:
         place, run = self.place(about["run"], "json"), about["run"]
         try:
             make_missing_private(self.runs.folder)
-            if place.exists() and json.loads(_own(place)).get("token") == about["token"]:
+            if place.exists() and _own(place).get("token") == about["token"]:
                 return
             if len(self.waiting()) >= MOST_WAITING:
                 raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
-            unmet = unmet_packages(bundle, any_version=self.runs.any_version)
+            unmet = unmet_packages(bundle, any_version=self.runs.versions == "any")
             text = json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str)
             if len(text) > LARGEST_DECISION:
                 raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
@@ -363,13 +347,6 @@ class Approvals:
             raise
         except (OSError, ValueError, UserError) as error:
             raise RefusedError("gate", f"the run can't wait in {self.runs.folder}: {error}") from error
-
-    def _decision(self, run: str) -> dict[str, Any] | None:
-        try:
-            found = json.loads(_own(self.place(run, "decision")))
-        except (OSError, ValueError, UserError):
-            return None
-        return found if isinstance(found, dict) else None
 
     def decide(self, waiting: Waiting, says: str) -> None:
         """Write the site's ``says`` (yes or no) on a waiting run, in the name of the user of this process."""
@@ -386,7 +363,7 @@ class Approvals:
     def waiting(self) -> list[Waiting]:
         """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
         try:
-            found = [Waiting(**json.loads(_own(place))) for place in self.runs.folder.glob("*.json")]
+            found = [Waiting(**_own(place)) for place in self.runs.folder.glob("*.json")]
             return sorted(found, key=lambda waiting: waiting.since)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
@@ -401,10 +378,13 @@ class Approvals:
         return self.runs.folder / f"{run}.{suffix}"
 
 
-def _own(place: Path) -> bytes:
-    """Load a small file; ``UserError`` if others than this user or root can write it."""
+def _own(place: Path) -> dict[str, Any]:
+    """Load a small file; ``UserError`` if others than this user or root can write it, ``ValueError`` if broken."""
     with os.fdopen(open_regular(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
             raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
-        return file.read(LARGEST_DECISION)
+        found = json.loads(file.read(LARGEST_DECISION))
+    if not isinstance(found, dict):
+        raise ValueError("no mapping")
+    return found

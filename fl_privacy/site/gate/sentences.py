@@ -51,9 +51,9 @@ def warnings_of(policy: SitePolicy) -> list[str]:
         found.append("Nothing counts what has left; a budget with a ledger would.")
     if not policy.app.required:
         found.append("If the kernel can't take network or files away from the app, the app still runs.")
-    if policy.runs and policy.runs.apps:
+    if policy.runs and any("app" in one for one in policy.runs.allow):
         found.append("A bundle states its name and version itself: anybody who may start runs can use an allowed name.")
-    if policy.runs and policy.runs.installs:
+    if policy.runs and policy.runs.install != "never":
         found.append("The site's package index chooses code that runs with the app, isolated like it.")
     if policy.receives.run_config is None:
         found.append("The app is given all of the run's configuration, texts too.")
@@ -143,9 +143,8 @@ def course_of(policy: SitePolicy, replies: int) -> float:
 
 
 def _runs(runs: Runs) -> Iterator[str]:
-    allowed = [f"of FAB {digest}" for digest in runs.fabs]
-    allowed += [f"signed by {name}" for name in runs.signers]
-    allowed += [f"that say they are {name} {version}" for name, version in runs.apps]
+    words = {"fab": "of FAB {fab}", "key": "signed by {key}", "app": "that say they are {app} {version}"}
+    allowed = [words[min(one)].format(**one) for one in runs.allow]
     yield f"Runs bring their app; allowed are bundles {_listed(allowed)}." if allowed else "Runs bring their app."
     yield (
         APPROVE[runs.approve]
@@ -154,8 +153,8 @@ def _runs(runs: Runs) -> Iterator[str]:
     )
     if runs.approve != "never":
         yield f"A run that waits for more than {runs.wait_seconds:g} s is refused."
-    versions = " in any version" if runs.any_version else ""
-    missing = "are installed from the site's package index" if runs.installs else "are refused, with their names"
+    versions = " in any version" if runs.versions == "any" else ""
+    missing = "are refused, with their names" if runs.install == "never" else "get them from the site's package index"
     yield f"Apps that need packages that are not installed{versions} {missing}."
     yield "Each message finds a new process of the app; what it writes to the places that it reads is lost with it."
 
