@@ -140,13 +140,14 @@ def _example(rows: Sequence[Row]) -> str:
 
 
 def _bundle(rows: Sequence[Row]) -> str:
-    heads = ["pairs", "images", "same arrays", "CPU seconds, plain", "behind the gate", "CPU, ratio", "clock, ratio"]
-    figures = ("plain_cpu_s", "gated_cpu_s", "cpu_ratio", "ratio")
-    told = [
-        [str(row["pairs"]), str(row["images"]), _yes(row["same_arrays"]), *(f"{row[name]:.3g}" for name in figures)]
-        for row in rows
-    ]
-    return markdown(heads, told)
+    heads = ["", "CPU s of the app", "other CPU s, medians", "same arrays", "CPU, ratio", "clock, ratio"]
+    lines = list[list[str]]()
+    for row in rows:
+        for name, shown in (("plain", "a plain process"), ("gated", "behind the gate")):
+            seconds = [f"{row[f'{name}_{what}']:.2f}" for what in ("app_cpu_s", "other_cpu_s")]
+            ratios = [_yes(row["same_arrays"]), f"{row['cpu_ratio']:.2f}", f"{row['ratio']:.2f}"]
+            lines.append([shown, *seconds, *(ratios if name == "gated" else ["", "", ""])])
+    return markdown(heads, lines)
 
 
 def _transcript(rows: Sequence[Row]) -> str:

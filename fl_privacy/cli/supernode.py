@@ -55,8 +55,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
             " way to run apps."
         )
     _expect_app(app, here=not policy)
-    if policy:
-        _expect_policy(policy, arguments, app)
+    holds = bool(policy) and _expect_policy(policy, arguments, app)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
@@ -72,7 +71,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
         write_private(Path(folder) / "secret", secret)
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
-        ended = run_supernode([*arguments, *own])
+        ended = run_supernode([*arguments, *own], holds=holds)
     left = patience if ended.lost else patience - (time.monotonic() - started) - AGAIN_SECONDS
     reason = "The SuperLink takes this node for connected still, does not know its key, or failed"
     if ended.lost:
@@ -88,8 +87,11 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     return ended.status
 
 
-def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
-    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key."""
+def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> bool:
+    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key.
+
+    Return whether runs may wait for the site's approval.
+    """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415
     from fl_privacy.site.gate.policy import holder_of, read_policy  # noqa: PLC0415
@@ -124,6 +126,7 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
         )
     for warning in warnings_of(found):
         logger.warning("%s", warning)
+    return found.runs is not None and found.runs.approve != "never"
 
 
 def _expect_app(app: str, *, here: bool) -> None:

@@ -17,12 +17,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+from flwr.supernode import start_client_internal as flower_node
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.flower import app_process
 from fl_privacy.flower.app_process import Bundles, Cell
 from fl_privacy.flower.gate import Gate
+from fl_privacy.flower.inside import supernode
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
@@ -385,6 +387,27 @@ def test_a_message_waits_with_its_run_and_others_go_on(site: Path, monkeypatch: 
     bundles.approvals.decide(waiting, "yes")
     reply = asked(bundles, other, 1)
     assert isinstance(reply, tuple) and reply[0] == "brought_app:client"
+
+
+def test_a_supernode_asks_for_messages_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class State:
+        replies: tuple[str, ...] = ()
+
+        def get_messages_legacy(self, **_: object) -> tuple[str, ...]:
+            found, self.replies = self.replies, ()
+            return found
+
+    state, pulled, pushed = State(), iter([7, None, 8, None, None]), list[object]()
+    monkeypatch.setattr(flower_node, "_pull_and_store_message", lambda **_: next(pulled))
+    monkeypatch.setattr(flower_node, "_push_messages", lambda state, **_: pushed.append(state.get_messages_legacy()))
+    monkeypatch.setattr(supernode, "PUSH_SECONDS", 0)
+    supernode.take_more_messages()
+    for expected, replies in ((7, ()), (0, ()), (8, ("second",)), (0, ("first",))):
+        assert flower_node._pull_and_store_message(state=state) == expected
+        state.replies = replies
+        flower_node._push_messages(state=state, send=None)  # type: ignore[call-arg,arg-type]
+    assert pushed == [("second",), ("first",)], "the first message holds up no other"
+    assert flower_node._pull_and_store_message(state=state) is None, "none is left, so that the node may rest"
 
 
 def test_an_app_of_a_bundle_runs_in_a_new_process_for_each_message(site: Path) -> None:

@@ -37,6 +37,7 @@ APP_RAISED = 2
 
 MOST_SIGNATURES = 100
 POLL_SECONDS = 0.1
+PUSH_SECONDS = 0.5
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 COMPONENT = "flwr-clientapp"
 
@@ -103,10 +104,46 @@ def _in_a_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
-def run_supernode(arguments: Sequence[str]) -> Ended:
-    """Run Flower's own ``flower-supernode`` in this process, until it ends."""
+class _Ready:
+    """A SuperNode's state whose replies have been taken out already."""
+
+    def __init__(self, state: Any, replies: Sequence[Message]) -> None:
+        self._state, self._replies = state, replies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_messages_legacy(self, **_: Any) -> Sequence[Message]:
+        return self._replies
+
+
+def take_more_messages() -> None:
+    """Let the SuperNode of this process ask for messages while others wait; Flower's takes one after the other."""
+    from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
+
+    pull, push, unanswered = flower_node._pull_and_store_message, flower_node._push_messages, [0]
+
+    def pull_next(**given: Any) -> int | None:
+        run = pull(**given)
+        unanswered[0] += run is not None
+        return 0 if run is None and unanswered[0] else run  # 0: replies may be there, without a new message
+
+    def push_ready(state: Any, **given: Any) -> None:
+        if replies := state.get_messages_legacy(is_reply=True):
+            unanswered[0] -= len(replies)
+            push(state=_Ready(state, replies), **given)
+        else:
+            time.sleep(PUSH_SECONDS)
+
+    flower_node._pull_and_store_message, flower_node._push_messages = pull_next, push_ready
+
+
+def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
+    """Run Flower's own ``flower-supernode`` in this process, until it ends; ``holds`` if messages may wait."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
+    if holds:
+        take_more_messages()
     flower, listening = logging.getLogger("flwr"), _Listening()
     flower.propagate = False  # it writes its own lines
     flower.addHandler(listening)
