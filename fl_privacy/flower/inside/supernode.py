@@ -121,7 +121,8 @@ def take_more_messages() -> None:
     """Let the SuperNode of this process ask for messages while others wait; Flower's takes one after the other."""
     from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
 
-    pull, push, unanswered = flower_node._pull_and_store_message, flower_node._push_messages, [0]
+    pull, push = flower_node._pull_and_store_message, flower_node._push_messages
+    unanswered = [0]
 
     def pull_next(**given: Any) -> int | None:
         run = pull(**given)
@@ -131,11 +132,12 @@ def take_more_messages() -> None:
     def push_ready(state: Any, **given: Any) -> None:
         if replies := state.get_messages_legacy(is_reply=True):
             unanswered[0] -= len(replies)
-            push(state=_Ready(state, replies), **given)
+            push(state=_Ready(state, replies), **given)  # type: ignore[arg-type]
         else:
             time.sleep(PUSH_SECONDS)
 
-    flower_node._pull_and_store_message, flower_node._push_messages = pull_next, push_ready
+    flower_node._pull_and_store_message = pull_next  # type: ignore[assignment]
+    flower_node._push_messages = push_ready  # type: ignore[assignment]
 
 
 def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
