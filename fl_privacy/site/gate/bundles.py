@@ -302,7 +302,9 @@ class Approvals:
 
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
         """Return who or what lets a run in, or ``None`` while it waits; ``RefusedError`` if it may not run."""
-        runs, named = self.runs, self._named(bundle, signers)
+        runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
+        found = (one for one in runs.allow if one in own or one.get("key") in signers)
+        named = next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
         if named and runs.approve != "each run":
             return named
         if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
@@ -319,12 +321,6 @@ class Approvals:
         about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
         self._hold({**about, "config": dict(config), "signers": signers}, bundle)
         return None
-
-    def _named(self, bundle: Bundle, signers: Sequence[str]) -> str:
-        """Return the entry of ``allow`` that lets a bundle in; empty if there is none."""
-        own = ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
-        found = (one for one in self.runs.allow if one in own or one.get("key") in signers)
-        return next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
 
     def _hold(self, about: dict[str, Any], bundle: Bundle) -> None:
         place, run = self.place(about["run"], "json"), about["run"]
