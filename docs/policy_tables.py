@@ -128,6 +128,35 @@ def _federation(rows: Sequence[Row]) -> str:
     return markdown(heads, lines)
 
 
+def _example(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in (row for row in rows if "equal" in row):
+        unlike = ", ".join(row["unlike"]) if row["equal"] < row["replies"] else ""
+        why = "; ".join([*([f"not equal: {unlike}"] if unlike else []), *row["why"]])
+        lines.append([row["app"], f"{row['equal']} of {row['replies']}", str(row["refused"]), why])
+    table = markdown(["app of Flower, unedited", "replies equal behind the gate", "refused", ""], lines)
+    others = [f"{row['example']}: {row['reason']}" for row in rows if "reason" in row]
+    return "\n\n".join([table, *([f"Not compared: {'; '.join(others)}."] if others else [])])
+
+
+def _bundle(rows: Sequence[Row]) -> str:
+    heads = ["", "CPU s of the app", "other CPU s, medians", "same arrays", "CPU, ratio", "clock, ratio"]
+    lines = list[list[str]]()
+    for row in rows:
+        for name, shown in (("plain", "a plain process"), ("gated", "behind the gate")):
+            seconds = [f"{row[f'{name}_{what}']:.2f}" for what in ("app_cpu_s", "other_cpu_s")]
+            ratios = [_yes(row["same_arrays"]), f"{row['cpu_ratio']:.2f}", f"{row['ratio']:.2f}"]
+            lines.append([shown, *seconds, *(ratios if name == "gated" else ["", "", ""])])
+    return markdown(heads, lines)
+
+
+def _transcript(rows: Sequence[Row]) -> str:
+    lines = list[str]()
+    for step in rows[-1]["steps"]:
+        lines += [f"{step['who']}$ {step['command']}", *step["said"], ""]
+    return "\n".join(["```text", *lines[:-1], "```"])
+
+
 TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "hostile": _hostile,
     "weights": _weights,
@@ -138,4 +167,7 @@ TABLES: dict[str, Callable[[Sequence[Row]], str]] = {
     "floating": _floating,
     "overhead": _overhead,
     "federation": _federation,
+    "example": _example,
+    "bundle": _bundle,
+    "transcript": _transcript,
 }

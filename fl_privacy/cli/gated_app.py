@@ -1,7 +1,14 @@
 """The process of an app behind a gate, which gives up network and files before it imports third-party code."""
 
+import io
 import json
+import sys
+import zipfile
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from fl_privacy.site.gate.framing import own_pipes, read_parts, write_parts
 from fl_privacy.site.gate.isolation import Wishes, keep_apart
@@ -13,16 +20,31 @@ def serve_gate(inlet: int, outlet: int) -> None:
     asked = json.loads(told)
     held = keep_apart(Wishes.of_plain(asked["wishes"]))
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
-    _answer(inlet, outlet, asked["app"])
+    bundle = read_parts(inlet) if asked["bundled"] else []
+    _answer(inlet, outlet, partial(_loaded, asked["app"], bundle, asked["packages"]))
 
 
-def _answer(inlet: int, outlet: int, reference: str) -> None:
-    from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
+def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
+    """Load an installed app, or one of a bundle, which is unpacked into memory that ends with this process."""
+    if not bundle:
+        from fl_privacy.cli.node_worker import installed_app  # noqa: PLC0415  (not to be imported earlier)
+
+        return installed_app(reference)
+    from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
+
+    folder = Path("app").absolute()
+    with zipfile.ZipFile(io.BytesIO(bundle[0])) as archive:
+        archive.extractall(folder)
+    sys.path[:0] = packages
+    return loaded(reference, folder)
+
+
+def _answer(inlet: int, outlet: int, load: Callable[[], Any]) -> None:
     from fl_privacy.federation.replies import Failure, attempt  # noqa: PLC0415
     from fl_privacy.flower.inside import serialized  # noqa: PLC0415
     from fl_privacy.flower.inside.identity import identify_process  # noqa: PLC0415
 
-    app = attempt(lambda: installed_app(reference))
+    app = attempt(load)
     write_parts(outlet, [app.reason.removeprefix("UserError: ").encode() if isinstance(app, Failure) else b""])
     identify_process()
     while not isinstance(app, Failure):

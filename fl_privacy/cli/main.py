@@ -266,8 +266,8 @@ def supernode(
     """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
-    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. Of the bundle that a run brings
-    nothing is executed: what answers is installed here.
+    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers; nothing
+    of a run's bundle is executed unless the policy has `runs`.
 
     With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
     gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.

@@ -25,14 +25,31 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
         os._exit(0)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-    loaded = attempt(lambda: gated_app(app, policy) if policy else installed_app(app))
+    loaded = attempt(lambda: answerer(app, policy))
     if isinstance(loaded, Failure):
         write_private(Path(told), loaded.reason.removeprefix("UserError: "))
         sys.exit(2)
     write_private(Path(told), "")
     from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages  # noqa: PLC0415  (takes seconds)
 
-    answer_messages(SuperNodeAddress(address, secret), loaded)
+    if isinstance(loaded, tuple):
+        answer_messages(SuperNodeAddress(address, secret), *loaded)
+    answer_messages(SuperNodeAddress(address, secret), lambda message, context, _: loaded(message, context))
+
+
+def answerer(app: str, policy: str) -> Any:
+    """Return the app, behind the gate of ``policy`` if any; a pair for ``answer_messages`` if runs bring theirs."""
+    if not policy:
+        return installed_app(app)
+    from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
+
+    if (found := read_policy(policy)).runs is None:
+        return gated_app(app, policy)
+    from fl_privacy.flower.app_process import Bundles  # noqa: PLC0415
+    from fl_privacy.flower.gate import Gate  # noqa: PLC0415
+
+    bundles = Bundles(Gate(found))
+    return bundles.answer, bundles.rest
 
 
 def gated_app(reference: str, policy: str) -> Any:

@@ -11,7 +11,7 @@ import typer
 
 from fl_privacy import checks
 from fl_privacy.cli.completion import AppPlace, Mirror, RunConfig
-from fl_privacy.errors import UserError, say
+from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate import READY
 
@@ -82,6 +82,54 @@ def try_app(  # noqa: PLR0917
     say(f"Epsilon of a site that answers every round: {told}{f'; the budget ends after {last}' if last else ''}.")
 
 
+@app.command()
+def approve(
+    site: Site,
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Number of the run; without it, list those that wait.")
+    ] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
+    refuse: Annotated[bool, typer.Option("--refuse", help="Refuse without asking.")] = False,
+) -> None:
+    """Show a waiting run with a review of its bundle, whose code is not run, and let it in or refuse it."""
+    from fl_privacy.site.gate.bundles import Approvals  # noqa: PLC0415
+    from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
+
+    if (runs := read_policy(site).runs) is None:
+        raise UserError(f"{site} is expected to have runs, but answers by an installed app alone; add runs to it.")
+    if yes and refuse:
+        raise UserError("One of --yes and --refuse is expected, but got both.")
+    approvals = Approvals(runs)
+    waiting = approvals.waiting()
+    if not run:
+        for one in waiting:
+            say(f"{one.run}  {one.name} {one.version}  FAB {one.fab}  since {dated(one.since)}")
+        say(f"{len(waiting)} runs wait." if len(waiting) != 1 else "1 run waits.")
+        return
+    if (asked := next((one for one in waiting if one.run == run), None)) is None:
+        raise UserError(f"RUN is expected to be a run that waits, but {run[:40]} does not; list them without RUN.")
+    from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415  (takes seconds)
+
+    say(f"Run {asked.run} of {asked.name} {asked.version}, waiting since {dated(asked.since)}.")
+    say(
+        f"SHA-256 of its bundle: {asked.fab}; signed by {', '.join(asked.signers) or 'none of the keys in the policy'}."
+    )
+    for key, value in sorted(asked.config.items()):
+        say(visible(f"  {key} = {value!r:.200}"))
+    for text, instead in asked.unmet.items():
+        say(visible(f"It needs {text}: {instead}."))
+    say(review_app(approvals.bundle_of(run, asked.fab)).in_words())
+    if not yes and not refuse:
+        yes = typer.confirm(f"Let run {asked.run} in?")
+    approvals.decide(asked, "yes" if yes else "no")
+    say(f"Run {asked.run} is {'approved' if yes else 'refused'}.")
+
+
+def dated(when: float) -> str:
+    """Write seconds since 1970 as a date and time in UTC."""
+    return f"{datetime.datetime.fromtimestamp(min(when, 253_402_300_799.0), datetime.UTC):%Y-%m-%d %H:%M:%S UTC}"
+
+
 @app.command("show-ledger")
 def show_ledger(
     site: Site,
@@ -93,7 +141,6 @@ def show_ledger(
     A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
     """
     checks.whole("--last", last, at_least=0, example=20)
-    from fl_privacy.site.gate.entries import YEARS  # noqa: PLC0415
     from fl_privacy.site.gate.ledger import Ledger  # noqa: PLC0415
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
@@ -108,10 +155,11 @@ def show_ledger(
         say("The torn line is counted as one reply now.")
     entries, account = ledger.entries(), ledger.account()
     for entry in entries[max(0, len(entries) - last) :]:
-        date = datetime.datetime.fromtimestamp(min(entry.when, YEARS[1]), datetime.UTC)
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
-        say(f"{entry.number:6d}  {date:%Y-%m-%d %H:%M:%S UTC}  {said}")
+        about = {"FAB": entry.fab[:16], "approved by": entry.approved_by, "left:": entry.left}
+        more = "".join(f"  {name} {value}" for name, value in about.items() if value)
+        say(f"{entry.number:6d}  {dated(entry.when)}  {said}{more}")
     sent = sum(entry.outcome == "sent" for entry in entries)
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:

@@ -38,8 +38,9 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
     The worker imports PyTorch and builds data and client once, before the SuperLink hears of the node. It runs
-    installed code and nothing of a run's bundle. It ends with this process, and is restarted if it dies. ``UserError``
-    if ``arguments`` set what this command sets itself, or app, policy, ledger or isolation are not available.
+    installed code and nothing of a run's bundle, unless the policy has ``runs``. It ends with this process, and is
+    restarted if it dies. ``UserError`` if ``arguments`` set what this command sets itself, or app, policy, ledger or
+    isolation are not available.
 
     Args:
         arguments: arguments of ``flower-supernode``, except those of its Runtime API, which listens on loopback alone.
@@ -54,8 +55,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
             " way to run apps."
         )
     _expect_app(app, here=not policy)
-    if policy:
-        _expect_policy(policy, arguments, app)
+    holds = bool(policy) and _expect_policy(policy, arguments, app)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
@@ -71,7 +71,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
         write_private(Path(folder) / "secret", secret)
         own = ["--isolation", "process", "--superexec-auth-secret-file", str(Path(folder) / "secret")]
-        ended = run_supernode([*arguments, *own])
+        ended = run_supernode([*arguments, *own], holds=holds)
     left = patience if ended.lost else patience - (time.monotonic() - started) - AGAIN_SECONDS
     reason = "The SuperLink takes this node for connected still, does not know its key, or failed"
     if ended.lost:
@@ -87,8 +87,11 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     return ended.status
 
 
-def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
-    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key."""
+def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> bool:
+    """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key.
+
+    Return whether runs may wait for the site's approval.
+    """
     from fl_privacy.site.gate import READY  # noqa: PLC0415
     from fl_privacy.site.gate.isolation import Wishes, readable  # noqa: PLC0415
     from fl_privacy.site.gate.policy import holder_of, read_policy  # noqa: PLC0415
@@ -97,6 +100,7 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
     found = read_policy(policy)
     own = [] if policy in READY else [Path(policy)]
     own += [found.budget.ledger, found.budget.anchor] if found.budget else []
+    own += [found.runs.folder] if found.runs else []
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--auth-supernode-private-key", type=Path)
     if (key := parser.parse_known_args(arguments)[0].auth_supernode_private_key) is not None:
@@ -109,13 +113,20 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> None:
         logger.warning(
             "This Python follows links when it removes temporary folders (CVE-2023-6597): take 3.11.8, 3.12.1 or newer."
         )
-    if app == OWN_APP:
+    if found.runs is not None and app != OWN_APP:
         raise UserError(
-            "--policy is expected with an app of yours, but got none; add --app package.client_app:app. This package's"
-            " own clients take their settings from the run and keep state on the node, which no policy gives them."
+            f"--app is expected to be left out, since {policy} says which runs bring their own, but got {app}; take"
+            " runs out of the policy to answer by an installed app."
+        )
+    if found.runs is None and app == OWN_APP:
+        raise UserError(
+            "--policy is expected with an app of yours, but got none; add --app package.client_app:app, or runs to the"
+            " policy, for apps that runs bring. This package's own clients take their settings from the run and keep"
+            " state on the node, which no policy gives them."
         )
     for warning in warnings_of(found):
         logger.warning("%s", warning)
+    return found.runs is not None and found.runs.approve != "never"
 
 
 def _expect_app(app: str, *, here: bool) -> None:

@@ -1,14 +1,21 @@
-"""An app in a process of its own, without network, key or ledger, which answers to the gate alone."""
+"""Apps in processes of their own, without network, key or ledger, which answer to the gate alone."""
 
 import logging
 import os
 import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from flwr.app import Context, Message
 
 from fl_privacy.errors import UserError
+from fl_privacy.flower.gate import Gate, Origin
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
+from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
+from fl_privacy.site.gate.bundles import Approvals, Bundle, install_packages, read_bundle, signers_of, unmet_packages
 from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.policy import AppLimits
 from fl_privacy.site.gate.rules import RefusedError
@@ -18,30 +25,80 @@ LOAD_SECONDS = 600.0
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 
-class Cell:
-    """An installed ``ClientApp`` (``package.module:attribute``) in a process that is started when it is needed."""
+MOST_CELLS = 4
+"""Largest number of runs with a process that waits for its next message."""
 
-    def __init__(self, app: str, limits: AppLimits) -> None:
-        self.app, self.limits = app, limits
+IDLE_SECONDS = 300.0
+"""Seconds without a message after which a run's waiting process is ended."""
+
+
+class Cell:
+    """A ``ClientApp`` (``package.module:attribute``) in a process that is started when it is needed.
+
+    Args:
+        app: reference of the app; empty only to find out whether it would be isolated.
+        bundle: bundle that holds the app, which each message then finds in a new process, as with Flower; ``None`` for
+            an installed app, whose process stays.
+        packages: folder of packages for the bundle.
+    """
+
+    def __init__(
+        self, app: str, limits: AppLimits, *, bundle: bytes | None = None, packages: Path | None = None
+    ) -> None:
+        self.app, self.limits, self.bundle, self.packages = app, limits, bundle, packages
         self.held: Isolation | None = None
         self._apart: Apart | None = None
+        self._is_loaded = False
 
     def start(self) -> Isolation:
         """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
         self.close()
+        held = self.open()
+        self._load()
+        return held
+
+    def open(self) -> Isolation:
+        """Start the process, which then loads the app; ``UserError`` if it can't be isolated as required."""
+        limits, bundled = self.limits, self.bundle is not None
+        more = () if self.packages is None else (str(self.packages),)
         wishes = Wishes(
             temporary="",
-            reads=tuple(map(str, self.limits.reads)),
-            writes=tuple(map(str, self.limits.writes)),
+            reads=(*map(str, limits.reads), *more),
+            writes=tuple(map(str, limits.writes)),
+            layered=tuple(str(place) for place in limits.reads if place.is_dir()) if bundled else (),
             sealed=True,
-            most_bytes=self.limits.most_bytes,
-            most_processes=self.limits.most_processes,
+            most_bytes=limits.most_bytes,
+            most_processes=limits.most_processes,
         )
-        variables = {name: os.environ[name] for name in self.limits.environment if name in os.environ}
+        variables = {name: os.environ[name] for name in limits.environment if name in os.environ}
+        with self._closed_on_error():
+            apart = self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
+            deadline = time.monotonic() + LOAD_SECONDS
+            held = self.held = apart.begin({"app": self.app, "packages": more, "bundled": bundled}, deadline)
+            if not bundled or not self.app:
+                logger.warning("%s", held.in_words())
+            if limits.required and not (held.is_all if bundled else held.is_enough):
+                lax = "none" if bundled else "where_possible"
+                raise UserError(
+                    f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: {lax} to run"
+                    " the app all the same."
+                )
+            if self.bundle:
+                apart.send([self.bundle], deadline)
+        return held
+
+    def _load(self) -> None:
+        with self._closed_on_error():
+            assert self._apart is not None
+            (reason,) = self._apart.receive(LARGEST_WORD, time.monotonic() + LOAD_SECONDS)
+            if reason:
+                raise UserError(reason.decode(errors="replace"))
+            self._is_loaded = True
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
         try:
-            self._apart = Apart("fl_privacy.cli.gated_app", wishes, variables)
-            self.held = self._loaded(self._apart)
-            return self.held
+            yield
         except (OSError, UserError, ValueError, TypeError) as error:
             self.close()
             said = "said something else; repair it."  # the app's code wrote between the two answers
@@ -56,30 +113,18 @@ class Cell:
                 raise
             raise UserError(f"--app is expected to be loaded, but {self.app} {said}") from error
 
-    def _loaded(self, apart: Apart) -> Isolation:
-        deadline = time.monotonic() + LOAD_SECONDS
-        held = apart.begin({"app": self.app}, deadline)
-        logger.warning("%s", held.in_words())
-        if self.limits.required and not held.is_enough:
-            raise UserError(
-                f"app.isolation is expected to be had, but is not: {held.in_words()} Say isolation: where_possible to"
-                " run the app all the same."
-            )
-        (reason,) = apart.receive(LARGEST_WORD, deadline)
-        if reason:
-            raise UserError(reason.decode(errors="replace"))
-        return held
-
     def __call__(self, message: Message, context: Context) -> Message:
         """Return the app's reply, and put its state into ``context``.
 
         A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
-        if self._apart is None or not self._apart.is_quiet:
-            try:
+        try:
+            if self._apart is not None and not self._is_loaded:
+                self._load()
+            if self._apart is None or not self._apart.is_quiet:
                 self.start()
-            except UserError as error:
-                raise RefusedError("isolation", str(error)) from error
+        except UserError as error:
+            raise RefusedError("isolation", str(error)) from error
         apart = self._apart
         assert apart is not None
         asked = [context_bytes(context), *message_parts(message)]
@@ -95,12 +140,91 @@ class Cell:
                 raise
             raise RefusedError("app", f"it replied what is no message: {type(error).__name__}: {error}") from error
         context.state = kept
+        if self.bundle is not None:
+            self.close()
         if answer is None:
             raise RefusedError("app", failed.decode(errors="replace")[:1000])
         return answer
 
+    @property
+    def is_open(self) -> bool:
+        return self._apart is not None
+
     def close(self) -> None:
         """End the process with everything it has started; a second call does nothing."""
-        apart, self._apart = self._apart, None
+        apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
+
+
+class Bundles:
+    """Answers each run by the app of its bundle, behind one gate, if the site's policy lets the run in.
+
+    ``UserError`` if this system can't isolate apps as the policy requires.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        runs = gate.policy.runs
+        assert runs is not None
+        self.gate, self.runs, self.approvals = gate, runs, Approvals(runs)
+        self._cells: OrderedDict[int, tuple[Cell, float]] = OrderedDict()
+        self._held: dict[str, tuple[Bundle, float]] = {}
+        self._answered: int | None = None
+        probe = Cell("", gate.policy.app, bundle=b"")
+        probe.open()
+        probe.close()
+
+    def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
+        """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
+        number, run = message.metadata.message_id, str(context.run_id)
+        try:
+            held = self._held.pop(number) if number in self._held else (read_bundle(brought.content), time.monotonic())
+        except RefusedError as error:
+            return self.gate.refused_run(message, context, error, Origin())
+        bundle, since = held
+        app = f"{bundle.name} {bundle.version}"
+        try:
+            signers = signers_of(bundle, brought.signatures, self.runs.keys)
+            by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
+            if by is None and time.monotonic() - since < self.runs.wait_seconds:
+                self._held[number] = bundle, since
+                return None
+            if by is None:
+                self.approvals.forget(run)
+                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+            cell = self._cell(context.run_id, bundle)
+        except RefusedError as error:
+            return self.gate.refused_run(message, context, error, Origin(app, bundle.digest))
+        self._answered = context.run_id
+        return self.gate(message, context, cell, Origin(app, bundle.digest, by))
+
+    def _cell(self, run: int, bundle: Bundle) -> Cell:
+        """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
+        cell, _ = self._cells.pop(run, (None, 0.0))
+        if cell is None or cell.bundle != bundle.content:
+            if cell is not None:
+                cell.close()
+            packages = None
+            if unmet := unmet_packages(bundle, any_version=self.runs.versions == "any"):
+                if self.runs.install == "never":
+                    raise RefusedError("packages", ", ".join(f"{text}: {instead}" for text, instead in unmet.items()))
+                packages = install_packages(unmet, self.runs.folder / "packages")
+            cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)
+        self._cells[run] = cell, time.monotonic()
+        while len(self._cells) > MOST_CELLS:
+            self._cells.popitem(last=False)[1][0].close()
+        return cell
+
+    def rest(self) -> None:
+        """Start the process for the next message of the run just answered, and end those that nobody asked for long."""
+        if self._answered is not None and self._answered in self._cells:
+            cell, _ = self._cells[self._answered]
+            self._cells[self._answered] = cell, time.monotonic()
+            if not cell.is_open:
+                with suppress(UserError):  # the next message meets it too, and is refused with it
+                    cell.open()
+        self._answered = None
+        for run, (cell, since) in list(self._cells.items()):
+            if time.monotonic() - since > IDLE_SECONDS:
+                cell.close()
+                del self._cells[run]

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fl_privacy.flower.inside.serialized import message_with
 from fl_privacy.flower.records import CLIENT_RAISED
 from fl_privacy.flower.upload_defense import GuardedUpload
 from fl_privacy.rng import Secret, SecretGenerator
-from fl_privacy.site.gate.entries import ASKED, ExhaustedError
+from fl_privacy.site.gate.entries import ASKED, REFUSED_RUN, ExhaustedError
 from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, raw_array, release
 from fl_privacy.site.gate.ledger import Ledger, LedgerError
 from fl_privacy.site.gate.policy import SitePolicy, plain_kind, read_policy
@@ -35,6 +36,16 @@ MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has
 
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The app of a run, for the ledger: its name, the SHA-256 of its bundle, and who or what let it in."""
+
+    app: str = ""
+    fab: str = ""
+    approved_by: str = ""
+
 
 Defend = Callable[[Records, Records], Records]
 """(received, released) -> records that leave instead, by a defense of this package."""
@@ -68,6 +79,7 @@ class Gate:
         self._states: OrderedDict[int, RecordDict] = OrderedDict()
         self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._told: set[int] = set()
+        self._runs: set[str] | None = None
         self._took: dict[str, float] = {}
         self._defend: Defend | None = None
         if (protect := self.policy.protect) is not None and protect.defense is not None:
@@ -76,7 +88,9 @@ class Gate:
     def around(self, app: ClientAppCallable) -> ClientAppCallable:
         return lambda message, context: self(message, context, app)
 
-    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    def __call__(
+        self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin | None = None
+    ) -> Message:
         """Return the reply to ``message``: the allowed part of the app's reply, or one line."""
         started, asked, kind = time.monotonic(), list[bool](), plain_kind(str(message.metadata.message_type))
 
@@ -85,7 +99,7 @@ class Gate:
             return call_next(message, context)
 
         try:
-            said: RecordDict | Error = self._answer(message, context, app)
+            said: RecordDict | Error = self._answer(message, context, app, origin or Origin(self.name))
             self._took[kind] = time.monotonic() - started
         except Exception as error:  # noqa: BLE001  (one answer, whatever the error)
             said = self._instead(message, error, asked=bool(asked))
@@ -97,24 +111,38 @@ class Gate:
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
 
-    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable) -> RecordDict:
+    def refused_run(self, message: Message, context: Context, error: RefusedError, origin: Origin) -> Message:
+        """Return the reply to a message of a run that may not run; the ledger gets one entry for each run."""
+        run = str(context.run_id)
+        if self.ledger is not None and self._runs is None:
+            self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
+        if self.ledger is not None and self._runs is not None and run not in self._runs:
+            told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
+            try:
+                self.ledger.append(**told, rho=0.0, limits=None, **vars(origin))
+                self._runs.add(run)
+            except LedgerError as failed:
+                logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
+        return Message(self._refusal(error, f" ({printable(str(error))})"), reply_to=message)
+
+    def _answer(self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin) -> RecordDict:
         kind = str(message.metadata.message_type)
         if not message.has_content():
             raise RefusedError("kind", f"a message of kind {kind!r:.400} without content")
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
-        number = self._reserved(kind, rho, context)
-        outcome = "failed"
+        number = self._reserved(kind, rho, context, origin)
+        outcome, left = "failed", ""
         try:
             replied = self._asked(message, context, received, call_next)
             outcome = "refused"
             released = release(self.policy, kind, received, replied)
             if self._defend is not None and released.arrays:
                 released = self._defend(received, released)
-            outcome = "sent"
+            outcome, left = "sent", released.in_words() if origin.fab else ""
         finally:  # in every case, the app has been asked
-            self._settle(number, outcome, rho if outcome == "sent" else rho or 0.0)
+            self._settle(number, outcome, rho if outcome == "sent" else rho or 0.0, left)
         self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
@@ -179,32 +207,33 @@ class Gate:
             raise RefusedError("guard", reason)
         return guard.remembered(sent)
 
-    def _reserved(self, kind: str, rho: float | None, context: Context) -> int:
+    def _reserved(self, kind: str, rho: float | None, context: Context, origin: Origin) -> int:
         if self.ledger is None:
             return 0
-        told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "app": self.name}
+        told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "policy": self.policy.digest}
         try:
-            return self.ledger.append(**told, rho=rho, policy=self.policy.digest, limits=self.policy.limits).entries
+            return self.ledger.append(**told, rho=rho, limits=self.policy.limits, **vars(origin)).entries
         except ExhaustedError as error:
             raise RefusedError("day" if "this day" in str(error) else "budget", str(error)) from error
         except LedgerError as error:
             raise RefusedError("ledger", str(error)) from error
 
-    def _settle(self, number: int, outcome: str, rho: float | None) -> None:
+    def _settle(self, number: int, outcome: str, rho: float | None, left: str) -> None:
         if self.ledger is None:
             return
         try:
-            self.ledger.settle(number, outcome, rho)
+            self.ledger.settle(number, outcome, rho, left)
         except LedgerError as error:
             raise RefusedError("ledger", str(error)) from error
 
-    def _refusal(self, error: RefusedError) -> Error:
+    def _refusal(self, error: RefusedError, brought: str = "") -> Error:
+        """Return the line for the coordinator; ``brought`` is added, which holds nothing but what a run brought."""
         detail = printable(str(error))
         reason = error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
         self.refused.append((reason, detail))
         del self.refused[:-MOST_REFUSED]
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
-        why = "" if self.policy.bare else f": {REASONS[reason]}"
+        why = "" if self.policy.bare else f": {REASONS[reason]}{brought}"
         return Error(CLIENT_RAISED, f"The site's policy lets no reply leave{why}.")
 
 

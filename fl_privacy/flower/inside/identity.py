@@ -17,14 +17,24 @@ def identify_process() -> None:
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 
+def identity() -> tuple[int | None, int | None, int | None]:
+    """Return this process's run, task and node."""
+    return TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
+
+
+def take_identity(found: tuple[int | None, int | None, int | None]) -> None:
+    """Give this process an identity that ``identity`` returned."""
+    TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = found  # type: ignore[assignment]
+
+
 @contextmanager
 def identity_put_back() -> Iterator[None]:
     """Restore this process's identity at the end of the context."""
-    before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
+    before = identity()
     try:
         yield
     finally:
-        TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before
+        take_identity(before)
 
 
 def empty_run() -> Run:

@@ -1,5 +1,7 @@
 """A SuperNode's messages, answered by one lasting process instead of one for each message."""
 
+import hashlib
+import json
 import logging
 import os
 import signal
@@ -7,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,19 +20,24 @@ from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest
 from flwr.supercore import interceptors as asking_as
 from flwr.supercore.constant import TaskType
 from flwr.supercore.error import ApiErrorCode
+from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, decode_base64url
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fl_privacy.federation.replies import Failure, attempt
+from fl_privacy.flower.inside.identity import identity, take_identity
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 APP_RAISED = 2
 """Flower's error code for an exception in a ClientApp."""
 
+MOST_SIGNATURES = 100
 POLL_SECONDS = 0.1
+PUSH_SECONDS = 0.5
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 COMPONENT = "flwr-clientapp"
 
@@ -96,10 +104,48 @@ def _in_a_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)[:200]
 
 
-def run_supernode(arguments: Sequence[str]) -> Ended:
-    """Run Flower's own ``flower-supernode`` in this process, until it ends."""
+class _Ready:
+    """A SuperNode's state whose replies have been taken out already."""
+
+    def __init__(self, state: Any, replies: Sequence[Message]) -> None:
+        self._state, self._replies = state, replies
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def get_messages_legacy(self, **_: Any) -> Sequence[Message]:
+        return self._replies
+
+
+def take_more_messages() -> None:
+    """Let the SuperNode of this process ask for messages while others wait; Flower's takes one after the other."""
+    from flwr.supernode import start_client_internal as flower_node  # noqa: PLC0415
+
+    pull, push = flower_node._pull_and_store_message, flower_node._push_messages
+    unanswered = [0]
+
+    def pull_next(**given: Any) -> int | None:
+        run = pull(**given)
+        unanswered[0] += run is not None
+        return 0 if run is None and unanswered[0] else run  # 0: replies may be there, without a new message
+
+    def push_ready(state: Any, **given: Any) -> None:
+        if replies := state.get_messages_legacy(is_reply=True):
+            unanswered[0] -= len(replies)
+            push(state=_Ready(state, replies), **given)  # type: ignore[arg-type]
+        else:
+            time.sleep(PUSH_SECONDS)
+
+    flower_node._pull_and_store_message = pull_next  # type: ignore[assignment]
+    flower_node._push_messages = push_ready  # type: ignore[assignment]
+
+
+def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
+    """Run Flower's own ``flower-supernode`` in this process, until it ends; ``holds`` if messages may wait."""
     from flwr.supernode.cli import flower_supernode  # noqa: PLC0415  (its signal handlers are this process's)
 
+    if holds:
+        take_more_messages()
     flower, listening = logging.getLogger("flwr"), _Listening()
     flower.propagate = False  # it writes its own lines
     flower.addHandler(listening)
@@ -116,13 +162,42 @@ def run_supernode(arguments: Sequence[str]) -> Ended:
     return Ended(1, False, listening.lost or "it no longer asks for messages")
 
 
-def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Message]) -> NoReturn:
-    """Answer messages by ``app``, one after the other, without executing any code of the run's bundle."""
+@dataclass(frozen=True)
+class Brought:
+    """The bundle that came with a message's run, and the messages with signatures on it that Flower Hub sent along."""
+
+    content: bytes
+    signatures: tuple[tuple[bytes, bytes], ...]
+
+    @classmethod
+    def of(cls, fab: Fab) -> "Brought":
+        found = list[tuple[bytes, bytes]]()
+        for text in fab.verifications.values():
+            with suppress(ValueError, LookupError, TypeError, AttributeError, OverflowError):  # from the coordinator
+                told = json.loads(text)
+                signed = create_message_to_sign(hashlib.sha256(fab.content).digest(), told["signed_at"])
+                found.append((signed, decode_base64url(told["signature"])))
+        return cls(fab.content, tuple(found[:MOST_SIGNATURES]))
+
+
+Answerer = Callable[[Message, Context, Brought], Message | None]
+"""(message, context, bundle) -> reply, or ``None`` if the message has to be given again a little later."""
+
+
+def answer_messages(node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None) -> NoReturn:
+    """Answer messages by ``app``, one after the other; those that wait hold up no others.
+
+    Args:
+        rest: called between two messages, and while there are none.
+    """
     protected = frozenset({ACQUIRE})
     authority = asking_as.SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=protected)
     asking = node.client(authority, patient=False)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
+    waiting = list[_Task]()
     while True:
+        waiting = [task for task in waiting if not task.is_answered(app)]
+        rest()
         try:
             found = asking.AcquireTask(wanted)
         except (httpx.TransportError, httpx.HTTPStatusError) as error:  # not there yet, or busy
@@ -133,36 +208,57 @@ def answer_messages(node: SuperNodeAddress, app: Callable[[Message, Context], Me
         if not (found.HasField("task") and found.token):
             time.sleep(POLL_SECONDS)
             continue
-        token = found.token
-        if isinstance(lost := attempt(lambda: _answer(node, token, app)), Failure):  # noqa: B023
-            logger.warning("A message could not be answered, its run may have ended: %s", lost.reason)
+        if not (task := _Task(node.client(asking_as.RuntimeTokenHttpInterceptor(found.token)))).is_answered(app):
+            waiting.append(task)
 
 
-def _answer(node: SuperNodeAddress, token: str, app: Callable[[Message, Context], Message]) -> None:
-    client = node.client(asking_as.RuntimeTokenHttpInterceptor(token))
+class _Task:
+    """A message with the heartbeats that keep it for this process."""
 
-    def beat() -> bool:
+    def __init__(self, client: RuntimeHttpClient) -> None:
+        self._client = client
+        self._alive = HeartbeatSender(self._beat)
+        self._alive.start()
+        self._given: tuple[Message, Context, Brought] | None = None
+        self._identity = identity()
+
+    def _beat(self) -> bool:
         try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
         except httpx.TransportError:
             return False
         except httpx.HTTPStatusError as error:
             return not error.response.is_server_error
         return True
 
-    alive = HeartbeatSender(beat)
-    alive.start()
-    context: Context | None = None
-    status, details = SubStatus.COMPLETED, ""
-    try:
-        message, context, _, _ = pull_task_input(client)
-        reply = attempt(lambda: app(message, context))
-        if isinstance(reply, Failure):
-            status, details = SubStatus.FAILED, reply.reason
-            reply = Message(Error(APP_RAISED, reply.reason), reply_to=message)
-        push_message(client, reply, context)
-    finally:
-        push_task_output(client, context, status, details)
-        if alive.is_running:
-            alive.stop()
-        client.close()
+    def is_answered(self, app: Answerer) -> bool:
+        """Ask ``app`` for the reply, and send it unless the message has to wait."""
+        if isinstance(done := attempt(lambda: self._answered(app)), Failure):
+            logger.warning("A message could not be answered, its run may have ended: %s", done.reason)
+            return True
+        return done
+
+    def _answered(self, app: Answerer) -> bool:
+        context: Context | None = None
+        status, details, waits = SubStatus.COMPLETED, "", False
+        try:
+            if self._given is None:
+                message, context, _, fab = pull_task_input(self._client)
+                self._given = message, context, Brought.of(fab)
+                self._identity = identity()
+            take_identity(self._identity)
+            message, context, brought = self._given
+            reply = attempt(lambda: app(message, context, brought))
+            if waits := reply is None:
+                return False
+            if isinstance(reply, Failure):
+                status, details = SubStatus.FAILED, reply.reason
+                reply = Message(Error(APP_RAISED, reply.reason), reply_to=message)
+            push_message(self._client, reply, context)
+        finally:
+            if not waits:
+                push_task_output(self._client, context, status, details)
+                if self._alive.is_running:
+                    self._alive.stop()
+                self._client.close()
+        return True

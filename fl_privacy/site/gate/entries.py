@@ -24,6 +24,12 @@ ASKED = "asked"
 """Outcome of an entry before the app's reply; it counts as a reply that left."""
 
 
+REFUSED_RUN = "run"
+"""Kind of the entry of a run that is refused, which counts toward no limit."""
+
+_OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "boot", "up")
+
+
 class ExhaustedError(UserError):
     """The budget or the rounds of a day are used up: nothing leaves."""
 
@@ -72,12 +78,16 @@ class Entry:
 
     Attributes:
         when: seconds since 1970, never below those of an earlier entry, as far as they have surely passed.
-        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line.
+        kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line,
+            ``run`` for a run that is refused.
         outcome: ``sent``, ``ASKED``, or the reason why nothing left, ``refused`` or ``failed``.
         rho: zCDP of a change that is there or not; 0 without weights; ``None`` without noise. With noise, a refused
             reply costs as much as a sent one, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the line before.
+        fab: SHA-256 of the bundle that the run brought; empty for an installed app.
+        approved_by: who or what let the run in.
+        left: names of what left, in words; set with the outcome.
         clock, boot, up: ``Moment`` of writing; ``clock`` is ``None`` in lines of earlier versions.
     """
 
@@ -93,6 +103,9 @@ class Entry:
     clock: float | None = None
     boot: str = ""
     up: float = 0.0
+    fab: str = ""
+    approved_by: str = ""
+    left: str = ""
 
     @property
     def moment(self) -> Moment:
@@ -100,7 +113,7 @@ class Entry:
 
     @property
     def line(self) -> bytes:
-        told = dict(vars(self))
+        told = {name: value for name, value in vars(self).items() if value or name not in _OF_BUNDLES}
         if self.clock is None:
             for name in ("clock", "boot", "up"):
                 del told[name]
@@ -113,7 +126,8 @@ class Entry:
         if not isinstance(found, dict):
             raise ValueError("no entry")
         entry = cls(**found)
-        texts = entry.kind, entry.outcome, entry.run, entry.app, entry.policy, entry.before, entry.boot
+        texts: list[object] = [entry.kind, entry.outcome, entry.run, entry.app, entry.policy, entry.before, entry.boot]
+        texts += [entry.fab, entry.approved_by, entry.left]
         numbers = entry.when, entry.up, entry.moment.clock, entry.rho or 0.0
         if not (type(entry.number) is int and all(type(one) is str for one in texts)):
             raise ValueError("no number or text")
@@ -173,7 +187,7 @@ class Account:
         """Add an entry's outcome; weights without noise that did not leave are given back."""
         asked = self.open.pop(entry.number, None)
         given_back = asked is not None and asked.rho is None and entry.rho == 0.0
-        changed = {name: getattr(entry, name) for name in ("when", "outcome", "before", "clock", "boot", "up")}
+        changed = {name: getattr(entry, name) for name in ("when", "outcome", "left", *_OF_A_LINE)}
         changed |= {"rho": 0.0} if given_back else {}
         if asked is None or entry.outcome == ASKED or entry != replace(asked, **changed):
             raise ValueError("no such entry is open")

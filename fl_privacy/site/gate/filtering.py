@@ -42,6 +42,12 @@ class Records:
     metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def in_words(self) -> str:
+        """Return the number of values in arrays, and the names of all others."""
+        values = sum(math.prod(array.shape) for record in self.arrays.values() for array in record.values())
+        names = [key for held in (self.metrics, self.config) for record in held.values() for key in record]
+        return ", ".join([*([f"{values} values in arrays"] if values else []), *names])
+
     @property
     def size(self) -> int:
         arrays = sum(len(array.data) for record in self.arrays.values() for array in record.values())

@@ -275,6 +275,8 @@ def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
     Path(root + place).mkdir(parents=True, exist_ok=True)
     told = f"lowerdir={_escaped(source)},upperdir={_escaped(str(above))},workdir={_escaped(str(work))},userxattr"
     try:
+        if any(each != source for each in _mounts_within(source)):  # an overlay would not show them
+            raise OSError(errno.EINVAL, "others are mounted in it")
         kernel.mount("overlay", root + place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
     except OSError as error:
         held.missing.append(f"writing to {place} ({error})")

@@ -61,6 +61,8 @@ class Ledger:
         app: str,
         policy: str,
         limits: Limits | None = None,
+        fab: str = "",
+        approved_by: str = "",
     ) -> Account:
         """Write a durable entry before the app is asked, if it is within ``limits``.
 
@@ -71,12 +73,12 @@ class Ledger:
         with self._locked() as descriptor:
             account = self._read(descriptor)
             told = {"kind": kind, "outcome": outcome, "run": run[:64], "app": app[:200], "policy": policy}
-            entry = self._next(account, **told, rho=rho)
+            entry = self._next(account, **told, fab=fab, approved_by=approved_by[:64], rho=rho)
             if limits is not None:
                 limits.expect_room(account, rho, kind, entry.when)
             return self._write(descriptor, account, entry)
 
-    def settle(self, number: int, outcome: str, rho: float | None) -> Account:
+    def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
         """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
 
         ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
@@ -86,8 +88,12 @@ class Ledger:
             account = self._read(descriptor)
             if (asked := account.open.get(number)) is None:
                 raise LedgerError(f"The ledger {self.path} is expected to have entry {number} open, but has not.")
-            told = {name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy")}
-            return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho))
+            told = {
+                name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy", "fab", "approved_by")
+            }
+            return self._write(
+                descriptor, account, self._next(account, **told, outcome=outcome, rho=rho, left=left[:300])
+            )
 
     def mend(self, rho: float | None) -> bool:
         """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.

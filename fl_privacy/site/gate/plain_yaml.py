@@ -1,13 +1,18 @@
-"""YAML with ``1e-5`` as a number, and with an error for duplicate keys."""
+"""YAML with ``1e-5`` as a number, an error for duplicate keys, and checks of what it holds."""
 
+import os
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import expanded
 
-_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$")
 """Numbers with an exponent, which are texts without a point in YAML 1.1, the version of PyYAML."""
 
 
@@ -41,3 +46,46 @@ def loaded(content: bytes, name: str) -> object:
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{name} is expected to be YAML, but is not: {reason}.") from error
+
+
+def mapping(where: str, given: object) -> Mapping[str, Any]:
+    """Return ``given``, or nothing for ``None``; ``UserError`` unless it maps names."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise UserError(f"{where} is expected to be a mapping of names, but got {given!r:.80}.")
+    return given
+
+
+def table(where: str, given: object, *known: str) -> Mapping[str, Any]:
+    """Return a mapping whose keys are all ``known``, else raise ``UserError``."""
+    told = mapping(where, given)
+    if odd := [key for key in told if key not in known]:
+        raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
+    return told
+
+
+def listed(where: str, given: object) -> Sequence[Any]:
+    """Return ``given`` if it is a list, else raise ``UserError``."""
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise UserError(f"{where} is expected to be a list, but got {given!r:.80}.")
+    return given
+
+
+def names(where: str, given: object) -> tuple[str, ...]:
+    """Return the names in a list, or in a mapping to true; ``UserError`` for anything else."""
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            checks.one_of(f"{where}.{key}", value, (True, False))
+        given = [key for key, value in given.items() if value]
+    found = listed(where, given)
+    if odd := [one for one in found if not isinstance(one, str)]:
+        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}.")
+    return tuple(dict.fromkeys(found))
+
+
+def place_of(where: str, given: object, folder: Path) -> Path:
+    """Return a place, which starts from ``folder``; ``UserError`` if ``given`` is none."""
+    if not isinstance(given, str) or not given:
+        raise UserError(f"{where} is expected to name a place, but got {given!r}.")
+    return Path(os.path.normpath(folder / expanded(given)))

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
@@ -12,8 +12,10 @@ from fl_privacy import checks
 from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded, open_regular
 from fl_privacy.site.gate import READY
+from fl_privacy.site.gate.bundles import Runs, read_runs
 from fl_privacy.site.gate.entries import FACTORS, Limits
 from fl_privacy.site.gate.ledger import Ledger
+from fl_privacy.site.gate.plain_yaml import listed, mapping, names, place_of, table
 from fl_privacy.site.gate.protecting import Noising
 from fl_privacy.site.gate.rules import Rule
 
@@ -132,6 +134,7 @@ class SitePolicy:
     """A site's policy, as its file states it.
 
     Attributes:
+        runs: bundles that runs may bring; ``None`` answers by an installed app alone.
         sends: replies by kind of message, ``train`` or with its action ``query.stats``; other kinds are not answered.
         drops: ``True`` to drop unnamed content if possible; otherwise the whole reply is refused.
         bare: ``True`` if the coordinator gets the same line for each refusal.
@@ -148,6 +151,7 @@ class SitePolicy:
     budget: Budget | None = None
     rounds_per_day: int | None = None
     app: AppLimits = field(default_factory=AppLimits)
+    runs: Runs | None = None
     digest: str = ""
 
     @property
@@ -213,9 +217,10 @@ def parse_policy(content: bytes, name: str, folder: Path) -> SitePolicy:
 
 
 def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
-    told = _table("The policy", given, "version", "receives", "sends", "protect", "budget", "rounds_per_day", "app")
+    parts = ("version", "receives", "sends", "protect", "budget", "rounds_per_day", "app", "runs")
+    told = table("The policy", given, *parts)
     checks.one_of("version", told.get("version"), (VERSION,))
-    sends = dict(_mapping("sends", told.get("sends")))
+    sends = dict(mapping("sends", told.get("sends")))
     unnamed, refusals = sends.pop("unnamed", "refuse"), sends.pop("refusals", "reason")
     every = sends.pop("every_seconds", 0.0)
     checks.one_of("sends.unnamed", unnamed, ("refuse", "drop"))
@@ -225,6 +230,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
     if twice := [kind for kind in replies if plain_kind(kind) != kind and plain_kind(kind) in replies]:
         raise UserError(f"sends is expected to name {plain_kind(twice[0])} once, but names {twice[0]} as well.")
     rounds = told.get("rounds_per_day")
+    budget = None if told.get("budget") is None else _budget(told["budget"], folder)
     policy = SitePolicy(
         receives=_receives(told.get("receives")),
         sends={plain_kind(kind): reply for kind, reply in replies.items() if reply is not None},
@@ -232,21 +238,21 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         bare=refusals == "bare",
         every_seconds=every,
         protect=None if told.get("protect") is None else _protect(told["protect"]),
-        budget=None if told.get("budget") is None else _budget(told["budget"], folder),
+        budget=budget,
         rounds_per_day=None if rounds is None else checks.whole("rounds_per_day", rounds, at_least=1, example=50),
         app=_app(told.get("app"), folder),
+        runs=None if told.get("runs") is None else read_runs(told["runs"], folder, budget.ledger if budget else None),
         digest=digest,
     )
     if (policy.rounds_per_day is not None or policy.noising) and policy.budget is None:
         raise UserError(
             "protect.noise and rounds_per_day are expected with a budget, whose ledger counts, but there is none."
         )
-    places = {"ledger": policy.budget.ledger, "anchor": policy.budget.anchor} if policy.budget else {}
+    places = {"budget.ledger": budget.ledger, "budget.anchor": budget.anchor} if budget else {}
+    places |= {"runs.folder": policy.runs.folder} if policy.runs else {}
     for name, place in places.items():
         if within := holder_of(place, (*policy.app.reads, *policy.app.writes)):
-            raise UserError(
-                f"budget.{name} is expected to be away from what the app reads, but is in {within}; move it."
-            )
+            raise UserError(f"{name} is expected to be away from what the app reads, but is in {within}; move it.")
     if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
         raise UserError(
             "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
@@ -264,15 +270,15 @@ def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
 
 
 def _receives(given: object) -> Receives:
-    told = _table("receives", given, "records", "run_config", "guard", "max_mib")
-    records = _table("receives.records", told.get("records"), "arrays", "config")
+    told = table("receives", given, "records", "run_config", "guard", "max_mib")
+    records = table("receives.records", told.get("records"), "arrays", "config")
     guard, most, run_config = told.get("guard", True), told.get("max_mib", 1024), told.get("run_config", ())
     checks.one_of("receives.guard", guard, (True, False))
     checks.whole("receives.max_mib", most, at_least=1, at_most=65_536, example=1024)
     return Receives(
-        arrays=_names("receives.records.arrays", records.get("arrays", ())),
+        arrays=names("receives.records.arrays", records.get("arrays", ())),
         config=_values("receives.records.config", records.get("config"), ("config",), Rule(exact=True)),
-        run_config=None if run_config == "any" else _names("receives.run_config", run_config),
+        run_config=None if run_config == "any" else names("receives.run_config", run_config),
         guard=guard,
         most_bytes=most * MIB,
     )
@@ -284,10 +290,10 @@ def _reply(kind: str, given: object) -> Reply | None:
     category, _, action = kind.partition(".")
     if category not in KINDS or (action and not action.isidentifier()):
         raise UserError(f"sends is expected to name train, evaluate, query or query.ACTION, but got {kind!r}.")
-    told, where = _table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
+    told, where = table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
     arrays: Arrays | None = None
     if told.get("arrays") not in (None, False):
-        stated = _table(where, told["arrays"], "like", "finite", "dtype", "counters", "record")
+        stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record")
         counters, dtype = stated.get("counters", "received"), stated.get("dtype", "float32")
         checks.one_of(f"{where}.like", stated.get("like"), ("received",))
         checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
@@ -306,30 +312,30 @@ def _reply(kind: str, given: object) -> Reply | None:
 
 
 def _protect(given: object) -> Protect:
-    told = _mapping("protect", given)
+    told = mapping("protect", given)
     if "defense" in told:
         if not isinstance(told["defense"], str):
             raise UserError(f"protect.defense is expected to be a name, but got {told['defense']!r}; try pruning.")
         options = {str(key): value for key, value in told.items() if key != "defense"}
         return Protect(defense=told["defense"], options=options)
-    told = _table("protect", given, "clip_norm", "noise")
-    noise = _table("protect.noise", told.get("noise"), "mechanism", "noise_multiplier", "unit")
+    told = table("protect", given, "clip_norm", "noise")
+    noise = table("protect.noise", told.get("noise"), "mechanism", "noise_multiplier", "unit")
     checks.one_of("protect.noise.mechanism", noise.get("mechanism", "gaussian"), ("gaussian",))
     checks.one_of("protect.noise.unit", unit := noise.get("unit", "client"), FACTORS)
-    for name, table, key in (("protect", told, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
-        if key not in table:
+    for name, given_there, key in (("protect", told, "clip_norm"), ("protect.noise", noise, "noise_multiplier")):
+        if key not in given_there:
             raise UserError(f"{name}.{key} is expected, but is missing; try 1.0.")
     return Protect(noising=Noising(clip_norm=told["clip_norm"], noise_multiplier=noise["noise_multiplier"]), unit=unit)
 
 
 def _budget(given: object, folder: Path) -> Budget:
-    told = _table("budget", given, "epsilon", "delta", "per", "ledger", "anchor")
+    told = table("budget", given, "epsilon", "delta", "per", "ledger", "anchor")
     checks.one_of("budget.per", told.get("per", "data"), ("data",))
     if "ledger" not in told:
         raise UserError("budget.ledger is expected to name a file, but is missing; try ledger: ledger.")
-    ledger = _place("budget.ledger", told["ledger"], folder)
+    ledger = place_of("budget.ledger", told["ledger"], folder)
     if "anchor" in told:
-        anchor = _place("budget.anchor", told["anchor"], folder)
+        anchor = place_of("budget.anchor", told["anchor"], folder)
     else:  # in the user's state folder, which no backup restores together with the ledger
         import platformdirs  # noqa: PLC0415
 
@@ -344,16 +350,17 @@ def _budget(given: object, folder: Path) -> Budget:
 
 def _app(given: object, folder: Path) -> AppLimits:
     limits = ("memory_mib", "processes", "seconds")
-    told = _table("app", given, "reads", "writes", "environment", *limits, "isolation", "network")
+    told = table("app", given, "reads", "writes", "environment", *limits, "isolation", "network")
     checks.one_of("app.network", told.get("network", "none"), ("none",))
-    checks.one_of("app.isolation", isolation := told.get("isolation", "required"), ("required", "where_possible"))
+    isolations = ("required", "where_possible", "none")
+    checks.one_of("app.isolation", isolation := told.get("isolation", "required"), isolations)
     memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
     checks.whole("app.memory_mib", memory, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
     checks.whole("app.processes", processes, at_least=1, at_most=100_000, example=128)
     return AppLimits(
-        reads=tuple(_place("app.reads", one, folder) for one in _listed("app.reads", told.get("reads", ()))),
-        writes=tuple(_place("app.writes", one, folder) for one in _listed("app.writes", told.get("writes", ()))),
-        environment=_names("app.environment", told.get("environment", ())),
+        reads=tuple(place_of("app.reads", one, folder) for one in listed("app.reads", told.get("reads", ()))),
+        writes=tuple(place_of("app.writes", one, folder) for one in listed("app.writes", told.get("writes", ()))),
+        environment=names("app.environment", told.get("environment", ())),
         most_bytes=memory * MIB,
         most_processes=processes,
         seconds=checks.number("app.seconds", told.get("seconds", 3600.0), above=0, at_most=1e6, example=3600),
@@ -364,48 +371,10 @@ def _app(given: object, folder: Path) -> AppLimits:
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
     if given is None or given is False:
         return Values(records=records)
-    told = _table(where, given, "records", "allow")
-    named = _names(f"{where}.records", told["records"]) if "records" in told else records
+    told = table(where, given, "records", "allow")
+    named = names(f"{where}.records", told["records"]) if "records" in told else records
     allowed = told.get("allow", ())
     if isinstance(allowed, Mapping):
         rules = {str(k): rule if one in (None, True) else Rule.read(f"{where}.{k}", one) for k, one in allowed.items()}
         return Values(records=named, rules=rules)
-    return Values(records=named, rules=dict.fromkeys(_names(f"{where}.allow", allowed), rule))
-
-
-def _mapping(where: str, given: object) -> Mapping[str, Any]:
-    if given is None:
-        return {}
-    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
-        raise UserError(f"{where} is expected to be a mapping of names, but got {given!r:.80}.")
-    return given
-
-
-def _table(where: str, given: object, *known: str) -> Mapping[str, Any]:
-    told = _mapping(where, given)
-    if odd := [key for key in told if key not in known]:
-        raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
-    return told
-
-
-def _listed(where: str, given: object) -> Sequence[Any]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"{where} is expected to be a list, but got {given!r:.80}.")
-    return given
-
-
-def _names(where: str, given: object) -> tuple[str, ...]:
-    if isinstance(given, Mapping):
-        for key, value in given.items():
-            checks.one_of(f"{where}.{key}", value, (True, False))
-        given = [key for key, value in given.items() if value]
-    found = _listed(where, given)
-    if odd := [one for one in found if not isinstance(one, str)]:
-        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}.")
-    return tuple(dict.fromkeys(found))
-
-
-def _place(where: str, given: object, folder: Path) -> Path:
-    if not isinstance(given, str) or not given:
-        raise UserError(f"{where} is expected to name a place, but got {given!r}.")
-    return Path(os.path.normpath(folder / expanded(given)))
+    return Values(records=named, rules=dict.fromkeys(names(f"{where}.allow", allowed), rule))

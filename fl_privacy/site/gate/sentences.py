@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
+from fl_privacy.site.gate.bundles import APPROVE, Runs
 from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
 from fl_privacy.site.gate.policy import MIB, AppLimits, Reply, SitePolicy
 
@@ -25,6 +26,7 @@ def rules_in_words(policy: SitePolicy) -> list[str]:
         f"About a refusal the coordinator is sent {'one line that is always the same.' if policy.bare else reason}",
         *_protected(policy),
         *_counted(policy),
+        *(_runs(policy.runs) if policy.runs else ()),
         *_app(policy.app),
         *([every] if policy.every_seconds else []),
     ]
@@ -49,6 +51,10 @@ def warnings_of(policy: SitePolicy) -> list[str]:
         found.append("Nothing counts what has left; a budget with a ledger would.")
     if not policy.app.required:
         found.append("If the kernel can't take network or files away from the app, the app still runs.")
+    if policy.runs and any("app" in one for one in policy.runs.allow):
+        found.append("A bundle states its name and version itself: anybody who may start runs can use an allowed name.")
+    if policy.runs and policy.runs.install != "never":
+        found.append("The site's package index chooses code that runs with the app, isolated like it.")
     if policy.receives.run_config is None:
         found.append("The app is given all of the run's configuration, texts too.")
     return found
@@ -134,6 +140,23 @@ def course_of(policy: SitePolicy, replies: int) -> float:
         return math.inf if replies else 0.0
     delta = policy.budget.delta if policy.budget else 1e-5
     return epsilon_of(replies * FACTORS[policy.protect.unit] * policy.noising.rho, delta)
+
+
+def _runs(runs: Runs) -> Iterator[str]:
+    words = {"fab": "of FAB {fab}", "key": "signed by {key}", "app": "that say they are {app} {version}"}
+    allowed = [words[min(one)].format(**one) for one in runs.allow]
+    yield f"Runs bring their app; allowed are bundles {_listed(allowed)}." if allowed else "Runs bring their app."
+    yield (
+        APPROVE[runs.approve]
+        if allowed or runs.approve != "each run"
+        else ("Each run waits until `fl-privacy policy approve` says yes or no.")
+    )
+    if runs.approve != "never":
+        yield f"A run that waits for more than {runs.wait_seconds:g} s is refused."
+    versions = " in any version" if runs.versions == "any" else ""
+    missing = "are refused, with their names" if runs.install == "never" else "get them from the site's package index"
+    yield f"Apps that need packages that are not installed{versions} {missing}."
+    yield "Each message finds a new process of the app; what it writes to the places that it reads is lost with it."
 
 
 def _app(limits: AppLimits) -> Iterator[str]:

@@ -1,0 +1,386 @@
+"""Bundles that runs bring (Flower's FAB): project, needed packages, signatures, and the site's approval of a run."""
+
+import getpass
+import hashlib
+import io
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from fl_privacy import checks
+from fl_privacy.errors import UserError
+from fl_privacy.files import make_missing_private, write_private
+from fl_privacy.files.foreign import open_regular
+from fl_privacy.site.gate.plain_yaml import listed, mapping, place_of, table
+from fl_privacy.site.gate.rules import RefusedError
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
+"""Largest size in bytes of a bundle, of its ``pyproject.toml``, and of a file that states a decision."""
+
+MOST_WAITING = 20
+"""Largest number of runs that wait; others are refused."""
+
+MOST_PACKAGES = 500
+INSTALL_SECONDS = 1800.0
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,63}")
+_RUN = re.compile(r"[0-9]{1,24}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """Bundles (Flower's FAB) that runs may bring, and what a run has to wait for.
+
+    Attributes:
+        allow: allowed bundles, each by ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
+        keys: Ed25519 public keys by name.
+        approve: runs that wait for ``fl-privacy policy approve``, see ``APPROVE``.
+        wait_seconds: seconds after which a waiting message is refused.
+        folder: folder of waiting runs and of decisions.
+        install: ``from-index`` to install missing packages from the site's package index.
+        versions: ``any`` if an installed package of another version than stated will do.
+    """
+
+    allow: tuple[Mapping[str, str], ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    approve: str = "never"
+    wait_seconds: float = 3000.0
+    folder: Path = Path("runs")
+    install: str = "never"
+    versions: str = "stated"
+
+
+APPROVE = {
+    "never": "A run of another app is refused.",
+    "others": "A run of another app waits until `fl-privacy policy approve` says yes or no.",
+    "each run": "Each of these runs also waits until `fl-privacy policy approve` says yes or no.",
+}
+"""Value of ``runs.approve`` -> its effect."""
+
+
+def read_runs(given: object, folder: Path, ledger: Path | None) -> Runs:
+    """Parse ``runs`` of a policy with the ledger ``ledger``; ``UserError`` if it is wrong."""
+    told = table("runs", given, "allow", "keys", "approve", "wait_seconds", "folder", "install", "versions")
+    if ledger is None:
+        raise UserError("runs is expected with a budget, whose ledger names each run's bundle, but there is none.")
+    keys = {name: _key(name, key) for name, key in mapping("runs.keys", told.get("keys")).items()}
+    allow = [dict(mapping("runs.allow", one)) for one in listed("runs.allow", told.get("allow", ()))]
+    for one in allow:
+        is_known = set(one) in ({"fab"}, {"key"}, {"app", "version"})
+        if not is_known or not all(isinstance(value, str) for value in one.values()):
+            raise UserError(
+                "runs.allow is expected to list {fab: SHA256}, {key: NAME} or {app: PUBLISHER/NAME, version: V}, each a"
+                f" text, but got {one!r:.200}; quotes make a number a text."
+            )
+        if not _SHA256.fullmatch(one.get("fab", "0" * 64)):
+            raise UserError(f"runs.allow.fab is expected to be 64 letters of a SHA-256, but got {one['fab']!r:.80}.")
+        if "key" in one:
+            checks.one_of("runs.allow.key", one["key"], keys)
+    choices = {"approve": tuple(APPROVE), "install": ("never", "from-index"), "versions": ("stated", "any")}
+    for name, values in choices.items():
+        checks.one_of(f"runs.{name}", told.get(name, values[0]), values)
+    wait = checks.number("runs.wait_seconds", told.get("wait_seconds", 3000.0), above=0, at_most=1e6, example=3000)
+    return Runs(
+        allow=tuple(allow),
+        keys=keys,
+        wait_seconds=wait,
+        folder=place_of("runs.folder", told["folder"], folder) if "folder" in told else ledger.parent / "runs",
+        **{name: told[name] for name in choices if name in told},
+    )
+
+
+def _key(name: str, given: object) -> str:
+    try:
+        loaded = load_ssh_public_key(str(given).encode())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(f"runs.keys.{name} is expected as 'ssh-ed25519 AAAA...', but got {given!r:.100}.") from error
+    if not isinstance(loaded, ed25519.Ed25519PublicKey):
+        raise UserError(f"runs.keys.{name} is expected to be an Ed25519 key, but got {given!r:.20}.")
+    return str(given)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A run's bundle; all but ``digest`` is the bundle's own statement.
+
+    Attributes:
+        digest: SHA-256 of ``content``.
+        name: publisher/name.
+        client: reference of the client app, such as ``package.client_app:app``.
+        packages: requirements, as in ``numpy>=1.21``, without Flower's own.
+    """
+
+    content: bytes
+    digest: str
+    name: str
+    version: str
+    client: str
+    packages: tuple[str, ...] = ()
+    python: str = ""
+
+    def in_words(self) -> str:
+        return f"{self.name} {self.version} (FAB {self.digest})"
+
+
+def read_bundle(content: bytes) -> Bundle:
+    """Parse the project of a bundle without unpacking the rest; ``RefusedError`` if it is no Flower app."""
+    if len(content) > LARGEST_BUNDLE:
+        raise RefusedError("size", f"a bundle of {len(content)} bytes")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("pyproject.toml") as file:
+            text = file.read(LARGEST_PROJECT + 1)
+        if len(text) > LARGEST_PROJECT:
+            raise ValueError("its pyproject.toml is larger than 1 MiB")
+        told = tomllib.loads(text.decode())
+        project, app = told["project"], told["tool"]["flwr"]["app"]
+        name, version = f"{app['publisher']}/{project['name']}", project["version"]
+        client, packages = app["components"]["clientapp"], project.get("dependencies", [])
+        python = project.get("requires-python", "")
+        if not all(isinstance(each, str) for each in (version, client, python, *packages)):
+            raise ValueError("its version, client app or packages are no texts")
+        if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
+            raise ValueError("its name or version has other letters than a package's")
+        if len(packages) > MOST_PACKAGES:
+            raise ValueError(f"it asks for more than {MOST_PACKAGES} packages")
+    except Exception as error:  # a damaged archive: each compression has its own errors
+        raise RefusedError("bundle", f"the bundle: {type(error).__name__}: {error!s:.400}") from error
+    return Bundle(
+        content=content,
+        digest=hashlib.sha256(content).hexdigest(),
+        name=name,
+        version=version,
+        client=client,
+        packages=tuple(each for each in packages if canonicalize_name(re.split(r"[^\w.-]", each)[0]) != "flwr"),
+        python=python,
+    )
+
+
+def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
+    """Return the requirements of ``bundle`` that this Python does not meet -> what is installed instead."""
+    found = dict[str, str]()
+    with suppress(InvalidSpecifier):
+        if not SpecifierSet(bundle.python).contains(here := platform.python_version()):
+            found[f"{_PYTHON}{bundle.python}"] = f"{here} is installed"
+    for text in bundle.packages:
+        try:
+            found.update(_unmet(Requirement(text), set(), any_version=any_version))
+        except InvalidRequirement:
+            found[f"{text:.100}"] = "no requirement"
+    return found
+
+
+_PYTHON = "Python "
+
+
+def _unmet(
+    wanted: Requirement, seen: set[tuple[str, str]], *, any_version: bool, extra: str = ""
+) -> Iterator[tuple[str, str]]:
+    """Yield ``wanted`` if it is not installed, and what its extras need."""
+    if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
+        return
+    try:
+        installed = metadata.distribution(wanted.name)
+    except (metadata.PackageNotFoundError, ValueError):
+        yield f"{wanted!s:.100}", "not installed"
+        return
+    another = wanted.url is not None or not wanted.specifier.contains(installed.version, prereleases=True)
+    if another and not any_version:
+        yield f"{wanted!s:.100}", f"{installed.version} is installed"
+    for each in wanted.extras:
+        if (key := (canonicalize_name(wanted.name), each)) not in seen:
+            seen.add(key)
+            for text in installed.requires or ():
+                if (inner := Requirement(text)).marker is not None and "extra" in str(inner.marker):
+                    yield from _unmet(inner, seen, any_version=any_version, extra=each)
+
+
+def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
+    """Install requirements from the site's package index into a folder that is theirs, and return it.
+
+    Wheels alone are installed, so that no code of a package runs here; ``RefusedError`` if it is not possible.
+    """
+    if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
+        raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
+    wanted = sorted(str(Requirement(text)) for text in unmet)
+    into = folder / hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:32]
+    if into.is_dir():
+        return into
+    make_missing_private(folder)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        report = _pip(["install", "--dry-run", "--quiet", "--report", "-", *wanted], work)
+        try:
+            about = [each["metadata"] for each in json.loads(report)["install"]]
+            pinned = [f"{each['name']}=={each['version']}" for each in about]
+        except (ValueError, LookupError, TypeError) as error:
+            raise RefusedError("packages", "pip reported something else than what it would install") from error
+        made = Path(work) / "made"
+        made.mkdir(mode=0o700)
+        if pinned:
+            _pip(["install", "--quiet", "--no-deps", "--target", str(made), *pinned], work)
+        with suppress(FileExistsError):  # another node was faster
+            made.rename(into)
+    return into
+
+
+def _pip(arguments: Sequence[str], work: str) -> str:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
+    command.insert(command.index("install") + 1, "--only-binary=:all:")
+    try:
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RefusedError("packages", f"pip: {error}") from error
+    if done.returncode:
+        raise RefusedError("packages", f"pip: {' '.join(done.stderr.split())[-400:]}")
+    return done.stdout
+
+
+def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: Mapping[str, str]) -> list[str]:
+    """List the names in ``keys`` that have signed ``bundle``.
+
+    Args:
+        signatures: signed message and signature of each, where the message must end with the bundle's digest.
+        keys: Ed25519 public keys in OpenSSH's format.
+    """
+    found = list[str]()
+    for name, text in keys.items():
+        key = load_ssh_public_key(text.encode())
+        assert isinstance(key, ed25519.Ed25519PublicKey)
+        for message, signature in signatures:
+            if not message.endswith(bytes.fromhex(bundle.digest)):
+                continue
+            with suppress(InvalidSignature):
+                key.verify(signature, message)
+                found.append(name)
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A run that waits for the site; ``token`` stands for its bundle and its configuration together."""
+
+    run: str
+    token: str
+    name: str
+    version: str
+    fab: str
+    config: Mapping[str, Any]
+    signers: Sequence[str]
+    unmet: Mapping[str, str]
+    since: float
+
+
+class Approvals:
+    """The folder in which runs wait and the site's decisions are kept, readable and written by its owner alone."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+
+    def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
+        """Return who or what lets a run in, or ``None`` while it waits; ``RefusedError`` if it may not run."""
+        runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
+        found = (one for one in runs.allow if one in own or one.get("key") in signers)
+        named = next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
+        if named and runs.approve != "each run":
+            return named
+        if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
+        told = json.dumps([bundle.digest, config], sort_keys=True, default=str)
+        token = hashlib.sha256(told.encode()).hexdigest()
+        decision = dict[str, Any]()
+        with suppress(OSError, ValueError, UserError):
+            decision = _own(self.place(run, "decision"))
+        if decision.get("token") == token:
+            if decision.get("says") == "yes":
+                return str(decision.get("who", ""))[:64]
+            raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
+        about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
+        self._hold({**about, "config": dict(config), "signers": signers}, bundle)
+        return None
+
+    def _hold(self, about: dict[str, Any], bundle: Bundle) -> None:
+        place, run = self.place(about["run"], "json"), about["run"]
+        try:
+            make_missing_private(self.runs.folder)
+            if place.exists() and _own(place).get("token") == about["token"]:
+                return
+            if len(self.waiting()) >= MOST_WAITING:
+                raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
+            unmet = unmet_packages(bundle, any_version=self.runs.versions == "any")
+            text = json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str)
+            if len(text) > LARGEST_DECISION:
+                raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
+            self.forget(run)
+            write_private(self.bundle_of(run, bundle.digest), bundle.content)
+            write_private(place, text)
+            words = bundle.in_words()
+            logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, words, run)
+        except RefusedError:
+            raise
+        except (OSError, ValueError, UserError) as error:
+            raise RefusedError("gate", f"the run can't wait in {self.runs.folder}: {error}") from error
+
+    def decide(self, waiting: Waiting, says: str) -> None:
+        """Write the site's ``says`` (yes or no) on a waiting run, in the name of the user of this process."""
+        who = "".join(letter for letter in getpass.getuser() if letter.isascii() and letter.isprintable())
+        told = {"token": waiting.token, "fab": waiting.fab, "says": says, "who": who, "when": time.time()}
+        write_private(self.place(waiting.run, "decision"), json.dumps(told))
+        self.forget(waiting.run)
+
+    def forget(self, run: str) -> None:
+        """Remove a run from those that wait."""
+        for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}-*.fab")):
+            place.unlink(missing_ok=True)
+
+    def waiting(self) -> list[Waiting]:
+        """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
+        try:
+            found = [Waiting(**_own(place)) for place in self.runs.folder.glob("*.json")]
+            return sorted(found, key=lambda waiting: waiting.since)
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
+
+    def bundle_of(self, run: str, digest: str) -> Path:
+        """Return the place of a waiting bundle, whose name no other content gets: a coordinator may send another."""
+        return self.place(run, "fab").with_name(f"{run}-{digest}.fab")
+
+    def place(self, run: str, suffix: str) -> Path:
+        if not _RUN.fullmatch(run):
+            raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}.")
+        return self.runs.folder / f"{run}.{suffix}"
+
+
+def _own(place: Path) -> dict[str, Any]:
+    """Load a small file; ``UserError`` if others than this user or root can write it, ``ValueError`` if broken."""
+    with os.fdopen(open_regular(place, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_mode & 0o022 or status.st_uid not in (0, os.geteuid()):
+            raise UserError(f"{place} is expected to be written by its owner alone, but others may; chmod go-w it.")
+        found = json.loads(file.read(LARGEST_DECISION))
+    if not isinstance(found, dict):
+        raise ValueError("no mapping")
+    return found
