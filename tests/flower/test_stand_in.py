@@ -1,5 +1,6 @@
 """`audit --stand-in`: apps whose data are missing come to a page on drawn examples, which says so first."""
 
+import importlib.util
 import json
 import sys
 from functools import partial
@@ -139,6 +140,18 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
 
         assert kept() == 3
     assert "wandb" not in sys.modules
+
+
+def test_a_library_that_asks_for_a_tracker_learns_that_it_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "site-packages" / "asks_for_trackers.py"
+    library.parent.mkdir()
+    library.write_text("import importlib.util\nthere = importlib.util.find_spec('wandb') is not None\n")
+    monkeypatch.syspath_prepend(library.parent)
+    with absent_left_out() as silent:
+        assert not importlib.import_module("asks_for_trackers").there
+        assert importlib.util.find_spec("wandb") is not None and silent == ["wandb"]
 
 
 def drawing_of(code: str, folder: Path) -> Drawing:

@@ -14,7 +14,7 @@ from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -356,11 +356,20 @@ class _Absent(ModuleType):
         return _NeverMade(f"{self.__name__}.{name}", (), {"__module__": self.__name__.partition(".")[0]})
 
 
+def _of_library() -> bool:
+    """Return whether the code that imports, or asks for a package, is installed code instead of the app's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and "importlib" in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None and "site-packages" in Path(frame.f_code.co_filename).parts
+
+
 @contextmanager
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called.
+    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries that ask
+    whether a tracker is installed learn that it is not.
     """
     names = (*TRACKERS, *missing)
     absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
@@ -370,8 +379,10 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            asked.extend([top] if top in absent and top not in (*asked, *missing) else [])
-            return ModuleSpec(name, Finder(), is_package=True) if top in absent else None
+            if top not in absent or (top not in missing and _of_library()):
+                return None
+            asked.extend([top] if top not in (*asked, *missing) else [])
+            return ModuleSpec(name, Finder(), is_package=True)
 
         def create_module(self, spec: ModuleSpec) -> ModuleType:
             return (_Absent if spec.name.partition(".")[0] in missing else _Silent)(spec.name)
