@@ -11,6 +11,7 @@ docs/flower_examples.md.
 import argparse
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -238,11 +239,11 @@ def audit_of(
 
 
 def without_places(row: dict[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``row`` with the folders of this machine under the names that ``places`` gives them."""
+    """Return ``row`` with the folders of this machine under the names that ``places`` gives them, and no user's name."""
     text = json.dumps(row)
     for place, called in places.items():
         text = text.replace(json.dumps(place)[1:-1], called)
-    return dict(json.loads(text))
+    return dict(json.loads(re.sub(r"/(?:home|root|Users)/(?:[\w.+-]+/)?(?=[\w.+-]+/)", "~/", text)))
 
 
 def with_files(app: Path, source: Path, copy: Path) -> Path:

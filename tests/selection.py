@@ -38,4 +38,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def few(cases: Iterable[Any], keep: int = 3) -> list[Any]:
     """Leave the first ``keep`` cases of a family of tests to ``make test``; the others are long."""
     first, others = list(cases)[:keep], list(cases)[keep:]
-    return [*first, *(pytest.param(case, marks=pytest.mark.long) for case in others)]
+    return [
+        *first,
+        *(pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.long) for case in others),
+    ]

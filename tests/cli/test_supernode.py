@@ -21,7 +21,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Replace the SuperNode by one that ends at once with the next status; return its arguments."""
     calls: list[list[str]] = []
 
-    def run(arguments: list[str]) -> Ended:
+    def run(arguments: list[str], *, holds: bool) -> Ended:
         calls.append(arguments)
         secret = Path(arguments[arguments.index("--superexec-auth-secret-file") + 1])
         assert len(secret.read_bytes()) == supernode.SECRET_BYTES
@@ -72,7 +72,7 @@ def test_a_node_whose_superlink_failed_is_started_again_or_ends_in_a_line(
     ends: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = Ended(1, not_admitted=False, lost="Server error '500 Internal Server Error'")
-    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", lambda arguments: lost)
+    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", lambda arguments, *, holds: lost)
     started: list[list[str]] = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     with pytest.raises(UserError, match=r"gets no more messages \(Server error '500.*; look at the SuperLink's log"):
@@ -138,7 +138,9 @@ def test_an_app_that_can_not_be_loaded_is_told_before_the_server_hears_of_the_no
     (tmp_path / "somebodys_app.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", lambda arguments: pytest.fail("connected"))
+    monkeypatch.setattr(
+        "fl_privacy.flower.inside.supernode.run_supernode", lambda arguments, *, holds: pytest.fail("connected")
+    )
     with pytest.raises(UserError, match=line) as error:
         supernode.run_node([], app="somebodys_app:app", patience=9)
     assert "\n" not in str(error.value)

@@ -78,7 +78,7 @@ def test_what_has_finished_is_found_before_anything_is_built(
     for module in ("fl_privacy.runs.run", "fl_privacy.runs.attack"):
         monkeypatch.setattr(f"{module}.build_setup", refuse)
     for name in ("build_dataset", "agreed_network", "prepared_client"):
-        monkeypatch.setattr(f"fl_privacy.runs.setup.{name}", refuse)
+        monkeypatch.setattr(f"fl_privacy.runs.build.{name}", refuse)
     again = run(*settings, out=tmp_path)
     assert again.status == 0
     assert again.path == first.path

@@ -13,7 +13,7 @@ from fl_privacy.flower import rounds_on_ray
 from tests.federation import harness
 from tests.flower.test_backends import CASES, ROUNDS, assert_same_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = [pytest.mark.long, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
 def test_ray_gives_the_bits_of_the_plain_loop() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.flower.untouched_apps import LISTED, PLAIN, SERVER, audited, rung
+from tests.selection import few
 
 STRATEGY = "from flwr.serverapp.strategy import FedAvg"
 
@@ -50,21 +51,24 @@ def main(grid, context):
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(
     ("name", "client", "server"),
-    [
-        (
-            "app_fixed",
-            mods(names="fixedclipping_mod", imported="fixedclipping_mod"),
-            around("DifferentialPrivacyClientSideFixedClipping(strategy, 0.1, 5.0, 2)"),
-        ),
-        (
-            "app_adaptive",
-            mods(names="adaptiveclipping_mod", imported="adaptiveclipping_mod"),
-            around("DifferentialPrivacyClientSideAdaptiveClipping(strategy, 0.1, 2)"),
-        ),
-        ("app_server_fixed", PLAIN, around("DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 5.0, 2)")),
-        ("app_server_adaptive", PLAIN, around("DifferentialPrivacyServerSideAdaptiveClipping(strategy, 0.1, 2)")),
-        ("app_local", mods(names="LocalDpMod(5.0, 5.0, 1e6, 1e-5)", imported="LocalDpMod"), SERVER),
-    ],
+    few(
+        [
+            (
+                "app_fixed",
+                mods(names="fixedclipping_mod", imported="fixedclipping_mod"),
+                around("DifferentialPrivacyClientSideFixedClipping(strategy, 0.1, 5.0, 2)"),
+            ),
+            (
+                "app_adaptive",
+                mods(names="adaptiveclipping_mod", imported="adaptiveclipping_mod"),
+                around("DifferentialPrivacyClientSideAdaptiveClipping(strategy, 0.1, 2)"),
+            ),
+            ("app_server_fixed", PLAIN, around("DifferentialPrivacyServerSideFixedClipping(strategy, 0.1, 5.0, 2)")),
+            ("app_server_adaptive", PLAIN, around("DifferentialPrivacyServerSideAdaptiveClipping(strategy, 0.1, 2)")),
+            ("app_local", mods(names="LocalDpMod(5.0, 5.0, 1e6, 1e-5)", imported="LocalDpMod"), SERVER),
+        ],
+        1,
+    ),
 )
 def test_flowers_own_protections_work_under_an_audit(tmp_path: Path, name: str, client: str, server: str) -> None:
     record = audited(tmp_path, name, client, server)

@@ -155,6 +155,7 @@ TWO_CONFIGS = SERVER.replace(
 ).replace("import FedAvg\n", "import DifferentialPrivacyClientSideFixedClipping, FedAvg\n")
 
 
+@pytest.mark.long
 def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
     folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)

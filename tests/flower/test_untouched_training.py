@@ -50,8 +50,9 @@ def test_a_real_training_that_was_not_attacked_is_in_the_first_lines() -> None:
     assert AuditRecord(app="a", answers=[answer]).further == ["Your real training was not attacked: its code fails"]
 
 
+@pytest.mark.long
 def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0)
+    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=30.0)
     for name in ("gradient", "one"):
         found = rung(record, name)
         assert found["counts"]["exact"] == found["counts"]["judged"] == 2, found["reason"]

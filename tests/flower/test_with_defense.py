@@ -100,6 +100,7 @@ def test_a_defense_acts_on_lists_of_arrays(tmp_path: Path) -> None:
     assert not record["problems"] and record["before"]["rungs"]
 
 
+@pytest.mark.long
 def test_the_first_line_says_how_many_replies_had_the_defense(tmp_path: Path) -> None:
     start = 'net.load_state_dict(msg.content["arrays"].to_torch_state_dict())\n'
     untrained = (

@@ -23,6 +23,7 @@ def halved(attack: Callable[..., list[Reconstruction]]) -> ShardedAttack:
     return ShardedAttack(attack=attack, shards=2, threads=1, device=torch.device("cpu"))
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_shards_give_the_same_bits() -> None:
@@ -56,6 +57,7 @@ def refusing(
     raise UserError("attack.size is expected to be even.")
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_victims_of_a_task_that_dies_are_failures_and_the_others_go_on() -> None:
@@ -64,6 +66,7 @@ def test_victims_of_a_task_that_dies_are_failures_and_the_others_go_on() -> None
     assert "task" in str(found[0].failure) and "\n" not in str(found[0].failure)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_what_a_task_raises_is_told_in_a_line() -> None:
@@ -137,6 +140,7 @@ def test_a_cluster_that_does_not_start_in_time_is_a_line(address: str, monkeypat
     assert "\n" not in str(error.value) and ("RAY_ADDRESS" in str(error.value)) == bool(address)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_cluster_that_runs_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,10 +148,10 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
             scripts = find_scripts(place, **told)
             if scripts is not None:
                 return App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
-        return _read(place, path, named=named)
+        return _read(place, path)
     folder = _unpacked(place)
     try:
-        app = _read(folder, path, named=True)
+        app = _read(folder, path)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -159,9 +159,9 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     return app
 
 
-def _read(folder: Path, path: str | Path, *, named: bool) -> App:
+def _read(folder: Path, path: str | Path) -> App:
     project = folder / "pyproject.toml"
-    if not named or not project.is_file():
+    if not project.is_file():
         raise UserError(
             "APP is expected to be a folder with Flower's pyproject.toml, or with scripts that start a simulation or"
             f" server of Flower, or a .fab file, but got {path}."
@@ -177,8 +177,8 @@ def _read(folder: Path, path: str | Path, *, named: bool) -> App:
     components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
     if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
-            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], but does not: it is"
-            " no app that Flower 1.8 or later runs."
+            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a folder"
+            " with scripts that start a simulation or server of Flower, but does neither."
         )
     try:
         config = _flat(_table(_table(flower, "app"), "config"))  # its dotted keys may exceed Python's recursion limit
