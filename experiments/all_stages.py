@@ -20,8 +20,8 @@ from row_file import RowFile, takes_rows
 
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.runs.config import RunSettings, compose_run
-from fl_privacy.runs.destination import Monitor, plain_loop
 from fl_privacy.runs.run import run_experiment
+from fl_privacy.runs.run_location import Monitor, plain_loop
 
 
 class Measuring(Monitor):

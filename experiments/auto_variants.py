@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import AutoAttack, GradientInversion
 from fl_privacy.attacks.auto import sub_attacks as auto
-from fl_privacy.attacks.gradient_inversion.settings import Blank
+from fl_privacy.attacks.gradient_inversion.settings import VictimContext
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.data import load_data
 from fl_privacy.measure import aggregate, evaluate_all
@@ -38,7 +38,7 @@ class Coarse:
     spread: float = 0.2
     side: int = 8
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         """Draw a coarse random image and return it as variables of ``blank.shape``."""
         few = torch.rand((*blank.shape[:-2], self.side, self.side), generator=blank.generator)
         pixels = F.interpolate(few, size=blank.shape[-2:], mode="bilinear", align_corners=False)

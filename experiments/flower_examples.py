@@ -239,7 +239,7 @@ def audit_of(
 
 
 def without_places(row: dict[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``row`` with the folders of this machine under the names that ``places`` gives them, and no user's name."""
+    """Return ``row`` with the folders of this machine by the names in ``places``, and no name of a user."""
     text = json.dumps(row)
     for place, called in places.items():
         text = text.replace(json.dumps(place)[1:-1], called)

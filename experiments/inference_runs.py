@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.destination import Monitor, plain_loop
 from fl_privacy.runs.folder import Finding, Run, read_run
 from fl_privacy.runs.run import run_experiment
+from fl_privacy.runs.run_location import Monitor, plain_loop
 
 
 def finished_run(overrides: Sequence[str], out: Path) -> Run:

@@ -9,7 +9,7 @@ from typing import Any
 from fl_privacy.federation import Audit, Round
 from fl_privacy.federation.interception import Interceptor
 from fl_privacy.flower import rounds_in_process, rounds_on_ray
-from fl_privacy.runs.destination import plain_loop
+from fl_privacy.runs.run_location import plain_loop
 from fl_privacy.runs.setup import Setup
 
 BACKENDS: dict[str, Any] = {"loop": plain_loop, "flower": rounds_in_process, "ray": rounds_on_ray}

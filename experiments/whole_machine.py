@@ -52,7 +52,7 @@ PHASES = {
     "data, model and victims": ("fl_privacy.runs.attack", "build_untrained"),
     "attack": ("fl_privacy.runs.attack_stage", "attack_by_all_cores"),
     "judging": ("fl_privacy.runs.attack_stage", "Judge.scores"),
-    "page": ("fl_privacy.runs.destination", "Destination.write_page"),
+    "page": ("fl_privacy.runs.run_location", "RunLocation.write_page"),
 }
 TICKS = os.sysconf("SC_CLK_TCK")
 EVERY = 0.5

@@ -16,9 +16,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.measure.counts import counts_of
 from fl_privacy.runs.attack import attack_experiment
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Run, read_run
 from fl_privacy.runs.folder.verdict import verdict_of
+from fl_privacy.runs.run_location import Monitor
 
 COMMON = "data=sst2 data.max_length=24 victims=4 federation.clients=2"
 ATTACKS = {"auto": "attack=auto attack.evaluations=25", "descents": "attack=tag attack.iterations=200"}

@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from types import ModuleType
 
 _NAMES = """
-    attacks.exact.feature_descent=attacks.exact.attack
     attacks.adaptive.bounds=attacks.adaptive.constraints attacks.adaptive.clip=attacks.adaptive.constraints
     attacks.adaptive.countermeasures=attacks.adaptive.known_defense
     attacks.adaptive.estimates=attacks.adaptive.constraints attacks.auto.attempts=attacks.auto.race
@@ -19,10 +18,10 @@ _NAMES = """
     attacks.auto.stages=attacks.auto.attack attacks.auto.tables=attacks.auto.other_modalities
     attacks.auto.texts=attacks.auto.other_modalities attacks.exact.analytic=attacks.exact.first_layer
     attacks.exact.april=attacks.exact.first_layer attacks.exact.batch_statistics=attacks.exact.attack
-    attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.fx_graph=attacks.exact.residual
-    attacks.exact.gated_inputs=attacks.exact.convolution attacks.exact.hidden_layer=attacks.exact.first_layer
-    attacks.exact.repeats=attacks.exact.certificate attacks.exact.traced=attacks.exact.residual
-    attacks.feature_inversion.attack=attacks.feature_inversion
+    attacks.exact.blind_convolution=attacks.exact.convolution attacks.exact.feature_descent=attacks.exact.attack
+    attacks.exact.fx_graph=attacks.exact.residual attacks.exact.gated_inputs=attacks.exact.convolution
+    attacks.exact.hidden_layer=attacks.exact.first_layer attacks.exact.repeats=attacks.exact.certificate
+    attacks.exact.traced=attacks.exact.residual attacks.feature_inversion.attack=attacks.feature_inversion
     attacks.feature_inversion.features=attacks.feature_inversion attacks.feature_presets=attacks.presets
     attacks.ggl_gifd=attacks.presets attacks.gradient_inversion.adam_step=attacks.gradient_inversion.infer_client
     attacks.gradient_inversion.attackable=attacks.gradient_inversion.targets
@@ -45,20 +44,20 @@ _NAMES = """
     attacks.lamp_tag=attacks.presets attacks.likelihood.laws=attacks.likelihood.channel
     attacks.malicious.from_layer=attacks.malicious.server_attack
     attacks.malicious.imprint_block=attacks.malicious.imprint
-    attacks.malicious.own_gradient=attacks.malicious.inconsistent attacks.optimizers.base=attacks.optimizers.first_order
-    attacks.optimizers.cma=attacks.optimizers.first_order attacks.text.candidates=attacks.text.token_candidates
-    attacks.text.encoder_batches=attacks.text.encoder_assembly attacks.text.entrances=attacks.text.token_evidence
-    attacks.text.expected_words=attacks.text.word_evidence attacks.text.first_block=attacks.text.bag_of_words
-    attacks.text.peeling=attacks.text.dager attacks.text.spans=attacks.text.token_candidates
-    attacks.trees.boxes=attacks.trees.reconstruct attacks.trees.exchanges=attacks.trees.grid
-    attacks.trees.ubjson=attacks.trees.model auditing.app.drawn=auditing.app.stand_in
-    auditing.app.loaded=auditing.app.environment auditing.regression.comparison=auditing.regression.measurement
-    checkpointing=models.unwrap_model cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
+    attacks.malicious.own_gradient=attacks.malicious.inconsistent
+    attacks.optimizers.base=attacks.optimizers.first_order attacks.optimizers.cma=attacks.optimizers.first_order
+    attacks.text.candidates=attacks.text.token_candidates attacks.text.encoder_batches=attacks.text.encoder_assembly
+    attacks.text.entrances=attacks.text.token_evidence attacks.text.expected_words=attacks.text.word_evidence
+    attacks.text.first_block=attacks.text.bag_of_words attacks.text.peeling=attacks.text.dager
+    attacks.text.spans=attacks.text.token_candidates attacks.trees.boxes=attacks.trees.reconstruct
+    attacks.trees.exchanges=attacks.trees.grid attacks.trees.ubjson=attacks.trees.model
+    auditing.app.drawn=auditing.app.stand_in auditing.app.loaded=auditing.app.environment
+    auditing.regression.comparison=auditing.regression.measurement checkpointing=models.unwrap_model
+    cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
     cli.train_generator=cli.train_networks cli.underway=cli.console cli.workers=cli.studies config=runs.config
     config.foreign=runs.config.untrusted config.reading=runs.config.parse cores=federation.cores
-    data.attributes=data.datasets data.columns=data.examples
-    data.transformations.operations=data.transformations data.transformations.policies=data.transformations
-    defenses.condensation=defenses.dc_dsa_dm
+    data.attributes=data.datasets data.columns=data.examples data.transformations.operations=data.transformations
+    data.transformations.policies=data.transformations defenses.condensation=defenses.dc_dsa_dm
     defenses.importance=defenses.robust_data defenses.policy_search.definition=defenses.policy_search.selection
     deploy=site.deploy dp_check.asked=dp_check.check dp_check.known_noise=dp_check.mechanism
     dp_check.reasons=dp_check.mechanism experiment=runs experiment.candidates=runs.distractors
@@ -66,25 +65,26 @@ _NAMES = """
     experiment.ladder=auditing.scenarios experiment.ladder_adapters=auditing.scenario_words
     experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem
     experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
-    experiment.run_folder=runs.destination experiment.server_reading=runs.server_attack
+    experiment.run_folder=runs.run_location experiment.server_reading=runs.server_attack
     experiment.unattacked=runs.distractors federation.audit=federation.interception_plan
-    federation.evaluation=federation.server federation.interception.local_batch_norm=federation.interception.infer_plan
+    federation.evaluation=federation.server
+    federation.interception.local_batch_norm=federation.interception.infer_plan
     federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
     fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
     flower._defense_mod=flower.mods.defend flower._guard_mod=flower.mods.guard_mod
     flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
-    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process flower.dp_subjects=flower.dp_mechanisms
-    flower.forms=flower.reply_cache flower.gate_defense=flower.gate flower.inside.loading=flower.inside.identity
-    flower.inside.masks=flower.inside.identity flower.kept_norms=flower.curious flower.local_batch_norm=flower.curious
-    flower.malicious=flower.curious flower.masked_replies=flower.grids flower.mods.defense_mod=flower.mods.defend
-    flower.nodes=flower.strategy flower.probe=flower.mods.probe flower.untouched=auditing.app
-    flower.untouched.app=auditing.app.bundle flower.untouched.moved=auditing.app.environment
-    flower.untouched.own_files=auditing.app.environment flower.wrappers=flower.curious foreign_files=files.foreign
-    gate=site.gate gate.kernel=site.gate.linux_calls gradients=models.gradients
-    gradients.examples=models.gradients.per_example gradients.fastest=models.gradients.choose_method
-    guard=defenses.guard inference=attacks.inference interception=federation.interception
-    interception.kept_norms=federation.interception.infer_plan
+    flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
+    flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
+    flower.inside.loading=flower.inside.identity flower.inside.masks=flower.inside.identity
+    flower.kept_norms=flower.curious flower.local_batch_norm=flower.curious flower.malicious=flower.curious
+    flower.masked_replies=flower.grids flower.mods.defense_mod=flower.mods.defend flower.nodes=flower.strategy
+    flower.probe=flower.mods.probe flower.untouched=auditing.app flower.untouched.app=auditing.app.bundle
+    flower.untouched.moved=auditing.app.environment flower.untouched.own_files=auditing.app.environment
+    flower.wrappers=flower.curious foreign_files=files.foreign gate=site.gate gate.kernel=site.gate.linux_calls
+    gradients=models.gradients gradients.examples=models.gradients.per_example
+    gradients.fastest=models.gradients.choose_method guard=defenses.guard inference=attacks.inference
+    interception=federation.interception interception.kept_norms=federation.interception.infer_plan
     interception.recognition=federation.interception.infer_plan
     interception.waiting=federation.interception.capture_writer losses=models.losses malicious=attacks.malicious
     malicious.reading=attacks.malicious.server_attack measure.chance=measure.intervals
@@ -93,7 +93,8 @@ _NAMES = """
     metrics=measure metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
     models.alexnet_vgg=models.small_networks models.cut=models.layers models.gradients.batch=models.gradients.victims
     models.gradients.layer_rules=models.gradients.layered models.gradients.normalization=models.gradients.convolution
-    models.gradients.sketch=models.gradients.per_example models.pretrained.find_words=models.pretrained.evaluator_files
+    models.gradients.sketch=models.gradients.per_example
+    models.pretrained.find_words=models.pretrained.evaluator_files
     models.pretrained.generator_files=models.pretrained.generator
     models.pretrained.word_evaluator=models.pretrained.evaluator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
@@ -107,11 +108,12 @@ _NAMES = """
     results.made=runs.folder.records results.readings=runs.folder.leakage results.row_files=runs.folder.pictures
     results.rule=measure.rule results.survivors=measure.aggregate_leakage runs.app_captures=runs.attack
     runs.config._options=runs.config.parse runs.config.keys=runs.config.settings
-    runs.config.plugins=runs.config.settings runs.distractors_of_app=runs.distractors
-    runs.folder.environment=runs.folder.identity runs.folder.from_json=runs.folder.records
-    runs.folder.measured=runs.folder.study runs.folder.paper=runs.folder.records
-    runs.folder.row_files=runs.folder.pictures runs.folder.share=runs.folder.read runs.foreign_app=runs.app
-    runs.own_data=runs.weights runs.study_results=runs.study runs.summed_probes=runs.ground_truth schema=types.schema
+    runs.config.plugins=runs.config.settings runs.destination=runs.run_location
+    runs.distractors_of_app=runs.distractors runs.folder.environment=runs.folder.identity
+    runs.folder.from_json=runs.folder.records runs.folder.measured=runs.folder.study
+    runs.folder.paper=runs.folder.records runs.folder.row_files=runs.folder.pictures
+    runs.folder.share=runs.folder.read runs.foreign_app=runs.app runs.own_data=runs.weights
+    runs.study_results=runs.study runs.summed_probes=runs.ground_truth schema=types.schema
     shared_gradients=types.user_gradients shared_updates=types.user_gradients site.gate.accounting=site.gate.entries
     tally=federation.cores tapping=auditing.instrument tapping.copies=auditing.clear_text.copies
     tapping.findings=auditing.clear_text.findings tapping.inventory=auditing.clear_text.inventory

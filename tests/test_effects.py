@@ -5,14 +5,14 @@ from dataclasses import MISSING, dataclass, fields, replace
 
 import pytest
 
-from fl_privacy.attacks.adaptive import Circumstances, Countermeasure, countermeasures_against
+from fl_privacy.attacks.adaptive import AttackSetting, Countermeasure, countermeasures_against
 from fl_privacy.effects import Effect, Part, PerExample, PostProcessing, Quantized, from_plain, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.types import LocalPlan
 
 from .defenses.test_contract import DEFENSES
 
-CIRCUMSTANCES = Circumstances(
+CIRCUMSTANCES = AttackSetting(
     head="out.weight",
     batch_size=1,
     plan=LocalPlan(),
@@ -84,7 +84,7 @@ def test_a_countermeasure_against_an_effect_of_another_package_is_registered():
     assert countermeasures_against(Mirrored(), CIRCUMSTANCES) is None
 
     @countermeasures_against.register
-    def against_mirroring(effect: Mirrored, circumstances: Circumstances) -> list[Countermeasure]:
+    def against_mirroring(effect: Mirrored, circumstances: AttackSetting) -> list[Countermeasure]:
         return [Countermeasure(sentence="It mirrors the guess.", transforms=(lambda images: images.flip(-1),))]
 
     (found,) = countermeasures_against(Mirrored(), CIRCUMSTANCES)

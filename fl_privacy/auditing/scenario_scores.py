@@ -14,7 +14,7 @@ from fl_privacy.auditing.scenario_problem import StepProblem
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer, Kind, Shown
 from fl_privacy.measure.counts import Counts, count
-from fl_privacy.measure.descriptors import COARSE, Moved, Standing, largest
+from fl_privacy.measure.descriptors import COARSE, Descriptors, ShiftedDescriptors, largest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
 from fl_privacy.measure.intervals import Coincidences, chance_of_upload, combined, either
@@ -102,9 +102,11 @@ def _unlike(guess: Reconstruction, truth: Batch) -> bool:
     images = guess.batch.inputs
     if images.shape[1:] != truth.inputs.shape[1:]:
         return True
-    still = Standing(truth.inputs, COARSE).rows(0, 0)
+    still = Descriptors(truth.inputs, COARSE).rows(0, 0)
     laid = (each for image in images for each in laid_otherwise(image))
-    return all(float(largest(Moved(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid)
+    return all(
+        float(largest(ShiftedDescriptors(each[None], COARSE).rows(0, 0), still).max()) < LIKENESS for each in laid
+    )
 
 
 UNSURE: Mapping[str, Any] = {"certainty": Certainty.APPROXIMATE, "certainties": ()}

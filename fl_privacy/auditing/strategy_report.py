@@ -16,7 +16,7 @@ from fl_privacy.checks import whole
 from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
 from fl_privacy.federation import audited_rounds
-from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates, ids_of, recognize_training
+from fl_privacy.federation.interception import CaptureWriter, ObservationBuffer, ids_of, recognize_training
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
 from fl_privacy.flower.records import CLIENT, PARTITION, to_tensor
@@ -146,7 +146,7 @@ class AuditReport(AuditSession):
                 f"out is expected to be a folder that can be written, but {self.out} can't ({error.strerror})."
             ) from error
         self._run, self.folder, captures = run, run.path, run.path / CAPTURES
-        self._writer, self._observations = CaptureWriter(captures), WaitingUpdates(captures, written=True)
+        self._writer, self._observations = CaptureWriter(captures), ObservationBuffer(captures, written=True)
         self.write()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ class AuditReport(AuditSession):
 
     def attack_all(self) -> None:
         from fl_privacy.runs.app import CapturedApp, as_clients_normalize, report_app  # noqa: PLC0415
-        from fl_privacy.runs.destination import LineMonitor  # noqa: PLC0415
+        from fl_privacy.runs.run_location import LineMonitor  # noqa: PLC0415
 
         assert self._run is not None
         if not self._observations:

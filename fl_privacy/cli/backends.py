@@ -12,7 +12,7 @@ from fl_privacy.federation.parallel import expect_answer
 from fl_privacy.runs.build import build_inferences
 from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.building import check_arguments, plain_settings
-from fl_privacy.runs.destination import Backend, plain_loop
+from fl_privacy.runs.run_location import Backend, plain_loop
 from fl_privacy.runs.server_attack import build_server_attack
 
 

@@ -20,8 +20,8 @@ from rich.text import Text
 from fl_privacy.attacks import Progress as AttackProgress, no_progress
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.progress import Remaining, ShareLines, Stage, at_work, clock, describe, listening, share_done, time_left
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
+from fl_privacy.runs.run_location import Monitor
 
 
 class Lines:

@@ -35,12 +35,12 @@ from fl_privacy.runs.build import clients_of
 from fl_privacy.runs.config import RunSettings, compose_run
 from fl_privacy.runs.config.building import plain_settings
 from fl_privacy.runs.config.untrusted import expect_no_place, expect_plain
-from fl_privacy.runs.destination import Backend, plain_loop
 from fl_privacy.runs.ground_truth import sees_other_images
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.run import run_baseline, run_experiment
+from fl_privacy.runs.run_location import Backend, plain_loop
 from fl_privacy.runs.setup import build_setup
-from fl_privacy.runs.threat_model import Whereabouts
+from fl_privacy.runs.threat_model import ClientLocation
 from fl_privacy.runs.weights import OpenSettingError, client_of_folder
 
 TIMEOUT, RECONNECT = "round-timeout", "reconnect-timeout"
@@ -62,7 +62,7 @@ def run_on_nodes(grid: Grid, context: Context) -> None:
     try:
         overrides = _sized(_overrides(context), lambda: partitions_of(grid))
         config, monitor = calibrated(compose_run(overrides)), RichMonitor(Terminal(soft_wrap=True))
-        clients = Whereabouts(
+        clients = ClientLocation(
             simulated=is_simulation() or in_simulation_engine(grid),
             own_data=bool(context.run_config.get(OWN_DATA_RUN, False)),
         )
@@ -105,7 +105,7 @@ def _sized(overrides: list[str], partitions: Callable[[], int | None]) -> list[s
     return overrides if number is None else [*overrides, f"{CLIENTS}={number}"]
 
 
-def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Whereabouts) -> Backend:
+def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: ClientLocation) -> Backend:
     timeout = _seconds(context, TIMEOUT)
     rules = NodeRules(
         bound=bool(context.run_config[AUTHENTICATED]),

@@ -17,8 +17,8 @@ from fl_privacy.errors import UserError, say
 
 if TYPE_CHECKING:
     from fl_privacy.runs.config import RunSettings
-    from fl_privacy.runs.destination import Command, Monitor
     from fl_privacy.runs.paper import PaperTable
+    from fl_privacy.runs.run_location import Command, Monitor
 
 
 def run_jobs(

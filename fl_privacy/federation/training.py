@@ -20,7 +20,7 @@ from fl_privacy.progress import counted
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors, Upload
 
 
-class PlainPass(Mapping[str, Tensor]):
+class LazyGradients(Mapping[str, Tensor]):
     """Mapping from parameter name to the gradient of one step's mean loss.
 
     It is computed on construction, unless the defense computes gradients itself; then access raises ``UserError``.
@@ -231,7 +231,7 @@ def take_steps(
         for data_hook in defense.data:
             batch = timed(data_hook, batch, state, rng)  # noqa: PLW2901
         step = replace(first, sent=ModelState(parameters, buffers), batch=batch, losses=[])
-        plain = PlainPass(step, defense)
+        plain = LazyGradients(step, defense)
         shared = plain.only(frozenset(public) - first.held)
         for gradient_hook in defense.gradient:
             shared = timed(gradient_hook, shared, step)

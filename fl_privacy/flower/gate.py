@@ -21,7 +21,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt, printable
 from fl_privacy.flower.inside.serialized import message_with
 from fl_privacy.flower.records import CLIENT_RAISED
-from fl_privacy.flower.upload_defense import GuardedUpload
+from fl_privacy.flower.upload_defense import DefendedUpload
 from fl_privacy.rng import Secret, SecretGenerator
 from fl_privacy.site.gate.entries import ASKED, REFUSED_RUN, ExhaustedError
 from fl_privacy.site.gate.filtering import RawArray, Records, admit, array_values, noise_alone, raw_array, release
@@ -282,7 +282,7 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     if not defense.upload:
         raise UserError(f"protect.defense is expected to act on an upload, but {name} does not; try pruning.")
     try:
-        guard = GuardedUpload(defense=defense)
+        guard = DefendedUpload(defense=defense)
     except UserError as error:
         raise UserError(
             f"protect.defense can't be {name}: {error} For noise that a budget counts, say protect.noise."

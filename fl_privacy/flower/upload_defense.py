@@ -37,7 +37,7 @@ _WITHIN = {
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GuardedUpload:
+class DefendedUpload:
     """A defense on replied weights: its hooks act on their change by name, which is then added to the values sent.
 
     Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
@@ -84,7 +84,7 @@ class GuardedUpload:
         names: Sequence[str] | None,
         buffers: BufferPolicy,
         shares: Shares = "weights",
-    ) -> "GuardedUpload":
+    ) -> "DefendedUpload":
         """Defend the parameters of ``model`` or among ``names``, else all; ``UserError`` for both, or no model."""
         if model is None:
             own = None if names is None else frozenset(n for n in names if n.rpartition(".")[2] not in STATISTICS)

@@ -23,7 +23,7 @@ LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image 
 
 
 @dataclass(frozen=True)
-class Sight:
+class DescriptorScale:
     """Resolution and blurs at which images are compared."""
 
     side: int  # pixels to which the longer side is averaged down
@@ -42,8 +42,8 @@ class Sight:
             yield of, to, 0
 
 
-COARSE = Sight(side=16, pairs=((0, 0), (0, 1)), whole=(), gap=1, between=True)
-FINE = Sight(
+COARSE = DescriptorScale(side=16, pairs=((0, 0), (0, 1)), whole=(), gap=1, between=True)
+FINE = DescriptorScale(
     side=32,
     pairs=((0, 0), (2, 2)),
     whole=((0, 1), (0, 2), (1, 1), *((0, _MOSAIC + number) for number in range(len(MOSAICS)))),
@@ -53,11 +53,11 @@ FINE = Sight(
 
 
 @dataclass(frozen=True, eq=False)
-class Standing:
+class Descriptors:
     """Originals or candidates (N, C, H, W) in [0, 1], without shifts."""
 
     images: Tensor
-    sight: Sight
+    sight: DescriptorScale
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -77,11 +77,11 @@ class Standing:
 
 
 @dataclass(frozen=True, eq=False)
-class Moved:
+class ShiftedDescriptors:
     """A guess (1, C, H, W) in [0, 1] at all shifts, also as the common part of its channels if they disagree."""
 
     image: Tensor
-    sight: Sight
+    sight: DescriptorScale
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
     _places: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 

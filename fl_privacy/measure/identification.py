@@ -10,7 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_privacy.errors import UserError
-from fl_privacy.measure.descriptors import COARSE, FINE, Moved, Sight, Standing, largest, shift_reach, small
+from fl_privacy.measure.descriptors import (
+    COARSE,
+    FINE,
+    Descriptors,
+    DescriptorScale,
+    ShiftedDescriptors,
+    largest,
+    shift_reach,
+    small,
+)
 from fl_privacy.measure.images import psnr, ssim
 from fl_privacy.measure.outcome import LEAD, SAME, SURE
 from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way
@@ -30,7 +39,7 @@ class PublicImages:
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     # original -> cached lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
-    _looks: dict[Sight, Standing] = field(default_factory=dict, init=False, repr=False)
+    _looks: dict[DescriptorScale, Descriptors] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -47,8 +56,8 @@ class PublicImages:
         """Return the images, their mean, and each class mean, (N + M, C, H, W)."""
         return torch.cat([self.images, torch.stack([self.mean, *self.class_means.values()])])
 
-    def standing(self, sight: Sight) -> Standing:
-        return self._looks.setdefault(sight, Standing(self.rivals, sight))
+    def standing(self, sight: DescriptorScale) -> Descriptors:
+        return self._looks.setdefault(sight, Descriptors(self.rivals, sight))
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -56,7 +65,7 @@ class PublicImages:
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the image most like ``original`` (C, H, W), if any other, and almost equal ones (K, C, H, W)."""
-        places = Moved(original[None], COARSE).rows(0, 0)
+        places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
             found.append((self.more, largest(places, self._more_rows)))
@@ -75,7 +84,7 @@ class PublicImages:
     @cached_property
     def _more_rows(self) -> Tensor:
         assert self.more is not None
-        return torch.cat([Standing(part.float() / 255, COARSE).rows(0, 0) for part in torch.split(self.more, 1000)])
+        return torch.cat([Descriptors(part.float() / 255, COARSE).rows(0, 0) for part in torch.split(self.more, 1000)])
 
     @cached_property
     def _places(self) -> dict[bytes, list[int]]:
@@ -142,7 +151,7 @@ class Look:
     others: PublicImages
     rivals: Tensor  # (R,) indices of the rivals, sorted
     usual: Tensor  # (U,) indices that define the usual correlation
-    sight: Sight
+    sight: DescriptorScale
 
     def ranked(self, candidates: int) -> Identified:
         raw, own, rest = (each.flatten(0, 1) for each in self._strengths)
@@ -180,7 +189,7 @@ class Look:
 
     def _correlations(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield for each way a guess's largest absolute correlations with originals (B,) and rivals (R,)."""
-        seen = Moved(self.guesses[number : number + 1], self.sight)
+        seen = ShiftedDescriptors(self.guesses[number : number + 1], self.sight)
         for of, to, window in self.sight.ways:
             places = seen.rows(of, window)
             rows = self.others.standing(self.sight).rows(to, window)
@@ -188,19 +197,19 @@ class Look:
             yield largest(places, self._own.rows(to, window)), largest(places, rows)
 
     @cached_property
-    def _own(self) -> Standing:
-        return Standing(self.originals, self.sight)
+    def _own(self) -> Descriptors:
+        return Descriptors(self.originals, self.sight)
 
     def _foreign(self, original: int, at: int) -> float:
         number, way = divmod(at, self._strengths[1].shape[1])
-        seen = Moved(self.guesses[number : number + 1], self.sight)
+        seen = ShiftedDescriptors(self.guesses[number : number + 1], self.sight)
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
         own, rivals = self.originals[original : original + 1], self.others.rivals[self.rivals[near]]
         of, to, window = list(self.sight.ways)[way]
         rows = seen.rows(of, window)
-        truth = Standing(own, self.sight).rows(to, window)[0]
+        truth = Descriptors(own, self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
-        return shared_beyond(shown, truth, Standing(rivals, self.sight).rows(to, window))
+        return shared_beyond(shown, truth, Descriptors(rivals, self.sight).rows(to, window))
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
@@ -307,10 +316,10 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
 
 
 def _likeness(guesses: Tensor, originals: Tensor) -> Identified:
-    still = Standing(originals, FINE)
+    still = Descriptors(originals, FINE)
     found = []
     for guess in torch.split(guesses, 1):
-        seen = Moved(guess, FINE)
+        seen = ShiftedDescriptors(guess, FINE)
         found.append(torch.stack([largest(seen.rows(of, w), still.rows(to, w)) for of, to, w in FINE.ways]).amax(0))
     best, guess = torch.stack(found).max(0)
     return Identified(guess=guess, likeness=best.clamp(0, 1))
@@ -396,15 +405,20 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W), upside down and, if square, in quarter turns; ``Moved`` adds the mirror images."""
+    """Return ``image`` (C, H, W), upside down and, if square, in quarter turns, without mirror images."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``original``."""
-    coarse = Standing(original[None], _FAR).rows(0, 0)
-    guess = max(laid_otherwise(guess), key=lambda each: float(largest(Moved(each[None], _FAR).rows(0, 0), coarse)))
-    places, still = Moved(guess[None], _SIGHT).rows(0, 0), Standing(original[None], _SIGHT).rows(0, 0)[0]
+    coarse = Descriptors(original[None], _FAR).rows(0, 0)
+    guess = max(
+        laid_otherwise(guess), key=lambda each: float(largest(ShiftedDescriptors(each[None], _FAR).rows(0, 0), coarse))
+    )
+    places, still = (
+        ShiftedDescriptors(guess[None], _SIGHT).rows(0, 0),
+        Descriptors(original[None], _SIGHT).rows(0, 0)[0],
+    )
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1

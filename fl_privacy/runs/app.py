@@ -29,11 +29,11 @@ from fl_privacy.runs.another_site import seen_next_to
 from fl_privacy.runs.app_truth import KnownImages, NamedImages
 from fl_privacy.runs.attack_stage import AttackStage, Judge
 from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import MOST, others_of_app
 from fl_privacy.runs.folder import RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.leakage import REHEARSED, worst_by
 from fl_privacy.runs.ground_truth import together
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.types import Observation, VictimId
 from fl_privacy.types.plan import Normalization
 

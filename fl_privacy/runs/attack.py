@@ -24,12 +24,12 @@ from fl_privacy.runs.config import RunSettings
 from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.settings import captured_groups, captured_keys
 from fl_privacy.runs.config.untrusted import recorded_parts, trusted
-from fl_privacy.runs.destination import Destination, Monitor
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
 from fl_privacy.runs.folder.read import read_identity
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
+from fl_privacy.runs.run_location import Monitor, RunLocation
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
 from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, describe_threats, expect_readable_updates
 from fl_privacy.types import Observation
@@ -51,7 +51,7 @@ def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
     if config.captured:
         config = as_captured(config)
         expect_readable_updates(config.secure_aggregation["name"], "The command attack")
-    place = Destination("attack", config)
+    place = RunLocation("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
     attack, inferences = attack_of_run(config), build_inferences(config.inference)
@@ -123,7 +123,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
     defense = "+".join(part.name for part in app.captured.defense) or "none"
     name = config.truth or "unknown"
     config = config.changed({"choices.data": Path(name).name, "choices.defense": defense, "choices.federation": "app"})
-    place = Destination("attack", config)
+    place = RunLocation("attack", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
     with place.recording(monitor) as folder:

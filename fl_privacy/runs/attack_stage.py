@@ -16,7 +16,7 @@ from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_fi
 from fl_privacy.attacks.gradient_inversion.targets import is_sum_of_gradients
 from fl_privacy.data import Vocabulary
 from fl_privacy.federation import Client, Failure, Replay, attempt
-from fl_privacy.federation.interception import WaitingUpdates, ids_of
+from fl_privacy.federation.interception import ObservationBuffer, ids_of
 from fl_privacy.federation.parallel import attack_by_all_cores
 from fl_privacy.measure import MetricFunction, VictimScore, distortion, evaluate_all, unjudged
 from fl_privacy.measure.distractors import Distractors, other_updates
@@ -24,10 +24,10 @@ from fl_privacy.models import has_batch_norm
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.runs.attacker_knowledge import AttackerKnowledge
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Attacker, RunFolder
 from fl_privacy.runs.folder.leakage import AttackedUploads
 from fl_privacy.runs.ground_truth import SummedReplay
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, VictimId
 from fl_privacy.types.film import viewed_by
 from fl_privacy.types.modality import modality_of
@@ -328,7 +328,7 @@ class WaitingAttack:
     """Attacks the updates that train the model (``of_training``) or the probes, ``during`` training or at its end."""
 
     stage: AttackStage
-    waiting: WaitingUpdates
+    waiting: ObservationBuffer
     of_training: bool
     during: bool
 

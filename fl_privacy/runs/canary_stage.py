@@ -18,11 +18,11 @@ from fl_privacy.errors import UserError
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_inferences
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.folder.claims import records_of, write_claims
 from fl_privacy.runs.privacy import Privacy, guarantees
 from fl_privacy.runs.run_claims import facts_of
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Observation, Tensors
 

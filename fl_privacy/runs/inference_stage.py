@@ -16,7 +16,6 @@ from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
 from fl_privacy.runs.another_site import SUMMED
 from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.runs.inference_judge import (
     InferenceJudge,
@@ -27,6 +26,7 @@ from fl_privacy.runs.inference_judge import (
     rehearsing,
 )
 from fl_privacy.runs.privacy import UNKNOWN, Privacy
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch, ModelState, Observation
 

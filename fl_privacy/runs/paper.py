@@ -19,7 +19,7 @@ from fl_privacy.runs.folder import Run, read_run
 from fl_privacy.site.gate.plain_yaml import loaded
 
 if TYPE_CHECKING:
-    from fl_privacy.runs.destination import Command
+    from fl_privacy.runs.run_location import Command
 
 FORM = "paper"  # override that chooses the form: ``short`` (the default) or ``full``, as the paper's settings are
 _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is one run

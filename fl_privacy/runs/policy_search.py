@@ -26,10 +26,10 @@ from fl_privacy.runs.build import build_dataset, build_network, build_parts
 from fl_privacy.runs.config import Options, to_yaml
 from fl_privacy.runs.config.building import check_arguments
 from fl_privacy.runs.config.parse import plain_value, read_section
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.folder import folder_name
 from fl_privacy.runs.folder.ongoing import CONFIG, hold, move_aside
 from fl_privacy.runs.folder.records import RecordWriter, dump_json, read_records
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.runs.weights import load_weights, write_weights
 from fl_privacy.types import Batch, ModelState
 

@@ -12,26 +12,26 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.data import images_of, partition_table
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, Round, attempt, evaluate_model
-from fl_privacy.federation.interception import CaptureWriter, WaitingUpdates
+from fl_privacy.federation.interception import CaptureWriter, ObservationBuffer
 from fl_privacy.federation.interception.capture_writer import MOST_HELD
 from fl_privacy.runs.another_site import look_from_site
 from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import attack_of_run, clients_of
 from fl_privacy.runs.canary_stage import CanaryStage
 from fl_privacy.runs.config import RunSettings, compose_run
-from fl_privacy.runs.destination import Backend, Destination, Monitor
 from fl_privacy.runs.folder import RunFolder, find_baseline
 from fl_privacy.runs.folder.ongoing import CAPTURES, WAITING
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import UNKNOWN, Privacy, calibrated, privacy_of
+from fl_privacy.runs.run_location import Backend, Monitor, RunLocation
 from fl_privacy.runs.server_attack import expect_readable_sum, hand_over
 from fl_privacy.runs.setup import Setup, build_setup
-from fl_privacy.runs.threat_model import Whereabouts, describe_image_prior, describe_threats, who_draws
+from fl_privacy.runs.threat_model import ClientLocation, describe_image_prior, describe_threats, who_draws
 from fl_privacy.runs.weights import MODEL, write_weights
 from fl_privacy.types import Observation
 
 logger: logging.Logger = logging.getLogger(__name__)
-SIMULATED_CLIENTS = Whereabouts()
+SIMULATED_CLIENTS = ClientLocation()
 
 
 class Reader(Protocol):
@@ -45,7 +45,7 @@ class Reader(Protocol):
 
 
 def run_experiment(
-    config: RunSettings, backend: Backend, monitor: Monitor, *, clients: Whereabouts = SIMULATED_CLIENTS
+    config: RunSettings, backend: Backend, monitor: Monitor, *, clients: ClientLocation = SIMULATED_CLIENTS
 ) -> Path:
     """Run ``config`` unless it has finished; ``UserError`` if parts do not fit, or all clients of a round failed."""
     if config.captured is not None:
@@ -54,7 +54,7 @@ def run_experiment(
             " own updates; set captured=null."
         )
     config = calibrated(config)
-    place = Destination("run", config)
+    place = RunLocation("run", config)
     if (done := place.finished_before(monitor)) is not None:
         return done
     monitor.say(
@@ -72,7 +72,7 @@ def run_experiment(
             delta, accountant = config.privacy.delta, config.privacy.accountant
             privacy = UNKNOWN if clients.own_data else privacy_of(setup, delta=delta, accountant=accountant)
             saves = bool(config.intercept.save)
-            waiting = WaitingUpdates(folder.path / (CAPTURES if saves else WAITING), most=MOST_HELD, written=saves)
+            waiting = ObservationBuffer(folder.path / (CAPTURES if saves else WAITING), most=MOST_HELD, written=saves)
             readers = readers_of(setup, attack, waiting, folder, monitor, privacy=privacy, clients=clients)
             describe(setup, folder, privacy, prior, clients)
             try:
@@ -87,7 +87,7 @@ def run_experiment(
 
 def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> None:
     """Train ``config`` undefended if its accuracy is needed and no such run exists."""
-    if config.compares and _undefended_accuracy(Destination("run", config)) is None:
+    if config.compares and _undefended_accuracy(RunLocation("run", config)) is None:
         monitor.say("First the same training without defense, to compare accuracy with (baseline=false skips it).")
         none = compose_run(["defense=none", "attack=none", "inference=none"])
         changes: dict[str, object] = {"intercept.save": False, "overwrite": False, "name": "baseline"}
@@ -96,12 +96,12 @@ def run_baseline(config: RunSettings, backend: Backend, monitor: Monitor) -> Non
         run_experiment(config.changed(changes), backend, monitor)
 
 
-def _undefended_accuracy(place: Destination) -> float | None:
+def _undefended_accuracy(place: RunLocation) -> float | None:
     baseline = find_baseline(place.path.parent, place.identified)
     return baseline[1] if baseline else None
 
 
-def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: Whereabouts) -> None:
+def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[str], clients: ClientLocation) -> None:
     """Record the threat model, the defense and its guarantee, before the training."""
     config, train = setup.config, setup.dataset.train
     start = ["The training starts at weights trained elsewhere."] if config.weights else []
@@ -123,12 +123,12 @@ def describe(setup: Setup, folder: RunFolder, privacy: Privacy, prior: Sequence[
 def readers_of(
     setup: Setup,
     attack: ReconstructionAttack | None,
-    waiting: WaitingUpdates,
+    waiting: ObservationBuffer,
     folder: RunFolder,
     monitor: Monitor,
     *,
     privacy: Privacy,
-    clients: Whereabouts,
+    clients: ClientLocation,
 ) -> list[Reader]:
     """Build the stages of a run, in the order of their results."""
     config, found = setup.config, list[Reader]()

@@ -32,10 +32,10 @@ from fl_privacy.runs.attacker_knowledge import (
     side_information_of,
 )
 from fl_privacy.runs.config import RunSettings
-from fl_privacy.runs.destination import Monitor
 from fl_privacy.runs.distractors import unattacked_others
 from fl_privacy.runs.folder import RunFolder
 from fl_privacy.runs.ground_truth import ClientStates, GroundTruth, SummedProbes, sees_other_images
+from fl_privacy.runs.run_location import Monitor
 from fl_privacy.runs.server_attack import ServerReading, build_server_attack
 from fl_privacy.runs.weights import load_weights
 from fl_privacy.types import Knowledge, LocalPlan, ModelState, Observation, Upload, VictimId

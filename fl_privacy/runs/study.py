@@ -27,7 +27,6 @@ from fl_privacy.runs.config.compose import merge_overrides, override_keys
 from fl_privacy.runs.config.parse import options
 from fl_privacy.runs.config.settings import Role, is_within, keys_of
 from fl_privacy.runs.config.study import AttackCell, GridPoint, Study, Track, grid_points
-from fl_privacy.runs.destination import Command, Destination
 from fl_privacy.runs.folder import is_finished, read_environment, read_summary
 from fl_privacy.runs.folder.defense_choice import asked_of
 from fl_privacy.runs.folder.ongoing import write_planned
@@ -43,6 +42,7 @@ from fl_privacy.runs.folder.study import (
     write_tables,
 )
 from fl_privacy.runs.privacy import calibrated, noise_for_budget
+from fl_privacy.runs.run_location import Command, RunLocation
 
 S = TypeVar("S", bound=Study)
 REFINER = "refiner"  # defense that needs an evaluation network
@@ -120,7 +120,7 @@ def write_plan(command: Command, configs: Sequence[RunSettings]) -> None:
                 if app_captures(begun.captured) is not None:
                     return
                 begun = as_captured(begun)
-            folder = Destination(command, begun).path
+            folder = RunLocation(command, begun).path
             planned.setdefault(folder.parent, []).append(folder.name)
     for out, names in planned.items():
         with suppress(OSError):  # the jobs report it
@@ -186,7 +186,7 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
         return {**named, **own, **further}
 
     def planned(command: Command, config: RunSettings) -> Job:
-        return Job(command, config, Destination(command, calibrated(config)).path)
+        return Job(command, config, RunLocation(command, calibrated(config)).path)
 
     def training(name: str, *, early: bool) -> Job:
         return planned("run", composed(point, study.training(point, name, early=early), changes(name)))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks import ReconstructionAttack
-from fl_privacy.attacks.adaptive import uncountered
+from fl_privacy.attacks.adaptive import without_countermeasure
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.attacks.malicious import ServerAttack, ThreatLevel
 from fl_privacy.effects import Description, Mixed, mixing
@@ -85,7 +85,7 @@ def describe_threats(setup: Setup) -> list[str]:
         alone = audit.uploads == "probe" and audit.batch_size == 1
         if alone and knowledge.public_images is not None and mixing(parts_known) is not None:
             parts_known = tuple(part for part in parts_known if not isinstance(part.effect, Mixed))
-        if names := uncountered(parts_known):
+        if names := without_countermeasure(parts_known):
             lines.append(
                 f"Not tested: an attacker that makes use of what it knows of {' and '.join(names)}; there is no"
                 " countermeasure against it here, and the adaptive attacker attacks it as if unknown."
@@ -168,14 +168,14 @@ def _attacked(audit: Audit) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Whereabouts:
+class ClientLocation:
     """Location of the clients and their data."""
 
     simulated: bool = True  # ``True`` if their randomness is derived from the run's seed, not from secrets of their own
     own_data: bool = False  # ``True`` if they train on folders of their nodes, not on the run's data
 
 
-def who_draws(clients: Whereabouts) -> str:
+def who_draws(clients: ClientLocation) -> str:
     """Describe the source of the clients' randomness and data."""
     if clients.simulated:
         return (

@@ -10,7 +10,7 @@ from rich.console import Console
 from fl_privacy.cli import console
 from fl_privacy.federation.rounds import RoundReport
 from fl_privacy.progress import Remaining, counted, time_left
-from fl_privacy.runs.destination import LineMonitor
+from fl_privacy.runs.run_location import LineMonitor
 
 
 @pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(11)]), (3600, [])])

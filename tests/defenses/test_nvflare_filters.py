@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive.constraints import beyond_cut
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.defenses import exclude_vars, percentile, svt
 from fl_privacy.defenses.privacy import guarantee, svt_epsilon
 from fl_privacy.effects import Sparse, Truncated
@@ -89,7 +89,7 @@ def test_cut_elements_and_zeros_show_in_an_update() -> None:
         after = {name: sent[name] + change for name, change in step.items()}
         plan = LocalPlan(lr=0.1, steps=1, shares="weights")
         observed = Observation.of_update(sent, after, plan, model=net, input_shape=(3, 4, 4), num_examples=1)
-        return [type(part.effect) for part in seen_through([observed])[0].knowledge.defense or ()]
+        return [type(part.effect) for part in undo_evident_defenses([observed])[0].knowledge.defense or ()]
 
     step = {name: -0.1 * value for name, value in gradient.items()}
     assert effects(step) == []

@@ -14,8 +14,8 @@ from fl_privacy.flower import rounds_in_process
 from fl_privacy.runs.attack_stage import WaitingAttack
 from fl_privacy.runs.build import clients_of
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.destination import plain_loop
 from fl_privacy.runs.folder.ongoing import move_aside
+from fl_privacy.runs.run_location import plain_loop
 from fl_privacy.runs.setup import build_setup
 from fl_privacy.types import Observation, Upload
 from tests.experiment.runs import TINY, run

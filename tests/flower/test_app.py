@@ -22,8 +22,8 @@ from fl_privacy.flower import LocalGrid
 from fl_privacy.flower.grids import FIRST_NODE
 from fl_privacy.flower.records import CONFIG, state_records
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.destination import Monitor, plain_loop
 from fl_privacy.runs.run import run_experiment
+from fl_privacy.runs.run_location import Monitor, plain_loop
 from fl_privacy.site.deploy import write_deployment
 
 pytestmark = pytest.mark.usefixtures("undrawn_charts")

@@ -13,7 +13,7 @@ from fl_privacy.defenses import Defense, dp_noise, pruning
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.flower.inside.legacy import NumPyClient
-from fl_privacy.flower.upload_defense import GuardedUpload
+from fl_privacy.flower.upload_defense import DefendedUpload
 
 
 class Tied(nn.Module):
@@ -99,7 +99,7 @@ def test_nothing_is_called_defended_where_nothing_was() -> None:
 
 def test_a_tied_weight_leaves_with_one_noise_under_both_names() -> None:
     net = Tied()
-    guard = GuardedUpload.around(dp_noise(scale=1.0, clip_norm=1.0), net, None, "kept")
+    guard = DefendedUpload.around(dp_noise(scale=1.0, clip_norm=1.0), net, None, "kept")
     before = {name: torch.zeros(30, 30) for name in net.state_dict()}
     after = {name: torch.full((30, 30), 0.5) for name in before}
     replied = guard(before, after, Any, torch.Generator().manual_seed(0))  # type: ignore[arg-type]

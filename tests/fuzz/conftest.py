@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.destination import Monitor, plain_loop
 from fl_privacy.runs.run import run_experiment
+from fl_privacy.runs.run_location import Monitor, plain_loop
 
 SETTINGS = (
     "model=mlp",

@@ -15,10 +15,10 @@ from fl_privacy.attacks.adaptive.constraints import (
     estimate_step as estimate_step,
 )
 from fl_privacy.attacks.adaptive.known_defense import (
-    Circumstances as Circumstances,
+    AttackSetting as AttackSetting,
     Countermeasure as Countermeasure,
     KnownDefense as KnownDefense,
     countermeasures_against as countermeasures_against,
     looks_noisy as looks_noisy,
-    uncountered as uncountered,
+    without_countermeasure as without_countermeasure,
 )

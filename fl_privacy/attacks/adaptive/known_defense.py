@@ -17,7 +17,7 @@ from fl_privacy.types import LocalPlan, Observation, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class AttackSetting:
     """Knowledge and options of an attacker during an attack."""
 
     head: str | None
@@ -71,7 +71,7 @@ def looks_noisy(effect: effects.Effect) -> bool:
 
 
 @singledispatch
-def countermeasures_against(effect: effects.Effect, circumstances: Circumstances) -> Sequence[Countermeasure] | None:
+def countermeasures_against(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure] | None:
     """Return the countermeasures against a known ``effect``; ``None`` if none is known.
 
     A function under ``@countermeasures_against.register`` adds an effect. Unknown fields of an effect are ``None``.
@@ -80,70 +80,70 @@ def countermeasures_against(effect: effects.Effect, circumstances: Circumstances
 
 
 @countermeasures_against.register
-def _against_sparsity(effect: effects.Sparse, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_sparsity(effect: effects.Sparse, setting: AttackSetting) -> Sequence[Countermeasure]:
     return [
         Countermeasure(
             sentence="It matches the update where that is not zero; elsewhere it only keeps the guess below what would"
             " have been shared.",
             rule=partial(constraints.where_shared, effect),
         ),
-        *_prefer_smooth(circumstances, BLURRED if effect.noise_std else HIDDEN),
+        *_prefer_smooth(setting, BLURRED if effect.noise_std else HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_truncation(effect: effects.Truncated, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_truncation(effect: effects.Truncated, setting: AttackSetting) -> Sequence[Countermeasure]:
     sentence = "It accepts every value beyond the bound for elements that were cut to it."
     return [
         Countermeasure(sentence=sentence, rule=partial(constraints.beyond_cut, effect)),
-        *_prefer_smooth(circumstances, FINE),
+        *_prefer_smooth(setting, FINE),
     ]
 
 
 @countermeasures_against.register
-def _against_withholding(effect: effects.Withheld, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    return _prefer_smooth(circumstances, FINE)
+def _against_withholding(effect: effects.Withheld, setting: AttackSetting) -> Sequence[Countermeasure]:
+    return _prefer_smooth(setting, FINE)
 
 
 @countermeasures_against.register
-def _against_quantization(effect: effects.Quantized, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_quantization(effect: effects.Quantized, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Accept every gradient within the bins, which works better than a straight-through quantizer."""
     if looks_noisy(effect):
-        return _smooth_away(circumstances)
+        return _smooth_away(setting)
     sentence = "It accepts every gradient that rounds to the levels observed."
     return [
         Countermeasure(sentence=sentence, rule=partial(constraints.within_bins, effect)),
-        *_prefer_smooth(circumstances, FINE if (effect.bits or 0) >= _MANY_BITS else HIDDEN),
+        *_prefer_smooth(setting, FINE if (effect.bits or 0) >= _MANY_BITS else HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_soteria(effect: effects.MutedFeatures, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_soteria(effect: effects.MutedFeatures, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Mute the columns that are zero, which works a little better than muting the whole layer."""
-    if circumstances.head is None:
+    if setting.head is None:
         return []
-    rule = partial(constraints.shared_columns, circumstances.head, effect.dropped)
+    rule = partial(constraints.shared_columns, setting.head, effect.dropped)
     return [
         Countermeasure(sentence="It mutes those columns of the last layer's gradient that are zero.", rule=rule),
-        *_prefer_smooth(circumstances, HIDDEN),
+        *_prefer_smooth(setting, HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_mixing(effect: effects.SlicedNoise, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    return _smooth_away(circumstances)
+def _against_mixing(effect: effects.SlicedNoise, setting: AttackSetting) -> Sequence[Countermeasure]:
+    return _smooth_away(setting)
 
 
 @countermeasures_against.register(effects.RobustGradient)
 @countermeasures_against.register(effects.AdversarialPerturbation)
 @countermeasures_against.register(effects.PrivateLayers)
-def _against_lookalikes(effect: effects.Effect, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_lookalikes(effect: effects.Effect, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Prefer smooth images: perturbations look like noise, and of private layers only stand-ins are known."""
-    return _prefer_smooth(circumstances, BLURRED)
+    return _prefer_smooth(setting, BLURRED)
 
 
 @countermeasures_against.register
-def _against_ats(effect: effects.Transformed, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_ats(effect: effects.Transformed, setting: AttackSetting) -> Sequence[Countermeasure]:
     transforms = constraints.outcomes(effect.policies or (), table=effect.table, by_probability=effect.by_probability)
     if not transforms:
         return []
@@ -153,60 +153,60 @@ def _against_ats(effect: effects.Transformed, circumstances: Circumstances) -> S
             " client may draw, and keeps the one that fits the update best.",
             transforms=transforms,
         ),
-        *_prefer_smooth(circumstances, HIDDEN),
+        *_prefer_smooth(setting, HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_noise(effect: effects.Noise, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_noise(effect: effects.Noise, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Counter noise on the update or on the local steps' gradients, after clipping it."""
-    unit, clips = circumstances.matched_per_uploaded, circumstances.unrolls or not circumstances.plan.weight_decay
+    unit, clips = setting.matched_per_uploaded, setting.unrolls or not setting.plan.weight_decay
     if effect.at == "gradient":
-        unit, clips = 1.0, not circumstances.unrolls
+        unit, clips = 1.0, not setting.unrolls
     std = effect.std and effect.std * unit
-    clipping = _clip(effect.clip, unit, std, circumstances) if effect.clip and clips else []
-    return [*clipping, *_smooth_away(circumstances)]
+    clipping = _clip(effect.clip, unit, std, setting) if effect.clip and clips else []
+    return [*clipping, *_smooth_away(setting)]
 
 
 @countermeasures_against.register
-def _against_bare_layers(effect: effects.NoisedLayers, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_bare_layers(effect: effects.NoisedLayers, setting: AttackSetting) -> Sequence[Countermeasure]:
     noise = effect.added or effects.Noise(std=None, clip=None)
-    one = noise.at == "upload" or (circumstances.plan.shares == "gradient" and not circumstances.unrolls)
+    one = noise.at == "upload" or (setting.plan.shares == "gradient" and not setting.unrolls)
     reach = math.inf if noise.std is None or not one else _REACH * noise.std
     clip = noise.clip if noise.clip and noise.clip.norm else None
     return [
-        *_against_noise(effects.Noise(std=0.0, clip=clip, at=noise.at), replace(circumstances, pixels=False)),
+        *_against_noise(effects.Noise(std=0.0, clip=clip, at=noise.at), replace(setting, pixels=False)),
         Countermeasure(
             sentence="It matches the layers without noise exactly, and the others within what the noise hides.",
             rule=partial(constraints.bare_layers, effect, reach),
         ),
-        *_prefer_smooth(circumstances, HIDDEN),
+        *_prefer_smooth(setting, HIDDEN),
     ]
 
 
 @countermeasures_against.register
-def _against_clipping(effect: effects.Clipped, circumstances: Circumstances) -> Sequence[Countermeasure]:
-    clips = circumstances.unrolls or not circumstances.plan.weight_decay
-    return _clip(effect, circumstances.matched_per_uploaded, 0.0, circumstances) if clips else []
+def _against_clipping(effect: effects.Clipped, setting: AttackSetting) -> Sequence[Countermeasure]:
+    clips = setting.unrolls or not setting.plan.weight_decay
+    return _clip(effect, setting.matched_per_uploaded, 0.0, setting) if clips else []
 
 
 @countermeasures_against.register
-def _against_sum(effect: effects.Summed, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_sum(effect: effects.Summed, setting: AttackSetting) -> Sequence[Countermeasure]:
     return [Countermeasure(sentence=f"It takes the sum over {effect.clients} clients for the update of one batch.")]
 
 
 @countermeasures_against.register
-def _against_dp_sgd(effect: effects.ClippedExamples, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_dp_sgd(effect: effects.ClippedExamples, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Counter DP-SGD's noise; clip the guess for a batch of one example."""
     norm, multiplier = effect.norm, effect.noise_multiplier
     std = norm * multiplier if norm is not None and multiplier is not None else None
-    alone = circumstances.batch_size == 1 and not circumstances.unrolls
-    clipping = _clip(effects.Clipped(norm=norm), 1.0, std, circumstances) if alone else []
-    return [*clipping, *_smooth_away(circumstances)]
+    alone = setting.batch_size == 1 and not setting.unrolls
+    clipping = _clip(effects.Clipped(norm=norm), 1.0, std, setting) if alone else []
+    return [*clipping, *_smooth_away(setting)]
 
 
 @countermeasures_against.register
-def _against_spn(effect: effects.PrivateLoss, circumstances: Circumstances) -> Sequence[Countermeasure]:
+def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequence[Countermeasure]:
     """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
 
     Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
@@ -220,28 +220,28 @@ def _against_spn(effect: effects.PrivateLoss, circumstances: Circumstances) -> S
     if strength == 0:
         sentence = "It weights the cross entropy as the clients do."
         return [] if factor == 1 else [Countermeasure(sentence=sentence, loss_factor=factor)]
-    weight = f"{effect.layer}.weight" if effect.layer else circumstances.head
-    if weight is not None and weight in circumstances.learnable:
+    weight = f"{effect.layer}.weight" if effect.layer else setting.head
+    if weight is not None and weight in setting.learnable:
         sentence = "It learns what the private head sends back into the features, jointly with the image."
         rms, layers = effect.bound and effect.bound / math.sqrt(3), 1 + len(effect.widths)
         hidden = constraints.HiddenGradient(weight=weight, strength=strength, weight_rms=rms, layers=layers)
         return [Countermeasure(sentence=sentence, hidden=hidden, loss_factor=factor)]
-    if circumstances.head is None:
+    if setting.head is None:
         return []
     return [
         Countermeasure(
             sentence="It matches only the output layer, where the private loss has no part.",
-            rule=partial(constraints.only_layer, circumstances.head.rpartition(".")[0]),
+            rule=partial(constraints.only_layer, setting.head.rpartition(".")[0]),
             loss_factor=factor,
         ),
-        *_prefer_smooth(circumstances, HIDDEN),
+        *_prefer_smooth(setting, HIDDEN),
     ]
 
 
-def _clip(clip: effects.Clipped, unit: float, std: float | None, circumstances: Circumstances) -> list[Countermeasure]:
+def _clip(clip: effects.Clipped, unit: float, std: float | None, setting: AttackSetting) -> list[Countermeasure]:
     """Clip the guess as the client clips; an unknown norm counts as global."""
     scope = clip.scope if clip.norm else "global"
-    if scope == "global" and not (circumstances.scales and circumstances.complete):
+    if scope == "global" and not (setting.scales and setting.complete):
         return []
     estimated = "" if clip.norm else ", to the norm that it sees"
     sentence = f"It clips the guessed gradient as the clients clip theirs{estimated}."
@@ -249,18 +249,18 @@ def _clip(clip: effects.Clipped, unit: float, std: float | None, circumstances: 
     return [Countermeasure(sentence=sentence, clipping=clipping)]
 
 
-def _prefer_smooth(circumstances: Circumstances, share: float) -> list[Countermeasure]:
+def _prefer_smooth(setting: AttackSetting, share: float) -> list[Countermeasure]:
     """Prefer smooth images, since many fit an update that is known only in part."""
     sentence = "Among the images that fit it prefers smooth ones (total variation)."
-    return [] if circumstances.smooths else [Countermeasure(sentence=sentence, smoothness=share)]
+    return [] if setting.smooths else [Countermeasure(sentence=sentence, smoothness=share)]
 
 
-def _smooth_away(circumstances: Circumstances) -> list[Countermeasure]:
+def _smooth_away(setting: AttackSetting) -> list[Countermeasure]:
     """Counter noise by smoothness whose likeliest weight follows from it."""
-    if not circumstances.pixels:
+    if not setting.pixels:
         return []
     sentence = "Among the images that fit it prefers those as smooth as the noise calls for (total variation)."
-    return [Countermeasure(sentence=sentence, smoothness=0.0 if circumstances.smooths else BLURRED, noisy=True)]
+    return [Countermeasure(sentence=sentence, smoothness=0.0 if setting.smooths else BLURRED, noisy=True)]
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -280,14 +280,14 @@ class KnownDefense:
     noise_stds: tuple[float | None, ...] = ()
 
     @classmethod
-    def of(cls, observation: Observation, circumstances: Circumstances) -> "KnownDefense":
+    def of(cls, observation: Observation, setting: AttackSetting) -> "KnownDefense":
         parts = _as_seen(observation.knowledge.defense or ())
-        found = _taken(parts, circumstances)
+        found = _taken(parts, setting)
         if any(countermeasure.rule for countermeasure in found):  # bounds are in the units of the clipped update
-            found = _taken(parts, replace(circumstances, scales=True))
-        for name in uncountered(parts):
+            found = _taken(parts, replace(setting, scales=True))
+        for name in without_countermeasure(parts):
             logger.info("No countermeasure is known against %s, which is attacked as if unknown.", name)
-        stds = [_noise_std(part.effect, circumstances) for part in parts if looks_noisy(part.effect)]
+        stds = [_noise_std(part.effect, setting) for part in parts if looks_noisy(part.effect)]
         return cls(tuple(found), tuple(stds))
 
     @property
@@ -386,22 +386,22 @@ def _as_seen(parts: Description) -> Description:
     return tuple(seen)
 
 
-def uncountered(parts: Description) -> list[str]:
+def without_countermeasure(parts: Description) -> list[str]:
     """Name the ``parts`` without a known countermeasure; they are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))
 
 
-def _taken(parts: Description, circumstances: Circumstances) -> list[Countermeasure]:
-    return [taken for part in parts for taken in countermeasures_against(part.effect, circumstances) or ()]
+def _taken(parts: Description, setting: AttackSetting) -> list[Countermeasure]:
+    return [taken for part in parts for taken in countermeasures_against(part.effect, setting) or ()]
 
 
-def _noise_std(effect: Effect, circumstances: Circumstances) -> float | None:
-    std, unit = None, 1.0 / circumstances.matched_per_uploaded
+def _noise_std(effect: Effect, setting: AttackSetting) -> float | None:
+    std, unit = None, 1.0 / setting.matched_per_uploaded
     if isinstance(effect, Noise) and effect.at == "upload":
         std, unit = effect.std, 1.0
-    elif isinstance(effect, Noise | SlicedNoise) and not circumstances.unrolls:
+    elif isinstance(effect, Noise | SlicedNoise) and not setting.unrolls:
         std = effect.std
     return None if std is None else std * unit
 

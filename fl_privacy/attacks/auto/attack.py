@@ -358,7 +358,7 @@ class AutoAttack:
                 members = own(evaluations=self._evaluations, device=self.device, most_victims=self.most_victims)
                 return members(observations, seed=seed, progress=progress)
             left = len(observations)
-            groups = Groups(observations, progress=progress, see=evident_defense.seen_through)
+            groups = Groups(observations, progress=progress, see=evident_defense.undo_evident_defenses)
             for group in groups:
                 size = len(group.observations)
                 with groups.attempt(group) as report, within(seconds_left() * size / max(size, left)):

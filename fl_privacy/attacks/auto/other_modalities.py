@@ -150,7 +150,7 @@ class TableMembers(_Members):
         if not left:
             return best
         asked = [observations[k] for k in left]
-        seen = dict(zip(left, evident_defense.seen_through(asked), strict=True))
+        seen = dict(zip(left, evident_defense.undo_evident_defenses(asked), strict=True))
         for k, own in zip(left, asked, strict=True):  # categories that no row has leave zeros, too, without a defense
             inferred = own.knowledge.defense is None and seen[k].knowledge.defense
             if inferred and not isinstance(inferred[0].effect, Quantized | Noise):

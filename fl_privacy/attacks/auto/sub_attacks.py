@@ -18,7 +18,7 @@ from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import circumstances_of
 from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
-from fl_privacy.attacks.gradient_inversion.settings import Blank, PublicMean
+from fl_privacy.attacks.gradient_inversion.settings import PublicMean, VictimContext
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
 from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
 from fl_privacy.effects import Quantized, Sparse
@@ -132,17 +132,17 @@ _MOVES = 20  # moves in an iteration of L-BFGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faint:
+class GrayStart:
     """Start near gray, within ``spread`` around 0.5, from which descents get further than from noise."""
 
     spread: float = 0.2
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         return blank.space.to_variables(0.5 + self.spread * (torch.rand(blank.shape, generator=blank.generator) - 0.5))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Contender:
+class SubAttack:
     """A descent, whose attempts differ in start and smoothness."""
 
     name: str
@@ -151,7 +151,7 @@ class Contender:
     staged: bool = False  # ``True`` cuts its last rung in stages; not with a schedule of the learning rate
 
 
-Entry = tuple[Contender, int, float]
+Entry = tuple[SubAttack, int, float]
 """A contender, the number of its start, and the weight of total variation that it starts with, as a share of the loss
 of a zero gradient."""
 
@@ -160,13 +160,13 @@ def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
     """List at most ``most`` attempts, those first that leak most; ``placed`` sets device and dtype."""
-    found = (replace(contender, attack=placed(contender.attack)) for contender in _contenders(observation))
+    found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's
     smooth = not any(isinstance(module, _ROUGH) for module in observation.model.modules())
     thin = _share_known(observation)
 
-    def smoothed(weight: float) -> Contender:
+    def smoothed(weight: float) -> SubAttack:
         return replace(signed, attack=replace(signed.attack, priors=(TotalVariation(weight=weight),)))
 
     if observation.knowledge.bounds is not None:
@@ -201,7 +201,7 @@ def entries(
     return chosen[:most]
 
 
-def _contenders(observation: Observation) -> Sequence[Contender]:
+def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
 
     Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller.
@@ -214,7 +214,7 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
         optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
         space=Space(mean=0.5, std=0.25),
         projection="clamp",
-        start=Faint() if observation.knowledge.public_images is None else PublicMean(),
+        start=GrayStart() if observation.knowledge.public_images is None else PublicMean(),
         labels="auto" if seen or observation.knowledge.labels is not None else "optimize",
         compile="off",
     )
@@ -222,13 +222,13 @@ def _contenders(observation: Observation) -> Sequence[Contender]:
     searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0),))
     statistics = (BatchNormStatistics(weight=1e-3),)
     by_layer = replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12))
-    curved = Contender(name="cosine by L-BFGS", attack=searching, evaluations=_MOVES * 5 // 4, staged=True)
+    curved = SubAttack(name="cosine by L-BFGS", attack=searching, evaluations=_MOVES * 5 // 4, staged=True)
     return (
         curved,
         replace(curved, name="cosine of each layer by L-BFGS", attack=by_layer),
         replace(curved, name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True))),
-        Contender(name="cosine by signed Adam", attack=base),
-        Contender(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
+        SubAttack(name="cosine by signed Adam", attack=base),
+        SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
 
 

@@ -346,7 +346,10 @@ class ModelInversion(GroupAttack):
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         pairs = zip(victims, starts, strict=True)
-        blanks = [settings.Blank(o, o.knowledge.labels, problem.shape, generator, self.space) for o, generator in pairs]
+        blanks = [
+            settings.VictimContext(o, o.knowledge.labels, problem.shape, generator, self.space)
+            for o, generator in pairs
+        ]
         pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
         found = minimize(
             problem,

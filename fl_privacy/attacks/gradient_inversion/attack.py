@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.attacks.attack import Report, part_of
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.execution import compiler, fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.minimization import filmed_rows, films_of, minimize, search
@@ -178,7 +178,7 @@ class GradientInversion(GroupAttack, Settings):
             )
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
-        return seen_through(observations, clips=True) if self.evident else observations
+        return undo_evident_defenses(observations, clips=True) if self.evident else observations
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         with cpu_threads(1):  # a few evaluations, none known to need more

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape, Start, TokenReading
+from fl_privacy.attacks.gradient_inversion.settings import ImageSource, Shape, Start, TokenReading, VictimContext
 from fl_privacy.models import TextModel
 from fl_privacy.types import Observation
 
@@ -25,7 +25,7 @@ class WordEmbeddings(ImageSource):
     reading: TokenReading
     norm: float = 0.0
 
-    def start(self, blank: Blank) -> Tensor:
+    def start(self, blank: VictimContext) -> Tensor:
         """Return the first variables (B L d,): embeddings of texts known before, else drawn."""
         drawn, texts = self.first(blank), blank.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
@@ -37,7 +37,7 @@ class WordEmbeddings(ImageSource):
         words = self.variables_of(tokens.to(self.table.device)).cpu().to(drawn)
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
-    def held(self, blank: Blank) -> Tensor:
+    def held(self, blank: VictimContext) -> Tensor:
         """Return a mask (B L,), 1 for a token."""
         batch, longest, _ = blank.shape
         lengths = known_lengths(blank.observation)

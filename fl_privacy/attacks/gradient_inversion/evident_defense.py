@@ -192,7 +192,7 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     return ()
 
 
-def seen_through(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
+def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
     """Infer the defense of each observation whose attacker is given none.
 
     ``clips`` takes an update that shows nothing, or noise, for one clipped to its own norm.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Shape
+from fl_privacy.attacks.gradient_inversion.settings import ImageSource, Shape, VictimContext
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
@@ -67,7 +67,7 @@ class Generated(ImageSource):
             return shape[0] * network.shape.latent
         return shape[0] * int(torch.Size(network.features_shape(self.layer)).numel())
 
-    def start(self, blank: Blank) -> Tensor:
+    def start(self, blank: VictimContext) -> Tensor:
         known, asked = self.generator(blank.shape[1:]).network.shape.num_classes, blank.observation.num_classes
         if known not in (0, asked):
             raise UserError(
@@ -76,7 +76,7 @@ class Generated(ImageSource):
             )
         return torch.randn(self.size(blank.shape), generator=blank.generator)
 
-    def held(self, blank: Blank) -> Tensor:
+    def held(self, blank: VictimContext) -> Tensor:
         return torch.zeros(0)
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
@@ -162,10 +162,10 @@ class Untrained(ImageSource):
     def size(self, shape: Shape) -> int:
         return sum(self._sizes(shape))
 
-    def start(self, blank: Blank) -> Tensor:
+    def start(self, blank: VictimContext) -> Tensor:
         return torch.zeros(self.size(blank.shape))
 
-    def held(self, blank: Blank) -> Tensor:
+    def held(self, blank: VictimContext) -> Tensor:
         """Draw the network's input, then its initial weights, with biases 0."""
         shape = blank.shape
         noise = torch.randn(shape[0] * self._input_size(shape), generator=blank.generator)

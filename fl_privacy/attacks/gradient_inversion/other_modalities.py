@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, longest_text
-from fl_privacy.attacks.gradient_inversion.settings import Blank, ImageSource, Settings, Shape, Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.settings import (
+    ImageSource,
+    Settings,
+    Shape,
+    Space,
+    VictimContext,
+    scaled_to_range,
+)
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, as_gradient
 from fl_privacy.errors import UserError
 from fl_privacy.models import TextModel
@@ -147,7 +154,7 @@ class TableRows(ImageSource):
     counted: bool = True
     spread: float = 1.0
 
-    def start(self, blank: Blank) -> Tensor:
+    def start(self, blank: VictimContext) -> Tensor:
         schema, numbers = self.schema, self.schema.number_values
         drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
         middle = self._middles(blank)
@@ -162,7 +169,7 @@ class TableRows(ImageSource):
         drawn[..., numbers] = torch.where(bounded, inside, own)
         return drawn.flatten()
 
-    def _middles(self, blank: Blank) -> Tensor:
+    def _middles(self, blank: VictimContext) -> Tensor:
         """Return shares of categories and means of numbers, (B, F) or (F,)."""
         found, labels = self._evidence(blank), blank.labels
         if found is None:
@@ -171,7 +178,7 @@ class TableRows(ImageSource):
             return found.shares.mean(0)
         return found.shares[labels.cpu()]
 
-    def _evidence(self, blank: Blank) -> Evidence | None:
+    def _evidence(self, blank: VictimContext) -> Evidence | None:
         if not self.counted:
             return None
         classes, size = blank.observation.num_classes, blank.observation.upload.num_examples
@@ -181,7 +188,7 @@ class TableRows(ImageSource):
             counts = rows.float().sum(0).tolist()
         return evidence_of(blank.observation, self.schema, tuple(counts))
 
-    def held(self, blank: Blank) -> Tensor:
+    def held(self, blank: VictimContext) -> Tensor:
         """Return a mask (F,), 0 for categories that no row has."""
         found = self._evidence(blank)
         return torch.ones(self.schema.width) if found is None else found.present.float()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_privacy.attacks.adaptive import (
     AssumedTransform,
-    Circumstances,
+    AttackSetting,
     Constraints,
     KnownDefense,
     Unknowns,
@@ -28,7 +28,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
 from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
 from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
-from fl_privacy.attacks.gradient_inversion.settings import Blank, Settings
+from fl_privacy.attacks.gradient_inversion.settings import Settings, VictimContext
 from fl_privacy.attacks.gradient_inversion.targets import (
     NotAttackableError,
     accumulated_gradient,
@@ -188,10 +188,10 @@ def circumstances_of(
     smooths: bool,
     pixels: bool,
     learnable: Sequence[str],
-) -> Circumstances:
+) -> AttackSetting:
     """Describe an attack on the group of ``first`` to the countermeasures."""
     layer = output_layer(first.model, first.num_classes)
-    return Circumstances(
+    return AttackSetting(
         head=layer[0] if layer else None,
         batch_size=first.upload.num_examples,
         plan=first.plan,
@@ -323,8 +323,8 @@ class Prepared:
     def _stream(self, victim: PreparedVictim, *parts: int | str) -> torch.Generator:
         return derive_generator(self.seed, "attack", str(victim.observation.id), *parts)
 
-    def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> Blank:
-        return Blank(victim.observation, victim.labels, self.shape, generator, self.settings.space)
+    def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> VictimContext:
+        return VictimContext(victim.observation, victim.labels, self.shape, generator, self.settings.space)
 
     def _row(self, victim: PreparedVictim, generator: torch.Generator) -> Tensor:
         draws = self.settings.start if self.settings.source is None else self.settings.source.start

@@ -62,7 +62,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Blank:
+class VictimContext:
     """A victim without a guess yet, of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
     ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
@@ -75,7 +75,7 @@ class Blank:
     space: Space
 
 
-Start = Callable[[Blank], Tensor]  # draws the first variables of a victim, of ``blank.shape`` and on the CPU
+Start = Callable[[VictimContext], Tensor]  # draws the first variables of a victim, of ``blank.shape`` and on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Normal:
 
     std: float = 1.0
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         return self.std * torch.randn(blank.shape, generator=blank.generator)
 
 
@@ -92,7 +92,7 @@ class Normal:
 class Uniform:
     """Start from pixels drawn from U[0, 1]."""
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
 
 
@@ -102,7 +102,7 @@ class Constant:
 
     value: float = 0.5
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         return blank.space.to_variables(torch.full(blank.shape, self.value))
 
 
@@ -112,7 +112,7 @@ class Pattern:
 
     size: int = 4
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         b, c, h, w = blank.shape
         patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
         return blank.space.to_variables(patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))[..., :h, :w])
@@ -124,7 +124,7 @@ class PublicMean:
 
     of_class: bool = False
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         known, labels = blank.observation.knowledge, blank.labels
         if known.public_images is None:
             raise UserError(
@@ -150,7 +150,7 @@ class PublicMean:
 class Previous:
     """Start from the result for the same examples in an earlier round, else as ``Normal``."""
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         previous = blank.observation.knowledge.previous
         return Normal()(blank) if previous is None else Given(images=previous)(blank)
 
@@ -161,7 +161,7 @@ class Given:
 
     images: Tensor
 
-    def __call__(self, blank: Blank) -> Tensor:
+    def __call__(self, blank: VictimContext) -> Tensor:
         shape = blank.shape
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
             raise UserError(
@@ -203,11 +203,11 @@ class ImageSource(Protocol):
         """Return n, by default that of the images."""
         return int(torch.Size(shape).numel())
 
-    def start(self, blank: Blank) -> Tensor:
+    def start(self, blank: VictimContext) -> Tensor:
         """Draw the first variables (n,)."""
         ...
 
-    def held(self, blank: Blank) -> Tensor:
+    def held(self, blank: VictimContext) -> Tensor:
         """Draw the fixed values (m,); m may be 0."""
         ...
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
 from fl_privacy.attacks.attack import Report, part_of, timely
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
 from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.objectives import L2
@@ -135,7 +135,7 @@ class MaximumAPosteriori(GroupAttack):
         one_of("attack.dtype", self.dtype, ("float32", "float64"))
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
-        return seen_through(observations)
+        return undo_evident_defenses(observations)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}

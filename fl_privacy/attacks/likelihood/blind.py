@@ -155,7 +155,7 @@ class BlindDeconvolution(grouping.GroupAttack):
         whole("attack.starts", self.starts, at_least=0, example=8)
 
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
-        return evident_defense.seen_through(observations)
+        return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
         """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, timely
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
@@ -314,7 +314,7 @@ class LikeliestRows:
         starts: Sequence[Batch | None] = (),
     ) -> list[Reconstruction]:
         """Reconstruct rows; ``starts`` are earlier guesses at those of each observation."""
-        groups = Groups(observations, progress=progress, see=seen_through)
+        groups = Groups(observations, progress=progress, see=undo_evident_defenses)
         for group in groups:
             with groups.attempt(group) as report:
                 groups.results |= self._attack(group, seed, report, dict(enumerate(starts)))

@@ -177,8 +177,8 @@ def _read(folder: Path, path: str | Path) -> App:
     components, about = _table(_table(flower, "app"), "components"), _table(told, "project")
     if not all(str(components.get(name, "")).partition(":")[0].strip(".") for name in ("serverapp", "clientapp")):
         raise UserError(
-            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a folder"
-            " with scripts that start a simulation or server of Flower, but does neither."
+            f"{project} is expected to name serverapp and clientapp in [tool.flwr.app.components], or to lie in a"
+            " folder with scripts that start a simulation or server of Flower, but does neither."
         )
     try:
         config = _flat(_table(_table(flower, "app"), "config"))  # its dotted keys may exceed Python's recursion limit

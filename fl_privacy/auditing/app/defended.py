@@ -17,7 +17,7 @@ from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError
 from fl_privacy.flower.records import PARTITION
-from fl_privacy.flower.upload_defense import GuardedUpload, Shares, acts_within
+from fl_privacy.flower.upload_defense import DefendedUpload, Shares, acts_within
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_defense
 from fl_privacy.runs.config import compose_run, options
@@ -82,7 +82,7 @@ class ReplyDefense:
         self._answers[client] += 1
         rng = derive_generator(self.seed, "client", client, f"answer-{self._answers[client]}", "defense")
         shares: Shares = "weights" if found.shares == "weights" else "change"
-        guard = GuardedUpload(defense=self.defense, parameters=frozenset(after), shares=shares)
+        guard = DefendedUpload(defense=self.defense, parameters=frozenset(after), shares=shares)
         before = {name: seen.before[name].detach().cpu().float() for name in after}
         values = dict(zip(before, guard.remembering(context.state, before, after, rng), strict=True))
         for record, key, name, kind in places:

@@ -2,7 +2,7 @@
 
 from fl_privacy.federation.interception.capture_writer import (
     CaptureWriter as CaptureWriter,
-    WaitingUpdates as WaitingUpdates,
+    ObservationBuffer as ObservationBuffer,
     save_observation as save_observation,
 )
 from fl_privacy.federation.interception.captures import (

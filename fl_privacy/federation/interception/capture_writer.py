@@ -101,7 +101,7 @@ MOST_HELD = 256 << 20
 """Most bytes of tensors held in memory."""
 
 
-class WaitingUpdates(layout.LazyObservations):
+class ObservationBuffer(layout.LazyObservations):
     """Updates in order of arrival; those in files are restored bit for bit.
 
     Args:

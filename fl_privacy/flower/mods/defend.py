@@ -39,7 +39,7 @@ class DefendedClient(NumPyClient):
     """
 
     inner: NumPyClient
-    guard: upload_defense.GuardedUpload
+    guard: upload_defense.DefendedUpload
     names: Sequence[str] | None = None
     seed: int | None = None
     client: int = 0
@@ -206,7 +206,7 @@ def defend(
     number: int = 0,
     memory: RecordDict | Context | None = None,
 ) -> DefendedClient | Callable[..., DefendedClient]:
-    """Wrap ``client`` with the upload hooks of ``defense``; see ``GuardedUpload``.
+    """Wrap ``client`` with the upload hooks of ``defense``; see ``DefendedUpload``.
 
     Args:
         client: a client, or a class; then the result takes the class's arguments and ``memory``.
@@ -215,7 +215,7 @@ def defend(
             names are those of the message, else "0", "1", ..., and noise of differential privacy is refused.
         metrics: see ``DefendedClient``.
     """
-    guard = upload_defense.GuardedUpload.around(defense, model, names, buffers, shares)
+    guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
     ordered = names if model is None else list(upload_defense.made_of(model).state_dict())
 
     def wrap(inner: NumPyClient, memory: RecordDict | Context | None) -> DefendedClient:
@@ -275,7 +275,7 @@ def defense_mod(
         seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
             demands.
     """
-    guard = upload_defense.GuardedUpload.around(defense, model, names, buffers, shares)
+    guard = upload_defense.DefendedUpload.around(defense, model, names, buffers, shares)
     made = None if model is None else upload_defense.made_of(model)
     if made is not None and buffers == "kept" and upload_defense.is_differentially_private(defense):
         shown = [name for name, buffer in made.named_buffers() if buffer.is_floating_point()]
@@ -294,7 +294,7 @@ def defense_mod(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Defending:
-    guard: upload_defense.GuardedUpload
+    guard: upload_defense.DefendedUpload
     like: Tensors | None
     names: Sequence[str] | None
     metrics: Sequence[str] | None

@@ -14,7 +14,7 @@ from fl_privacy.defenses import ClientState, Defense, LocalStep
 from fl_privacy.defenses.privacy import promises_privacy
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import expect_sound
-from fl_privacy.federation.training import PlainPass, private_names, private_values, public_state, store_private
+from fl_privacy.federation.training import LazyGradients, private_names, private_values, public_state, store_private
 from fl_privacy.flower import _node_memory, records, reply_cache
 from fl_privacy.models import normalized
 from fl_privacy.rng import Secret, derive_generator
@@ -140,7 +140,7 @@ class DefendedTraining:
         values = ModelState({**own.parameters, **public.parameters}, {**own.buffers, **public.buffers})
         held = frozenset(name for name, p in self.net.named_parameters() if not p.requires_grad)
         step = LocalStep(model, values, batch, plan, self._state, self._rng, self.defense.loss, held)
-        plain = PlainPass(step, self.defense)
+        plain = LazyGradients(step, self.defense)
         shared = plain.only(frozenset(public.parameters))
         for hook in self.defense.gradient:
             shared = hook(shared, step)

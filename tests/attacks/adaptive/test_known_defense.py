@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion
-from fl_privacy.attacks.adaptive import Circumstances, KnownDefense
+from fl_privacy.attacks.adaptive import AttackSetting, KnownDefense
 from fl_privacy.attacks.gradient_inversion.objectives import L1, L2, Cosine, GaussianKernel
 from fl_privacy.attacks.gradient_inversion.priors import TotalVariation
 from fl_privacy.attacks.optimizers import LBFGS, Adam
@@ -173,7 +173,7 @@ def test_who_is_not_told_the_defense_does_not_join_rounds():
 def measures_against(defense):
     (seen,) = victims(none(), count=1)
     (knowing,) = informed([seen], defense)
-    circumstances = Circumstances(
+    circumstances = AttackSetting(
         head="5.weight",
         batch_size=1,
         plan=seen.plan,

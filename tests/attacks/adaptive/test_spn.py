@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks import GradientInversion, dlg
-from fl_privacy.attacks.adaptive import Circumstances, countermeasures_against
+from fl_privacy.attacks.adaptive import AttackSetting, countermeasures_against
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.defenses import ClientState, compose, pruning, spn
 from fl_privacy.defenses._spn import PolarizationHead, polarization_loss
@@ -136,7 +136,7 @@ def circumstances(**changes):
         "matched_per_uploaded": 1.0, "scales": True, "complete": True,
         "smooths": False, "pixels": True, "learnable": ["5.weight"],
     }  # fmt: skip
-    return Circumstances(**settings | changes)
+    return AttackSetting(**settings | changes)
 
 
 def test_the_unit_of_what_is_sent_back_is_relative_to_the_cross_entropy():

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fl_privacy.attacks import AutoAttack, inverting_gradients
 from fl_privacy.attacks.auto.race import Attempt, Judgment, Race, ranked
 from fl_privacy.attacks.auto.sub_attacks import entries, most_attempts, rungs
-from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, seen_through, usual_of
+from fl_privacy.attacks.gradient_inversion.evident_defense import evident_defense, undo_evident_defenses, usual_of
 from fl_privacy.attacks.gradient_inversion.grouping import Group
 from fl_privacy.data import load_data
 from fl_privacy.defenses._pruning import pruning, selective_sharing
@@ -219,7 +219,7 @@ def test_zeros_that_are_evident_are_answered():
 @pytest.mark.parametrize(("rate", "thin"), [(0.97, True), (0.5, False)])
 def test_fewer_values_than_pixels_are_answered_by_smoothness(rate, thin):
     """What fits them is then no proof, and rough images fit better."""
-    (seen,) = seen_through([defended(observations(smooth_net(), 1)[0], pruning(rate=rate))])
+    (seen,) = undo_evident_defenses([defended(observations(smooth_net(), 1)[0], pruning(rate=rate))])
     weights = [weight for _, _, weight in entries(seen, 3, lambda attack: attack)]
     assert (min(weights) >= 0.1) is thin
     race = Race(Group({0: seen}), entries(seen, 1, lambda attack: attack), 0)
@@ -237,7 +237,7 @@ def test_a_smooth_picture_is_read_from_a_thinned_update():
     model = LeNet(in_channels=3, image_size=28, num_classes=CLASSES, activation="tanh").eval()
     seen = defended(observe(model, picture), pruning(rate=0.9))
     (found,) = AutoAttack(evaluations=200)([seen], seed=0)
-    (plain,) = inverting_gradients(iterations=200, total_variation=0.1)(seen_through([seen]), seed=0)
+    (plain,) = inverting_gradients(iterations=200, total_variation=0.1)(undo_evident_defenses([seen]), seed=0)
     assert error(found.batch, picture) < error(plain.batch, picture)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fl_privacy.attacks.auto.other_modalities import TextMembers
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings
-from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
+from fl_privacy.attacks.gradient_inversion.settings import Space, VictimContext
 from fl_privacy.attacks.text import BagOfWords
 from tests.attacks.text.test_bag_of_words import changed, rounded
 from tests.attacks.text.test_dager import decoder, observed, texts
@@ -17,7 +17,7 @@ def test_a_start_has_the_words_that_are_known_and_draws_the_others() -> None:
     table = torch.randn(30, 8)
     source = WordEmbeddings(table=table, first=lambda blank: torch.zeros(blank.shape), reading="nearest")
     seen = observed(decoder, texts([4])).told(previous=torch.tensor([[7, 9]]))
-    blank = Blank(
+    blank = VictimContext(
         shape=(1, 4, 8), generator=torch.Generator(), space=Space(), observation=seen, labels=torch.tensor([0])
     )
     found = source.start(blank).reshape(1, 4, 8)

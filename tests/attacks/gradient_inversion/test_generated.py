@@ -11,9 +11,9 @@ from torch import nn
 
 from fl_privacy.attacks import GradientInversion, ggl, gifd, idlg, inverting_gradients
 from fl_privacy.attacks.attack import trained_on
-from fl_privacy.attacks.gradient_inversion.evident_defense import seen_through
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.generator_prior import Generated, NamedGenerator, Untrained, onto_l1_ball
-from fl_privacy.attacks.gradient_inversion.settings import Blank, Space
+from fl_privacy.attacks.gradient_inversion.settings import Space, VictimContext
 from fl_privacy.effects import Clipped, Sparse
 from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, load_generator
@@ -178,11 +178,11 @@ def test_what_an_update_shows_is_taken_for_the_defense() -> None:
         n: torch.where(g.abs() >= g.abs().flatten().quantile(0.7), g, 0) for n, g in pruned.upload.tensors.items()
     }
     pruned = replace(pruned, upload=replace(pruned.upload, tensors=tensors))
-    plain, shown = seen_through([observed[0], pruned], clips=True)
+    plain, shown = undo_evident_defenses([observed[0], pruned], clips=True)
     assert plain.knowledge.defense is not None and shown.knowledge.defense is not None
     assert plain.knowledge.defense[0].effect == Clipped(norm=None)
     assert isinstance(shown.knowledge.defense[0].effect, Sparse)
-    assert seen_through(observed)[0].knowledge.defense is None
+    assert undo_evident_defenses(observed)[0].knowledge.defense is None
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=150, restarts=3, dtype="float64")
     knowing, blind = (replace(attack, evident=evident)([pruned], seed=0)[0] for evident in (True, False))
     assert "not zero" in knowing.countermeasures[0] and not blind.countermeasures
@@ -203,10 +203,10 @@ def test_a_victim_of_another_shape_harms_nobody() -> None:
 def test_every_victim_has_an_untrained_network_of_its_own(shape: tuple[int, ...]) -> None:
     source = Untrained(width=4)
 
-    def blank(seed: int) -> Blank:
+    def blank(seed: int) -> VictimContext:
         observed = victims(made(1), net())[0]
         rng = torch.Generator().manual_seed(seed)
-        return Blank(observation=observed, labels=None, shape=shape, generator=rng, space=Space())
+        return VictimContext(observation=observed, labels=None, shape=shape, generator=rng, space=Space())
 
     held = torch.stack([source.held(blank(seed)) for seed in (0, 1)])
     variables = torch.stack([source.start(blank(seed)) for seed in (0, 1)])

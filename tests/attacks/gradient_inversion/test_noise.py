@@ -12,7 +12,7 @@ from fl_privacy.attacks.auto.sub_attacks import entries
 from fl_privacy.attacks.gradient_inversion.evident_defense import (
     evident_defense,
     noise_over_gradient,
-    seen_through,
+    undo_evident_defenses,
     usual_of,
 )
 from fl_privacy.attacks.gradient_inversion.grouping import Group
@@ -99,7 +99,7 @@ def test_noise_shows_and_rounding_does_not():
     assert evident_defense(clean, usual) == ()
     assert evident_defense(noisy(clean, 1e-3), usual) == NOISE
     assert evident_defense(noisy(clean, 1e-3), replace(usual, noise=1e-3)) == ()
-    (clipped, own) = seen_through([noisy(clean, 0.1)], clips=True)[0].knowledge.defense
+    (clipped, own) = undo_evident_defenses([noisy(clean, 0.1)], clips=True)[0].knowledge.defense
     assert isinstance(clipped.effect, Clipped) and own == NOISE[0]
 
 

@@ -25,7 +25,7 @@ from fl_privacy.attacks import (
     refiner_solved,
     sapag,
 )
-from fl_privacy.attacks.gradient_inversion.settings import STARTS, Blank, Given, Space, scaled_to_range
+from fl_privacy.attacks.gradient_inversion.settings import STARTS, Given, Space, VictimContext, scaled_to_range
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.errors import UserError
 from fl_privacy.models import ConvNet, LeNet, ResNet20
@@ -127,7 +127,7 @@ def test_the_mean_of_the_class_as_start() -> None:
     victim, public, classes = observations(smooth_net(), 1)[0], torch.rand(4, *SHAPE), torch.tensor([0, 2, 2, 4])
     told = victim.told(public_images=public, public_labels=classes)
     start = STARTS["class_mean"]
-    blank = Blank(
+    blank = VictimContext(
         observation=told, labels=torch.tensor([2, 4, 3]), shape=(3, *SHAPE), generator=torch.Generator(), space=Space()
     )
     found = start(blank)

@@ -78,7 +78,7 @@ Command = Literal["run", "attack"]
 
 
 @dataclass(frozen=True, eq=False)
-class Destination:
+class RunLocation:
     """Folder of a run, named after its choices and the hash of all settings."""
 
     command: Command
