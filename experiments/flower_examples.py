@@ -337,7 +337,8 @@ def why_none(row: Mapping[str, Any]) -> str:
     if row["findings"] or not (nothing or (row["uploaded"].startswith("no arrays") and row["problems"])):
         return ""
     what = "sent anything" if nothing else "trained"
-    return f"its page says that no client {what} ({'; '.join(row['problems'][:2]) or 'without an error'})"
+    why = "; ".join(row["problems"][:2]) or row["headline"].removeprefix("Nothing to audit: ")
+    return f"its page says that no client {what} ({why})"
 
 
 def is_measured(row: Mapping[str, Any]) -> bool:

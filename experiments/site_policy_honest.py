@@ -12,12 +12,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flower_examples import SETTINGS, Setting
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from row_file import RowFile, takes_rows
 
 HERE = Path(__file__).resolve().parent
@@ -82,6 +83,7 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
     """Run an app three times and compare its replies."""
     from fl_privacy.auditing.app import trial  # noqa: PLC0415
     from fl_privacy.auditing.app.bundle import read_app  # noqa: PLC0415
+    from fl_privacy.flower.gate import Gate  # noqa: PLC0415
     from fl_privacy.flower.inside.serialized import bytes_of  # noqa: PLC0415
     from fl_privacy.site.gate.policy import parse_policy  # noqa: PLC0415
 
@@ -107,13 +109,22 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
         node_config=(setting.node_config.replace("{mirror}", str(mirror)),) if setting.node_config else (),
         mirror=mirror.absolute(),
     )
-    with trial.ready(app, settings) as (run, folder):
+    with tempfile.TemporaryDirectory() as files, trial.around(app.folder, Path(files), settings.mirror):
+        begun, refused = app.load(trial.stops_of), Counter[str]()
+        config = app.with_config(settings.run_config, settings.rounds)
+
+        def guarded(message: Message, context: Context) -> Message:
+            return gates[int(context.node_config["partition-id"])](message, context, begun.client)
+
         for _ in range(2):
             runs.append([])
-            run(None)
+            trial._run(begun.server, begun.client, config, settings)
         policy = parse_policy(json.dumps(naming_all(seen)).encode(), name, Path(tempfile.gettempdir()))
+        gates = [Gate(policy, name=app.name) for _ in range(settings.nodes)]
         runs.append([])
-        gated = run(trial.gates_of(policy, folder, settings, name))
+        trial._run(begun.server, guarded, config, settings)
+        for gate in gates:
+            refused.update(detail for _, detail in gate.refused)
     first, second, behind = ([each for each in run if each[1]] for run in runs)
     pairs = list(zip(first, behind, strict=False))
     same = sum(a[2] == b[2] for a, b in pairs)
@@ -129,7 +140,7 @@ def compared(name: str, flower: Path, mirror: Path) -> dict[str, Any]:
         "same": same,
         "other_memory_order": ordered,
         "repeatable": sum(a == b for a, b in zip(first, second, strict=False)),
-        "note": floats + (f"; refused: {gated.refused.most_common(1)[0][0][1]:.80}" if gated.refused else ""),
+        "note": floats + (f"; refused: {refused.most_common(1)[0][0]:.80}" if refused else ""),
     }
 
 

@@ -30,5 +30,7 @@ def test_an_app_that_sent_nothing_has_no_page_on_what_it_sends() -> None:
     examples = importlib.import_module("flower_examples")
     row = {"headline": "Nothing", "uploaded": "no arrays", "findings": [], "problems": ["E: no file (2 replies)"]}
     assert "no client sent anything (E: no file" in examples.why_none(row)
+    ended = {**row, "headline": "Nothing to audit: the server ended: E: no host", "problems": []}
+    assert examples.why_none(ended) == "its page says that no client sent anything (the server ended: E: no host)"
     assert not examples.why_none({**row, "uploaded": "weights of 4 parameters and buffers (2 kB)"})
     assert examples.why_none({"reason": "error: No app; --debug shows the traceback."}) == "No app"

@@ -104,6 +104,8 @@ def test_what_is_there_is_loaded_as_it_is(tmp_path: Path, monkeypatch: pytest.Mo
     np.save("there.npy", np.arange(3))
     with stood_in(Drawing([], tmp_path)) as drawing:
         assert pd.read_csv("there.csv").shape == (2, 1) and np.load("there.npy").tolist() == [0, 1, 2]
+        Path("there.txt").write_text("1 2")
+        assert np.loadtxt(fname="there.txt").tolist() == [1, 2] and np.load(file="there.npy").tolist() == [0, 1, 2]
         assert drawing.asked == {} and drawing.in_words() == ""
         gone = pd.read_csv("gone.csv")
         assert len(gone) > 100 and gone["a column that nobody named"].dtype.kind == "f"
@@ -212,6 +214,31 @@ assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000,
         exec("open('flows.csv')", {})
 
 
+def test_an_app_that_ends_without_its_folder_of_data_goes_on(tmp_path: Path) -> None:
+    code = """
+import os, pathlib, sys
+def looked(folder):
+    if not pathlib.Path(folder).exists():
+        raise FileNotFoundError(folder)
+    if not os.path.isdir(folder):
+        print("none")
+        sys.exit(1)
+    assert pathlib.Path(folder).is_dir(), folder
+    if os.path.isdir(folder):
+        raise FileExistsError(folder)
+    return os.path.exists(folder)
+"""
+    (tmp_path / "looks.py").write_text(code)
+    told: dict[str, object] = {}
+    exec(compile(code, str(tmp_path / "looks.py"), "exec"), told)
+    with stood_in(drawing_of("", tmp_path)):
+        assert not told["looked"](tmp_path / "dataset"), "a condition that ends nothing gets the truth"
+        with pytest.raises(FileNotFoundError):
+            told["looked"](tmp_path / "runs")
+    with pytest.raises(FileNotFoundError):
+        told["looked"](tmp_path / "dataset")
+
+
 def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,6 +337,9 @@ def test_names_of_earlier_libraries_are_lent_to_code_that_has_them() -> None:
         assert np.float is float and np.Inf == np.inf  # type: ignore[attr-defined]
         table = pandas.DataFrame({"a": [1]}).append({"a": 2}, ignore_index=True)
         assert table["a"].tolist() == [1, 2]
+        texts = pandas.DataFrame({"kind": ["tcp", "udp"]})
+        texts.loc[0, "kind"] = 0  # an error from pandas 3 on
+        assert texts["kind"].tolist() == [0, "udp"]
     assert not hasattr(pandas.DataFrame, "append")
     with older_names_lent("import numpy"), pytest.raises(AttributeError):
         np.float  # type: ignore[attr-defined]  # noqa: B018
@@ -339,5 +369,8 @@ def test_networks_take_their_weights_by_name(tmp_path: Path) -> None:
     with stood_in(drawing_of("", tmp_path)):
         net.load_state_dict(state_dict=weights, strict=True)
         assert torch.equal(net.weight, weights["weight"])
+        torch.save(weights, tmp_path / "w.pth")
+        with cpu_lent():
+            assert torch.equal(torch.load(f=tmp_path / "w.pth", map_location="cuda")["weight"], net.weight)
         net.load_state_dict(state_dict=torch.load("gone_model.pth"), strict=True)
     assert torch.equal(net.weight, weights["weight"])

@@ -220,8 +220,8 @@ def cpu_lent() -> Iterator[list[str]]:
     def moved(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*map(on_cpu, args), **{name: on_cpu(value) for name, value in kwargs.items()})
 
-    def loaded(original: Any, file: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
-        return original(file, on_cpu(map_location or "cpu"), *args, **kwargs)
+    def loaded(original: Any, f: Any, map_location: Any = "cpu", *args: Any, **kwargs: Any) -> Any:
+        return original(f, on_cpu(map_location or "cpu"), *args, **kwargs)
 
     if torch.cuda.is_available():
         yield asked
@@ -270,8 +270,16 @@ def keras_lent(code: str) -> Iterator[bool]:
 
 @contextmanager
 def older_names_lent(code: str) -> Iterator[None]:
-    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends."""
+    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends.
+
+    Columns of texts in pandas take other values, as before version 3.
+    """
     with ExitStack() as stack:
+        if "pandas" in code and importlib.util.find_spec("pandas") is not None:
+            with warnings.catch_warnings(), suppress(KeyError):
+                warnings.simplefilter("ignore")
+                texts = importlib.import_module("pandas").option_context("future.infer_string", False)
+                stack.enter_context(texts)
         for place, names in _OLDER.items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:

@@ -92,7 +92,7 @@ OF_KERAS: dict[str, Shape] = {
 DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
 """Suffixes of files that are drawn where they are missing."""
 
-_OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
+OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|hospital|raw|input|\d$", re.IGNORECASE)
 """Name of a folder of data, not of one class."""
 
 OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
@@ -431,7 +431,7 @@ class Drawing:
         """Write pictures to a folder that is missing, in folders of classes unless its name is that of one class."""
         names = self.class_names or [f"class_{n}" for n in range(self.classes or 2)]
         classes, rng, asked = len(names), self.rng(asked or str(made)), asked or str(made)
-        by_class = by_class or bool(_OF_DATA.search(made.name))
+        by_class = by_class or bool(OF_DATA.search(made.name))
         if made.is_dir():
             return
         for number, image in enumerate(self._as_images(24 * classes, Shape(side=64, classes=classes), rng)):

@@ -1,7 +1,9 @@
 """Hooks that answer what an app loads and is not here by drawn data, until a block ends."""
 
+import ast
 import errno
 import importlib
+import linecache
 import os
 import re
 import sys
@@ -10,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
 from fl_privacy.auditing.app.stand_in import (
     DRAWN,
+    OF_DATA,
     OF_KERAS,
     OF_MODEL,
     OF_TORCHVISION,
@@ -38,6 +41,9 @@ from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
+
+_PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"
+"""Files between an app and a hook."""
 
 
 @contextmanager
@@ -103,6 +109,8 @@ class Hooks:
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
             *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),
+            ("os.path", "isdir", self.is_folder),
+            ("pathlib", "Path.is_dir", self.is_folder),
         )
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
@@ -136,8 +144,8 @@ class Hooks:
         return self.drawing.hub(str(path), name, kwargs.get("split"))
 
     def read(self, draw: Callable[[object], Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-        named = (value for key, value in kwargs.items() if "path" in key or key in {"file", "f"})
-        path = args[0] if args else next(named, "")
+        named = (value for key, value in kwargs.items() if re.search("path|file|^fname$|^fp?$|^io$", key))
+        path = args[0] if args else next(named, None)
         there = self._twin(path)
         if there is not path:
             return original(there, *args[1:], **{key: value for key, value in kwargs.items() if value is not path})
@@ -224,7 +232,13 @@ class Hooks:
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in DRAWN or tensors
-        return original(path, *args, **kwargs) or drawn or self._twin(path) is not path
+        here = original(path, *args, **kwargs) or drawn or self._twin(path) is not path
+        return here or self.is_folder(lambda path: False, path)
+
+    def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
+        """Let a script that ends without a folder of data go on: the reader draws pictures, or names the folder."""
+        wanted = _is_missing(path) and not Path(path).suffix and OF_DATA.search(Path(path).name)
+        return original(path, *args, **kwargs) or (bool(wanted) and _ends_without())
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         written = bool(set(mode) & set("wax"))
@@ -303,6 +317,24 @@ class Hooks:
 
 def _is_missing(path: object) -> bool:
     return isinstance(path, str | Path) and not os.access(path, os.F_OK)
+
+
+def _ends_without() -> bool:
+    """Return whether the app ends if what it asks for is missing: a condition with ``raise`` or an exit."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and re.search(_PASSED, frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or "site-packages" in frame.f_code.co_filename:
+        return False
+    line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
+    tree = attempt(lambda: ast.parse("".join(lines)))
+    for node in () if isinstance(tree, Failure) else ast.walk(tree):
+        if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
+            negated, last = "not " in ast.unparse(node.test), node if isinstance(node, ast.Assert) else node.body[-1]
+            if last is node:
+                return not negated
+            return negated and (isinstance(last, ast.Raise) or "exit(" in ast.unparse(last))
+    return False
 
 
 def _begun(*args: Any, **kwargs: Any) -> NoWeights:
