@@ -42,6 +42,10 @@ def named(name: str) -> Any:
     return type(name, (), {"__name__": name})()
 
 
+def layer_of(kind: str, **told: Any) -> Any:
+    return type(kind, (Layer,), {})((None, 4, 4, 3), **told)
+
+
 class Dense(Layer):
     def __init__(self, width: int, units: int, activation: str = "linear") -> None:
         super().__init__((None, width), units=units, use_bias=True, activation=named(activation))
@@ -131,6 +135,17 @@ def test_layers_compute_the_same_and_square_kernels_are_turned() -> None:
 def test_what_is_not_known_is_named() -> None:
     with pytest.raises(UserError, match="its Keras layer Unknown is not known here"):
         FromKeras(Sequential(Unknown((None, 4))))
+    for layer in (
+        layer_of("ReLU", max_value=6.0, threshold=0.0),  # each computes something else than PyTorch's of that name
+        layer_of("ReLU", max_value=None, threshold=1.0),
+        layer_of("GlobalAveragePooling2D", keepdims=True),
+        layer_of("BatchNormalization", axis=1, gamma=None, beta=None, moving_mean=None, moving_variance=None),
+        layer_of("Flatten", data_format="channels_first"),
+    ):
+        with pytest.raises(UserError, match="is not known here"):
+            FromKeras(Sequential(layer))
+    every = as_optimizer(SGD(0.1, gradient_accumulation_steps=4), [Dense(2, 2).kernel])
+    assert type(every).__name__ == "SGD of Keras"
     clipped = as_optimizer(SGD(0.1, clipnorm=1.0), [Dense(2, 2).kernel])
     assert type(clipped).__name__ == "SGD of Keras"
     assert as_optimizer(SGD(0.1, momentum=0.5), [Dense(2, 2).kernel]).param_groups[0]["momentum"] == 0.5

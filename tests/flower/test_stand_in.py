@@ -203,6 +203,12 @@ assert len(os.listdir("scans/normal")) == 72 and Image.open("elsewhere/9.png").s
 with open("flows.csv") as file, open("made.csv", "w") as made:
     made.write(file.readline())
     assert sum(1 for _ in file) == 800
+import pandas, zipfile
+zipfile.ZipFile("ratings.zip").extractall()
+assert len(pandas.read_csv("ratings/ratings.csv")) == 800
+with zipfile.ZipFile("made.zip", mode="w") as made:
+    made.writestr("a", "b")
+assert zipfile.ZipFile(file="made.zip").namelist() == ["a"]
 assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 10_000])] == [500, 100]
 """
     with stood_in(drawing):

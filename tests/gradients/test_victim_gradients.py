@@ -73,6 +73,26 @@ class OwnParameter(nn.Module):
         return self.head((inputs * self.offset).flatten(1))
 
 
+class Encoder(nn.Module):
+    """PyTorch's own transformer, which in evaluation asks its norms for their weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 8, 4, 4)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.layer(self.embed(inputs).flatten(2).mT).mean(1))
+
+
+class ByParts(Tokens):
+    """Takes from a norm what only the plain one has."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.norm.normalized_shape[0]
+
+
 class Branching(OwnParameter):
     """Decides by the data, which vmap can't follow."""
 
@@ -155,6 +175,15 @@ def test_layers_that_are_no_function_of_one_tensor_need_vmap() -> None:
 
 def test_a_parameter_of_the_model_itself_does_not() -> None:
     assert isinstance(victim_gradients(_victim_model(OwnParameter(), LocalPlan()), *_trial(1)), Layered)
+
+
+@pytest.mark.parametrize("kind", [Encoder, ByParts])
+def test_networks_that_look_into_their_norms_have_the_right_gradients(kind: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(1)
+    victim_model = _victim_model(kind().eval(), LocalPlan(batch_norm="eval"))
+    found, expected = (way(*_trial(2)) for way in (victim_gradients(victim_model, *_trial(2)), OneByOne(victim_model)))
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=1e-8, atol=1e-10)
 
 
 def test_what_vmap_cannot_follow_is_looped_and_only_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

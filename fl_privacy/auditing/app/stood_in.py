@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -41,6 +42,8 @@ from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
+
+_EMPTY = b"PK\x05\x06" + bytes(18)  # a ZIP archive's end
 
 _PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"
 """Files between an app and a hook."""
@@ -104,6 +107,7 @@ class Hooks:
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             ("os", "mkdir", self.made),
+            ("zipfile", "ZipFile.__init__", self.zipped),
             ("builtins", "open", self.opened),
             ("io", "open", self.opened),  # of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
@@ -210,6 +214,11 @@ class Hooks:
                 raise
             self._elsewhere.append(Path(path))
             return self.made(original, path)
+
+    def zipped(self, original: Any, made: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
+        """Open an empty archive in place of a missing one: what is read from its folder is drawn then."""
+        file = self._twin(file, reads=mode == "r")
+        original(made, BytesIO(_EMPTY) if mode == "r" and _is_missing(file) else file, mode, *args, **kwargs)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the path of what the app names by a path of Windows, or from another of its folders."""

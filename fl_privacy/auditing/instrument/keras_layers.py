@@ -12,10 +12,16 @@ from fl_privacy.errors import UserError
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "elu": nn.ELU, "selu": nn.SELU,
     "softplus": nn.Softplus, "silu": nn.SiLU, "swish": nn.SiLU, "gelu": nn.GELU, "softsign": nn.Softsign,
-    "softmax": lambda: nn.Softmax(1), "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
 }  # fmt: skip
 _KERNELS: Mapping[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Number of a kernel's axes -> order of these in PyTorch."""
+
+_CHANGES = (
+    *("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema"),
+    *("gradient_accumulation_steps", "loss_scale_factor"),
+)
+"""Options of an optimizer with which its step is none of PyTorch's."""
 
 
 def keras_on_torch() -> Any:
@@ -39,7 +45,7 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
     """Describe a Keras optimizer of ``variables`` by one of PyTorch that makes no step."""
     told, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
-    changed = any(told.get(name) for name in ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema"))
+    changed = any(told.get(name) for name in _CHANGES)
     if kind == "SGD" and not changed:
         return torch.optim.SGD(parameters, lr=lr, momentum=told["momentum"], nesterov=told["nesterov"])
     if kind == "Adam" and not changed:
@@ -114,21 +120,21 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
         raise UserError(f"its Keras layer {kind} is not known here")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
-    if name not in _ACTIVATIONS:
+    if name != "softmax" and name not in _ACTIVATIONS:
         raise UserError(f"its Keras activation {name} is not known here")
     if name != "linear":
-        yield _ACTIVATIONS[name](), {}
+        yield nn.Softmax(1 if len(shape) == 4 else -1) if name == "softmax" else _ACTIVATIONS[name](), {}
 
 
 def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -> nn.Module | None:
     match kind:
-        case "Dense":
+        case "Dense" if len(shape) <= 3:
             return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
         case "Conv2D" if layer.data_format == "channels_last":
             padding: Any = "same" if layer.padding == "same" and not strided else 0
             sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, layer.groups
             return nn.Conv2d(shape[-1], layer.filters, *sizes, bias=layer.use_bias)
-        case "BatchNormalization":
+        case "BatchNormalization" if len(shape) in (2, 4) and layer.axis in (-1, len(shape) - 1):
             norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
             return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
     return None
@@ -138,12 +144,14 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
     """Return a layer without weights."""
     made: nn.Module | None = None
     match kind:
+        case _ if getattr(layer, "data_format", "channels_last") != "channels_last":
+            made = None
         case "MaxPooling2D" | "AveragePooling2D":
             cut = any(side % stride for side, stride in zip(shape[1:-1], layer.strides, strict=True))
             pool: Any = nn.MaxPool2d if kind[0] == "M" else nn.AvgPool2d
             known = layer.padding == "valid" or (not cut and tuple(layer.pool_size) == tuple(layer.strides))
             made = pool(layer.pool_size, layer.strides) if known else None
-        case "GlobalAveragePooling2D" | "GlobalMaxPooling2D":
+        case "GlobalAveragePooling2D" | "GlobalMaxPooling2D" if not layer.keepdims:
             whole: Any = nn.AdaptiveAvgPool2d if "Average" in kind else nn.AdaptiveMaxPool2d
             made = nn.Sequential(whole(1), nn.Flatten())
         case "Flatten":
@@ -152,11 +160,16 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             made = nn.Unflatten(1, (1, shape[1]))
         case "Dropout":
             made = nn.Dropout(layer.rate)
-        case "Rescaling":
+        case "Rescaling" if isinstance(layer.scale, int | float) and isinstance(layer.offset, int | float):
             made = _Rescaling(float(layer.scale), float(layer.offset))
-        case "ReLU" | "Softmax" | "ELU" | "LeakyReLU":
-            slope = float(getattr(layer, "negative_slope", 0.0) or 0.0)
-            made = nn.LeakyReLU(slope) if slope else _ACTIVATIONS[kind.lower()]()
+        case "ReLU" if layer.max_value is None and not layer.threshold:
+            made = nn.LeakyReLU(float(layer.negative_slope or 0.0))
+        case "LeakyReLU":
+            made = nn.LeakyReLU(float(layer.negative_slope))
+        case "ELU":
+            made = nn.ELU(float(layer.alpha))
+        case "Softmax" if layer.axis in (-1, len(shape) - 1):
+            made = nn.Softmax(1 if len(shape) == 4 else -1)
         case "Activation":
             made = nn.Identity()
     return made

@@ -34,7 +34,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
             if isinstance(gradients, Layered):
                 gradients.expect_right_factors(inputs, labels)
             found = with_slope(gradients, inputs, labels)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, AttributeError) as error:  # forms that only the plain network has
             reasons.append(str(error).strip().splitlines()[0])
             continue
         if same_gradients(found, expected):
@@ -235,7 +235,7 @@ def _fastest(victim: victims.VictimModel, inputs: Tensor, labels: Tensor, plain:
         try:
             layered = Layered(victim)
             found = with_slope(layered.folded(one[0]) if way == "folded" else layered, *one)
-        except RuntimeError:
+        except (RuntimeError, AttributeError):
             continue
         if same_gradients({name: value[0] for name, value in found.items()}, expected):
             return way

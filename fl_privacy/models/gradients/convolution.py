@@ -151,7 +151,15 @@ def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
     if weight is None:
         return plain
     bias: Any = module.bias
-    return nn.Sequential(plain, Affine(weight, bias, trailing=isinstance(module, nn.LayerNorm)))
+    return _Separated(plain, Affine(weight, bias, trailing=isinstance(module, nn.LayerNorm)))
+
+
+class _Separated(nn.Sequential):
+    """A normalization and its :class:`Affine`; networks such as PyTorch's transformers ask it what they ask a norm."""
+
+    eps = property(lambda self: self[0].eps)
+    weight = property(lambda self: self[1].weight)
+    bias = property(lambda self: self[1].bias)
 
 
 _NARROW, _MANY = 12, 16

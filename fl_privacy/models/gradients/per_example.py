@@ -255,7 +255,7 @@ def _layered(
                 layered.expect_right_factors(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
                 found = layered(few.inputs.unsqueeze(1), few.labels.unsqueeze(1))
             right = same_gradients(found, _one_by_one(model, detached, few, plan, (), names=names)[0])
-    except RuntimeError:
+    except (RuntimeError, AttributeError):
         right = False
     if len(batch) > 1 or not right:  # a single example does not tell whether examples are mixed
         tried[wanted] = right
