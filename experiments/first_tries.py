@@ -239,9 +239,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
     records = [path for path in out.glob("audit-*/audit.json") if path.stat().st_mtime >= started_at]
     if records and status in (0, 124):
         record = json.loads(records[0].read_text(encoding="utf-8"))
-        row |= {
-            k: record[k] for k in ("headline", "tone", "models", "findings", "rungs", "survivors", "problems", "notes")
-        }
+        row |= {name: record[name] for name in FIELDS}
         return without_places(row | {"cut": status == 124, "uploaded": uploaded(record)}, places)
     lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:]
     reason = "took too long where this was measured" if status == 124 else " ".join(lines)[:400]

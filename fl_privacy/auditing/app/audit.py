@@ -20,15 +20,7 @@ from fl_privacy.attacks.named import attack_named
 from fl_privacy.auditing.app.bundle import MOST_NODES, App, Config, read_app, read_pairs
 from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
-from fl_privacy.auditing.app.environment import (
-    Around,
-    LoadedBy,
-    around,
-    figures_noted,
-    rounds_held,
-    seeded,
-    shown_as_it_is,
-)
+from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
@@ -215,7 +207,7 @@ class AppAudit(AuditSession):
             with held as taken, grid.joining(), figures_noted(self.figures), watched_opacus() as opacus:
                 ended = attempt(lambda: started.server(grid, context))
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
-            self.ended = shown_as_it_is(ended.reason) if isinstance(ended, Failure) else ""
+            self.ended = ended.reason.removeprefix("UserError: ") if isinstance(ended, Failure) else ""
             self.note(there, grid.rounds)
             self.notes += claims_in_words(app.folder, started.client, taken, opacus)
             self.trained = time.perf_counter() - self.started

@@ -24,29 +24,13 @@ from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 from fl_privacy.errors import visible
 
 DISTRIBUTIONS: Mapping[str, str] = {
-    "Crypto": "pycryptodome",
-    "PIL": "pillow",
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "bson": "pymongo",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "flwr": "flwr[simulation]",
-    "git": "gitpython",
-    "github": "pygithub",
-    "google": "protobuf",
-    "imblearn": "imbalanced-learn",
-    "jose": "python-jose",
-    "psycopg2": "psycopg2-binary",
-    "pytorch_lightning": "pytorch-lightning",
-    "serial": "pyserial",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "tdc": "PyTDC",
-    "torch_geometric": "torch-geometric",
-    "yaml": "pyyaml",
-}
+    "Crypto": "pycryptodome", "PIL": "pillow", "attr": "attrs", "bs4": "beautifulsoup4", "bson": "pymongo",
+    "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "dotenv": "python-dotenv",
+    "flwr": "flwr[simulation]", "git": "gitpython", "github": "pygithub", "google": "protobuf",
+    "imblearn": "imbalanced-learn", "jose": "python-jose", "psycopg2": "psycopg2-binary",
+    "pytorch_lightning": "pytorch-lightning", "serial": "pyserial", "skimage": "scikit-image",
+    "sklearn": "scikit-learn", "tdc": "PyTDC", "torch_geometric": "torch-geometric", "yaml": "pyyaml",
+}  # fmt: skip
 """Module -> the distribution that has it, where the two are named differently."""
 
 _NOT_PUBLISHED = re.compile(

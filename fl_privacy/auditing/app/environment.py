@@ -21,15 +21,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp.strategy import Strategy
 
-from fl_privacy.auditing.app.lent import (
-    absent_left_out,
-    code_of,
-    cpu_lent,
-    keras_lent,
-    loaded_here,
-    moved_names_lent,
-    older_names_lent,
-)
+from fl_privacy.auditing.app import lent
+from fl_privacy.auditing.app.check import TABLES
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -103,11 +96,11 @@ def around(
             return audited.strategy.start(*args, **kwargs)
 
         stack.enter_context(replaced(AuditedStrategy, "start", start))
-        stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", loaded_here))
-        lent, silent = stack.enter_context(moved_names_lent()), stack.enter_context(absent_left_out(absent))
-        keras = stack.enter_context(keras_lent(code := code_of(app)))
-        stack.enter_context(older_names_lent(code))
-        yield Around(data, missing, audits, lent, silent, stack.enter_context(cpu_lent()), keras)
+        stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
+        moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
+        keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
+        stack.enter_context(lent.older_names_lent(code))
+        yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 
 
 @contextmanager
@@ -248,11 +241,6 @@ def last_line_of(reply: Message, unknown: str = "an error") -> str:
     return ((reply.error.reason or "").strip().splitlines() or [unknown])[-1]
 
 
-def shown_as_it_is(reason: str) -> str:
-    """Return a failure's reason without the kind of an error that is made for users."""
-    return reason.removeprefix("UserError: ")
-
-
 def seeded(seed: int) -> None:
     """Seed all random streams that apps use."""
     random.seed(seed)
@@ -263,10 +251,7 @@ def seeded(seed: int) -> None:
 MOST_ROWS, MOST_CLASSES = 20_000, 1000
 """Largest number of rows that are kept, and of different labels that count as classes."""
 
-READERS = (
-    *("read_csv", "read_parquet", "read_sql", "read_sql_table", "read_sql_query"),
-    *("read_excel", "read_table", "read_json", "read_feather"),
-)
+READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 """Loading functions of pandas."""
 
 

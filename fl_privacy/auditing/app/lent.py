@@ -70,18 +70,8 @@ RENAMED: Mapping[str, str] = {
     "DriverClientProxy": "GridClientProxy",
     "MetricsRecordValues": "MetricRecordValues",
     "Weights": "NDArrays",
-    "evaluateins_to_recordset": "evaluateins_to_recorddict",
-    "evaluateres_to_recordset": "evaluateres_to_recorddict",
-    "fitins_to_recordset": "fitins_to_recorddict",
-    "fitres_to_recordset": "fitres_to_recorddict",
     "parameters_size_mod": "arrays_size_mod",
-    "parameters_to_parametersrecord": "parameters_to_arrayrecord",
     "parameters_to_weights": "parameters_to_ndarrays",
-    "parametersrecord_to_parameters": "arrayrecord_to_parameters",
-    "recordset_to_evaluateins": "recorddict_to_evaluateins",
-    "recordset_to_evaluateres": "recorddict_to_evaluateres",
-    "recordset_to_fitins": "recorddict_to_fitins",
-    "recordset_to_fitres": "recorddict_to_fitres",
     "start_driver": "start_grid",
     "weights_to_parameters": "ndarrays_to_parameters",
 }
@@ -185,7 +175,8 @@ def _lender(place: str, before: Any, asked: list[str]) -> Any:
                 module = importlib.import_module(home)
             except ModuleNotFoundError:  # of another version of Flower
                 continue
-            present = RENAMED.get(name, name)
+            plain = name.replace("recordset", "recorddict").replace("parametersrecord", "arrayrecord")
+            present = RENAMED.get(name, plain)
             found = (
                 vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
             )
@@ -278,8 +269,7 @@ def older_names_lent(code: str) -> Iterator[None]:
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
-                texts = importlib.import_module("pandas").option_context("future.infer_string", False)
-                stack.enter_context(texts)
+                stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
         for place, names in _OLDER.items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
@@ -351,12 +341,8 @@ class _NeverMade(type):
         raise ModuleNotFoundError(f"{package} is not installed here, and {cls.__name__} is called", name=package)
 
 
-class _Absent(ModuleType):
+class _Absent(_Silent):
     """Stands for a package that is not installed, until something of it is called."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -19,31 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_privacy.auditing.app import stand_in
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
-from fl_privacy.auditing.app.stand_in import (
-    DRAWN,
-    OF_DATA,
-    OF_KERAS,
-    OF_MODEL,
-    OF_TORCHVISION,
-    TEST,
-    TRAIN,
-    Drawing,
-    NoWeights,
-    Shape,
-    labels,
-    numbers,
-    pictures,
-)
+from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, NoWeights, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
-
-_EMPTY = b"PK\x05\x06" + bytes(18)  # a ZIP archive's end
 
 _PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"
 """Files between an app and a hook."""
@@ -101,7 +86,7 @@ class Hooks:
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
-            *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in OF_TORCHVISION),
+            *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.OF_TORCHVISION),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
@@ -118,7 +103,8 @@ class Hooks:
         )
         if drawing.uses("keras", "tensorflow"):
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
-                yield from ((f"{place}.{name}", "load_data", fetched(partial(self.keras, name))) for name in OF_KERAS)
+                for name in stand_in.OF_KERAS:
+                    yield f"{place}.{name}", "load_data", fetched(partial(self.keras, name))
             for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
                 yield place, "get_file", fetched(_got)
             yield "keras", "Model.load_weights", _unless_missing
@@ -218,7 +204,8 @@ class Hooks:
     def zipped(self, original: Any, made: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
         """Open an empty archive in place of a missing one: what is read from its folder is drawn then."""
         file = self._twin(file, reads=mode == "r")
-        original(made, BytesIO(_EMPTY) if mode == "r" and _is_missing(file) else file, mode, *args, **kwargs)
+        empty = BytesIO(b"PK\x05\x06" + bytes(18))  # an archive's end alone
+        original(made, empty if mode == "r" and _is_missing(file) else file, mode, *args, **kwargs)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the path of what the app names by a path of Windows, or from another of its folders."""
@@ -239,14 +226,13 @@ class Hooks:
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Let a script that looks for data before it reads them go on: the reader draws them."""
         named = Path(str(path))
-        tensors = named.suffix in {".pt", ".pth"} and not OF_MODEL.search(named.stem)
-        drawn = named.suffix.lower() in DRAWN or tensors
-        here = original(path, *args, **kwargs) or drawn or self._twin(path) is not path
-        return here or self.is_folder(lambda path: False, path)
+        tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
+        drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
+        return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
         """Let a script that ends without a folder of data go on: the reader draws pictures, or names the folder."""
-        wanted = _is_missing(path) and not Path(path).suffix and OF_DATA.search(Path(path).name)
+        wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
         return original(path, *args, **kwargs) or (bool(wanted) and _ends_without())
 
     def opened(self, original: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -264,13 +250,13 @@ class Hooks:
             drawn, given = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
             return (drawn[..., 0], given) if shape.channels == 1 else (drawn, given[:, None])
 
-        shape = OF_KERAS[name]
+        shape = stand_in.OF_KERAS[name]
         self.drawing.note(f"Keras's {name}", f"{TRAIN} drawn pictures")
         return part(TRAIN), part(TEST)
 
     def vision(self, original: Any, made: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
-        name = next((each.__name__ for each in type(made).mro() if each.__name__ in OF_TORCHVISION), "MNIST")
-        shape = OF_TORCHVISION[name]
+        name = next((each.__name__ for each in type(made).mro() if each.__name__ in stand_in.OF_TORCHVISION), "MNIST")
+        shape = stand_in.OF_TORCHVISION[name]
         words = {"EMNIST": ("split",), "SVHN": ("split",), "STL10": ("split", "folds")}.get(name, ("train",))
         told = {**dict(zip((*words, "transform", "target_transform", "download"), args, strict=False)), **kwargs}
         with suppress(RuntimeError, OSError):
@@ -310,8 +296,10 @@ class Hooks:
         pictured = "mnist" in asked.lower()
         classes = 10 if pictured else max(self.drawing.classes, 2)
         rng, number = self.drawing.rng(asked), TRAIN + TEST
-        mnist = Shape(side=28, channels=1)
-        drawn = pictures(number, mnist, rng) if pictured else numbers(number, self.drawing.features or 8, classes, rng)
+        if pictured:
+            drawn = pictures(number, stand_in.Shape(side=28, channels=1), rng)
+        else:
+            drawn = stand_in.numbers(number, self.drawing.features or 8, classes, rng)
         rows: Any = drawn.reshape(number, -1).astype(float)
         target: Any = labels(number, classes).astype(str if pictured else int)
         names = [f"feature_{n}" for n in range(rows.shape[1])]
@@ -352,7 +340,7 @@ def _begun(*args: Any, **kwargs: Any) -> NoWeights:
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:
     """Stand for what Keras's ``get_file(name, address)`` or ``urlretrieve(address, file)`` returns."""
-    if OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
+    if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
 

@@ -18,7 +18,7 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_privacy.auditing.app.defended import ReplyDefense
-from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of, shown_as_it_is
+from fl_privacy.auditing.app.environment import LoadedBy, configure, last_line_of
 from fl_privacy.auditing.clear_text.findings import Leak, Loaded, findings_of, stated_privacy
 from fl_privacy.auditing.clear_text.inventory import DOWN, UP, Inventory, Sent
 from fl_privacy.auditing.fitted_uploads import FittedUploads
@@ -250,7 +250,8 @@ class TappedGrid(LocalGrid):
     ) -> None:
         if reply.has_error():
             self.inventory.add(Sent(direction=UP, kind=down.kind, round=down.round, node=down.node))
-            self.failures[shown_as_it_is(last_line_of(reply, f"Flower's error {reply.error.code}"))[:MOST_SHOWN]] += 1
+            last = last_line_of(reply, f"Flower's error {reply.error.code}").removeprefix("UserError: ")
+            self.failures[last[:MOST_SHOWN]] += 1
             return
         up = _described(reply.content, UP, down.kind, down.round, down.node)
         self.inventory.add(up)

@@ -73,19 +73,18 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
         if there.missing:
             logger.warning("%s", there.missing)
         begun = app.load(stops_of)
-        server, client = begun.server, begun.client
         if there.lent:
             logger.warning("%s", lent_in_words(there.lent))
-        plain = _run(server, client, config, settings)
+        plain = _run(begun.server, begun.client, config, settings)
         gates = []
         for place in (folder / f"node-{node}" for node in range(settings.nodes)):
             budget = policy.budget and replace(policy.budget, ledger=place / "ledger", anchor=place / "anchor")
             gates.append(Gate(replace(policy, budget=budget, every_seconds=0.0), name=app.name))
 
         def guarded(message: Message, context: Context) -> Message:
-            return gates[int(context.node_config["partition-id"])](message, context, client)
+            return gates[int(context.node_config["partition-id"])](message, context, begun.client)
 
-        gated = _run(server, guarded, config, settings)
+        gated = _run(begun.server, guarded, config, settings)
         for gate in gates:
             gated.refused.update(gate.refused)
             gated.left_out.update(gate.left_out)

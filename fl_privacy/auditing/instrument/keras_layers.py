@@ -17,12 +17,6 @@ _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
 _KERNELS: Mapping[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 2, 0, 1)}
 """Number of a kernel's axes -> order of these in PyTorch."""
 
-_CHANGES = (
-    *("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema"),
-    *("gradient_accumulation_steps", "loss_scale_factor"),
-)
-"""Options of an optimizer with which its step is none of PyTorch's."""
-
 
 def keras_on_torch() -> Any:
     """Return the module ``keras`` if an app imported it and it runs on PyTorch; else ``None``."""
@@ -45,7 +39,8 @@ def as_optimizer(optimizer: Any, variables: Sequence[Any]) -> torch.optim.Optimi
     """Describe a Keras optimizer of ``variables`` by one of PyTorch that makes no step."""
     told, kind = optimizer.get_config(), type(optimizer).__name__
     parameters, lr = [each.value for each in variables], float(f"{float(optimizer.learning_rate):.7g}")
-    changed = any(told.get(name) for name in _CHANGES)
+    options = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue", "use_ema", "gradient_accumulation_steps")
+    changed = any(told.get(name) for name in (*options, "loss_scale_factor"))
     if kind == "SGD" and not changed:
         return torch.optim.SGD(parameters, lr=lr, momentum=told["momentum"], nesterov=told["nesterov"])
     if kind == "Adam" and not changed:
