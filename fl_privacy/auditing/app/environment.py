@@ -242,7 +242,7 @@ def last_line_of(reply: Message, unknown: str = "an error") -> str:
 
 
 def seeded(seed: int) -> None:
-    """Seed all random streams that apps use."""
+    """Seed all random streams."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)

@@ -261,11 +261,9 @@ def keras_lent(code: str) -> Iterator[bool]:
 
 @contextmanager
 def older_names_lent(code: str) -> Iterator[None]:
-    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends.
-
-    Columns of texts in pandas take other values, as before version 3.
-    """
+    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends."""
     with ExitStack() as stack:
+        # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")

@@ -30,8 +30,7 @@ from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
 
-_PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"
-"""Files between an app and a hook."""
+_PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"  # between an app and a hook
 
 
 @contextmanager
@@ -160,12 +159,11 @@ class Hooks:
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        """Let a partitioner for large data sets divide a few drawn examples."""
         original(made, *args, **kwargs)
         made._min_partition_size = min(made._min_partition_size, 4)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Divide few drawn examples in the proportions of the numbers that are asked for."""
+        """Divide few drawn examples in the proportions of the numbers."""
         total, held = sum(lengths), len(dataset)
         if self.drawing.asked and total > 1 and total != held:
             lengths = [each * held // total for each in lengths]
@@ -173,7 +171,7 @@ class Hooks:
         return original(dataset, lengths, *args, **kwargs)
 
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
-        """Take few drawn examples for places that a larger data set would have."""
+        """Take few drawn examples for the places of many."""
         held = len(dataset)
         if self.drawing.asked and held and max(indices, default=0) >= held:
             indices = [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
@@ -202,7 +200,7 @@ class Hooks:
             return self.made(original, path)
 
     def zipped(self, original: Any, made: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-        """Open an empty archive in place of a missing one: what is read from its folder is drawn then."""
+        """Open an empty archive in place of a missing one."""
         file = self._twin(file, reads=mode == "r")
         empty = BytesIO(b"PK\x05\x06" + bytes(18))  # an archive's end alone
         original(made, empty if mode == "r" and _is_missing(file) else file, mode, *args, **kwargs)
@@ -231,7 +229,7 @@ class Hooks:
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
-        """Let a script that ends without a folder of data go on: the reader draws pictures, or names the folder."""
+        """Let an app that ends without a folder of data go on."""
         wanted = _is_missing(path) and not Path(path).suffix and stand_in.OF_DATA.search(Path(path).name)
         return original(path, *args, **kwargs) or (bool(wanted) and _ends_without())
 
@@ -317,7 +315,7 @@ def _is_missing(path: object) -> bool:
 
 
 def _ends_without() -> bool:
-    """Return whether the app ends if what it asks for is missing: a condition with ``raise`` or an exit."""
+    """Return whether the app ends without what it asks for."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and re.search(_PASSED, frame.f_code.co_filename):
         frame = frame.f_back

@@ -107,7 +107,7 @@ def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[st
 
 
 class CountingGrid(LocalGrid):
-    """Nodes in this process, with counts of replies and errors."""
+    """Count replies and errors."""
 
     def __init__(self, clients: range, app: ClientAppCallable, course: Course) -> None:
         super().__init__(clients, app)  # type: ignore[arg-type]

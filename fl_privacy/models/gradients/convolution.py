@@ -155,7 +155,7 @@ def _separated(module: nn.Module, victims: Victims) -> nn.Module | None:
 
 
 class _Separated(nn.Sequential):
-    """A normalization and its :class:`Affine`; networks such as PyTorch's transformers ask it what they ask a norm."""
+    """A normalization and its :class:`Affine`, with the fields of a norm."""
 
     eps = property(lambda self: self[0].eps)
     weight = property(lambda self: self[1].weight)
