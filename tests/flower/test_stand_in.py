@@ -1,5 +1,6 @@
 """`audit --stand-in`: apps whose data are missing come to a page on drawn examples, which says so first."""
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -13,6 +14,7 @@ import torch
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.environment import data_sets_of
 from fl_privacy.auditing.app.lent import absent_left_out, cpu_lent, loaded_here, older_names_lent
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
@@ -259,12 +261,26 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
     drawing = drawing_of("fds = FederatedDataset(partitioner=NaturalIdPartitioner(partition_by='writer_id'))", tmp_path)
     with stood_in(drawing):
         assert len(torch.utils.data.Subset(range(9), [8])) == 1
+        hub = importlib.import_module("datasets").load_dataset("someone/cifar10", None, None, None, "test")
+        assert len(hub) == 200, "its split by place"
         assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]
         assert {*drawing.saved("all")} == {"train", "test"}
+
+
+def test_a_mirror_gives_the_split_that_is_named_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("datasets")
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "test.csv").write_text("a\n1\n")
+    monkeypatch.setattr(library, "load_dataset", lambda *args, **told: (args, told))
+    with data_sets_of(tmp_path):
+        (kind,), told = library.load_dataset("someone/one", None, None, None, "test")
+        assert kind == "csv" and told["split"] == "test" and [*told["data_files"]] == ["test"]
+        own = library.load_dataset("csv", None, None, "own.csv", "train")
+        assert own == (("csv", None), {"data_dir": None, "data_files": "own.csv", "split": "train"})
 
 
 def test_the_cpu_is_lent_where_a_gpu_is_named() -> None:

@@ -118,9 +118,10 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     if folder is not None and not folder.is_dir():
         raise UserError(f"--mirror is expected to be a folder, but got {folder}.")
 
-    def redirected(original: Any, path: Any, name: Any = None, *args: Any, split: Any = None, **kwargs: Any) -> Any:
+    def redirected(original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
         if str(path) in FORMATS or Path(str(path)).exists():
-            return original(path, name, *args, split=split, **kwargs)
+            return original(path, name, **kwargs)
         asked.add(str(path))
         found = None if folder is None else find_mirrored(folder, str(path), name)
         if found is None:
@@ -128,7 +129,7 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
         kept, files = [file for file in sorted(found.iterdir()) if file.suffix in KINDS], dict[str, list[str]]()
         for file in kept:
             files.setdefault(file.stem.partition("-")[0], []).append(str(file))
-        return original(KINDS[kept[0].suffix], data_files=files, split=split)
+        return original(KINDS[kept[0].suffix], data_files=files, split=kwargs.get("split"))
 
     def alone(original: Any, self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)

@@ -119,7 +119,8 @@ class Hooks:
             yield "kagglehub", "dataset_download", fetched("{}-data".format)
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
-    def hub(self, original: Any, path: Any, name: Any = None, **kwargs: Any) -> Any:
+    def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
         files = kwargs.get("data_files")
         if (
             str(path) in FORMATS
