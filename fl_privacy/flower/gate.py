@@ -111,19 +111,19 @@ class Gate:
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
 
-    def refused_run(self, message: Message, context: Context, error: RefusedError, origin: Origin) -> Message:
+    def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
         """Return the reply to a message of a run that may not run; the ledger gets one entry for each run."""
         run = str(context.run_id)
-        if self.ledger is not None and self._runs is None:
-            self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
-        if self.ledger is not None and self._runs is not None and run not in self._runs:
-            told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
-            try:
+        told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
+        try:
+            if self.ledger is not None and self._runs is None:
+                self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
+            if self.ledger is not None and self._runs is not None and run not in self._runs:
                 self.ledger.append(**told, rho=0.0, limits=None, **vars(origin))
                 self._runs.add(run)
-            except LedgerError as failed:
-                logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
-        return Message(self._refusal(error, f" ({printable(str(error))})"), reply_to=message)
+        except LedgerError as failed:
+            logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
+        return Message(self._refusal(error, brought=True), reply_to=message)
 
     def _answer(self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin) -> RecordDict:
         kind = str(message.metadata.message_type)
@@ -150,11 +150,8 @@ class Gate:
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
         """Return one line, or noise if the app was ``asked``: it must not choose between reply and refusal."""
-        if not isinstance(error, RefusedError):
-            logger.error("The gate failed", exc_info=error)
-            error = RefusedError("gate", f"{type(error).__name__}: {error}")
         said, kind = self._refusal(error), str(message.metadata.message_type)
-        if not asked or error.reason in UNCOUNTED:
+        if not asked or getattr(error, "reason", "gate") in UNCOUNTED:
             return said
         given = lambda: admit(self.policy, kind, plain_records(message.content))  # noqa: E731
         alone = attempt(lambda: noise_alone(self.policy, kind, given()))
@@ -226,14 +223,18 @@ class Gate:
         except LedgerError as error:
             raise RefusedError("ledger", str(error)) from error
 
-    def _refusal(self, error: RefusedError, brought: str = "") -> Error:
-        """Return the line for the coordinator; ``brought`` is added, which holds nothing but what a run brought."""
+    def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
+        """Return the line for the coordinator, with the error's text if that is only about what a run ``brought``."""
+        if not isinstance(error, RefusedError):
+            logger.error("The gate failed", exc_info=error)
+            error = RefusedError("gate", f"{type(error).__name__}: {error}")
         detail = printable(str(error))
         reason = error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
         self.refused.append((reason, detail))
         del self.refused[:-MOST_REFUSED]
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
-        why = "" if self.policy.bare else f": {REASONS[reason]}{brought}"
+        more = f" ({detail})" if brought and reason != "gate" else ""
+        why = "" if self.policy.bare else f": {REASONS[reason]}{more}"
         return Error(CLIENT_RAISED, f"The site's policy lets no reply leave{why}.")
 
 
