@@ -237,11 +237,8 @@ def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
     make_missing_private(folder)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         report = _pip(["--dry-run", "--report", "-", *wanted], work)
-        try:
-            about = [each["metadata"] for each in json.loads(report)["install"]]
-            pinned = [f"{each['name']}=={each['version']}" for each in about]
-        except (ValueError, LookupError, TypeError) as error:
-            raise RefusedError("packages", "pip reported something else than what it would install") from error
+        about = [each["metadata"] for each in json.loads(report)["install"]]
+        pinned = [f"{each['name']}=={each['version']}" for each in about]
         made = Path(work) / "made"
         made.mkdir(mode=0o700)
         if pinned:
@@ -272,17 +269,16 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
         signatures: signed message and signature of each, where the message must end with the bundle's digest.
         keys: Ed25519 public keys in OpenSSH's format.
     """
-    found = list[str]()
+    found = dict[str, None]()
     for name, text in keys.items():
         key = load_ssh_public_key(text.encode())
         assert isinstance(key, ed25519.Ed25519PublicKey)
         for message, signature in signatures:
-            if not message.endswith(bytes.fromhex(bundle.digest)):
-                continue
-            with suppress(InvalidSignature):
-                key.verify(signature, message)
-                found.append(name)
-    return list(dict.fromkeys(found))
+            if message.endswith(bytes.fromhex(bundle.digest)):
+                with suppress(InvalidSignature):
+                    key.verify(signature, message)
+                    found[name] = None
+    return list(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,27 +321,23 @@ class Approvals:
                 self.forget(run)  # it may have been held while the site decided
                 return str(decision.get("who", ""))[:64]
             raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
-        about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
-        self._hold({**about, "config": dict(config), "signers": signers}, bundle)
-        return None
-
-    def _hold(self, about: dict[str, Any], bundle: Bundle) -> None:
-        place, run = self.place(about["run"], "json"), about["run"]
-        make_missing_private(self.runs.folder)
+        make_missing_private(runs.folder)
         with suppress(FileNotFoundError):  # also if the site decides just now
-            if _own(place).get("token") == about["token"]:
-                return
+            if _own(self.place(run, "json")).get("token") == token:
+                return None
         if len(self.waiting()) >= MOST_WAITING:
             raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
-        unmet = unmet_packages(bundle, any_version=self.runs.versions == "any")
-        text = json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str)
+        unmet = unmet_packages(bundle, any_version=runs.versions == "any")
+        about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
+        more = {"config": config, "signers": signers, "unmet": unmet, "since": time.time()}
+        text = json.dumps({**about, **more}, default=str)
         if len(text) > LARGEST_DECISION:
             raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
         self.forget(run)
         write_private(self.bundle_of(run, bundle.digest), bundle.content)
-        write_private(place, text)
-        words = bundle.in_words()
-        logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, words, run)
+        write_private(self.place(run, "json"), text)
+        logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, bundle.in_words(), run)
+        return None
 
     def decide(self, waiting: Waiting, says: str) -> None:
         """Write the site's ``says`` (yes or no) on a waiting run, in the name of the user of this process."""

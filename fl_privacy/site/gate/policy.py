@@ -306,8 +306,8 @@ def _reply(kind: str, given: object) -> Reply | None:
         if (record := stated.get("record")) is not None and not isinstance(record, str):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record)
-    stated = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
-    return Reply(arrays=arrays, **{n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in stated})
+    named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
+    return Reply(arrays=arrays, **{n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named})
 
 
 def _protect(given: object) -> Protect:
@@ -348,8 +348,8 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
-    limits = ("memory_mib", "processes", "seconds")
-    told = table("app", given, "reads", "writes", "environment", *limits, "isolation", "network")
+    known = "reads writes environment memory_mib processes seconds isolation network".split()
+    told = table("app", given, *known)
     checks.one_of("app.network", told.get("network", "none"), ("none",))
     isolations = ("required", "none") if brought else ("required", "where_possible", "none")
     checks.one_of("app.isolation", isolation := told.get("isolation", "required"), isolations)
