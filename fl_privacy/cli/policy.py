@@ -170,8 +170,6 @@ def show_ledger(
     sent = sum(entry.outcome == "sent" for entry in entries)
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:
-        say(
-            f"{len(account.open)} entries have no outcome: the gate works on them, or was ended; they count as replies."
-        )
+        say(f"{len(account.open)} entries have no outcome, at work or since the gate was ended; they count as replies.")
     spent, delta, most = policy.limits.spent(account), f"at delta {policy.budget.delta:g}", policy.budget.epsilon
     say(f"Epsilon spent: {spent:.4g} {f'{delta}; there is no limit' if most is None else f'of {most:g} {delta}'}.")

@@ -25,13 +25,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 LOAD_SECONDS = 600.0
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
-
 MOST_CELLS = 4
 """Largest number of runs with a process that waits for its next message."""
 
-MOST_MESSAGES = 20
-"""Largest number of a run's messages that wait for the site, each with its bundle in memory."""
-
+MOST_MESSAGES = 20  # largest number of a run's messages that wait for the site
 IDLE_SECONDS = 300.0
 """Seconds without a message after which a run's waiting process is ended."""
 
@@ -56,13 +53,13 @@ class Cell:
 
     def start(self) -> Isolation:
         """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
-        self.close()
         held = self.open()
         self._load()
         return held
 
     def open(self) -> Isolation:
         """Start the process, which then loads the app; ``UserError`` if it can't be isolated as required."""
+        self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
         wishes = Wishes(
@@ -125,7 +122,6 @@ class Cell:
         reason = "isolation"
         try:
             if self._apart is None or (self._is_loaded and not self._apart.is_quiet):
-                self.close()
                 self.open()
             reason = "app"
             if not self._is_loaded:
@@ -192,14 +188,14 @@ class Bundles:
             _, bundle, signers, since = held
             origin = Origin(f"{bundle.name} {bundle.version}", bundle.digest)
             by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
-            if by is None and time.monotonic() - since < self.runs.wait_seconds:
+            if by is None and time.monotonic() - since >= self.runs.wait_seconds:
+                self.approvals.forget(run)
+                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+            if by is None:
                 if sum(other == run for other, *_ in self._held.values()) >= MOST_MESSAGES:
                     raise RefusedError("run", f"{MOST_MESSAGES} other messages of run {run} wait")
                 self._held[number] = held
                 return None
-            if by is None:
-                self.approvals.forget(run)
-                raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
             cell = self._cell(context.run_id, bundle)
         except Exception as error:  # noqa: BLE001  (its text may name places of the site: it does not leave)
             return self.gate.refused_run(message, context, error, origin)

@@ -178,7 +178,7 @@ def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, r
     "rule", [{"exact": True, "digits": 3}, {"round_to": 0.1, "digits": 1}, {"one_of": [1], "digits": 3}]
 )
 def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="but has several"):
+    with pytest.raises(UserError, match="but this has several"):
         Rule.read("x", rule)
 
 

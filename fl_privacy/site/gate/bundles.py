@@ -43,8 +43,6 @@ MOST_WAITING = 20
 """Largest number of runs that wait; others are refused."""
 
 MOST_PACKAGES, MOST_LETTERS = 500, 10_000
-"""Largest number of requirements of a bundle, and of their letters."""
-
 INSTALL_SECONDS = 1800.0
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -354,17 +352,14 @@ class Approvals:
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
-        """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else.
-
-        Those that came too long ago are forgotten: their messages are refused, or a node has ended with them.
-        """
+        """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
         found = list[Waiting]()
         try:
             for place in self.runs.folder.glob("*.json"):
                 with suppress(FileNotFoundError):  # decided just now
                     found.append(one := Waiting(**_own(place)))
                     if not 0 <= time.time() - one.since <= self.runs.wait_seconds:
-                        self.forget(found.pop().run)
+                        self.forget(found.pop().run)  # its messages are refused by now, or ended with a node
             return sorted(found, key=lambda waiting: waiting.since)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error

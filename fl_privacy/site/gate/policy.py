@@ -348,8 +348,8 @@ def _budget(given: object, folder: Path) -> Budget:
 
 
 def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
-    known = "reads writes environment memory_mib processes seconds isolation network".split()
-    told = table("app", given, *known)
+    limits = ("memory_mib", "processes", "seconds", "isolation", "network")
+    told = table("app", given, "reads", "writes", "environment", *limits)
     checks.one_of("app.network", told.get("network", "none"), ("none",))
     isolations = ("required", "none") if brought else ("required", "where_possible", "none")
     checks.one_of("app.isolation", isolation := told.get("isolation", "required"), isolations)
@@ -376,9 +376,6 @@ def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> 
         raise UserError(f"{where}.records is expected to list names, but lists none; leave it out.")
     allowed = told.get("allow", ())
     if isinstance(allowed, Mapping):
-        rules = {
-            str(key): rule if one is None or one is True else Rule.read(f"{where}.{key}", one)
-            for key, one in allowed.items()
-        }
+        rules = {str(key): Rule.read(f"{where}.{key}", one, rule) for key, one in allowed.items()}
         return Values(records=named, rules=rules)
     return Values(records=named, rules=dict.fromkeys(names(f"{where}.allow", allowed), rule))

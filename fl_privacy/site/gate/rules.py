@@ -100,16 +100,13 @@ class Rule:
             checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
             if self.value is not None:
                 raise UserError("A rule is expected to have one of value and length, but has both.")
-        kinds = (self.exact, self.value is not None, self.one_of is not None, self.round_to is not None)
-        if sum((*kinds, self.digits is not None)) > 1:
-            raise UserError(
-                "A rule is expected to have one of exact, value, one_of, round_to and digits, but has several."
-            )
+        if self.exact + sum(one is not None for one in (self.value, self.one_of, self.round_to, self.digits)) > 1:
+            raise UserError("A rule has one of exact, value, one_of, round_to and digits, but this has several.")
 
     @classmethod
-    def read(cls, where: str, given: object) -> "Rule":
+    def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
         if given is None or given is True:
-            given = {}
+            return usual or cls()
         if not isinstance(given, Mapping):
             raise UserError(f"{where} is expected to be a rule such as {{digits: 3}}, but got {given!r}.")
         known = [field.name for field in fields(cls)]
