@@ -118,7 +118,7 @@ class Gate:
         told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
         try:
             if self.ledger is not None and run not in self._runs:
-                self.ledger.append(**told, rho=0.0, **vars(origin))
+                self.ledger.append(**told, rho=0.0, limits=None, **vars(origin))
                 self._runs.add(run)
         except LedgerError as failed:
             logger.error("The refusal of run %s is not in the ledger: %s", run, failed)

@@ -241,12 +241,9 @@ def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
         made.mkdir(mode=0o700)
         if pinned:
             _pip(["--no-deps", "--target", str(made), *pinned], work)
-        try:
+        with suppress(OSError):  # another node was faster
             made.rename(into)
-        except OSError:
-            if not into.is_dir():  # otherwise another node was faster
-                raise
-    return into
+    return into.resolve(strict=True)
 
 
 def _pip(arguments: Sequence[str], work: str) -> str:

@@ -64,7 +64,8 @@ class Wishes:
 
     @classmethod
     def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
+        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
+        return cls(**plain)
 
 
 @dataclass
