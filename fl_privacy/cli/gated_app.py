@@ -34,8 +34,7 @@ def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
 
     folder = Path("app").absolute()
     with zipfile.ZipFile(io.BytesIO(bundle[0])) as archive:
-        # Python would take a module's compiled form, which no review reads, without a look at its source
-        archive.extractall(folder, [name for name in archive.namelist() if "__pycache__" not in name])
+        archive.extractall(folder, [name for name in archive.namelist() if "__pycache__" not in name])  # unreviewed
     sys.path[:0] = packages
     return loaded(reference, folder)
 

@@ -18,11 +18,10 @@ from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
 from fl_privacy.site.gate.bundles import Approvals, Bundle, install_packages, read_bundle, signers_of, unmet_packages
 from fl_privacy.site.gate.isolation import Isolation, Wishes
-from fl_privacy.site.gate.policy import AppLimits
+from fl_privacy.site.gate.policy import LOAD_SECONDS, AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
 logger: logging.Logger = logging.getLogger(__name__)
-LOAD_SECONDS = 600.0
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 MOST_CELLS = 4

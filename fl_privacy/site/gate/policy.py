@@ -24,6 +24,7 @@ LARGEST_POLICY = 1 << 20
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
+LOAD_SECONDS = 600.0  # for an app to start, in addition to those for a message
 
 LEAST_MEMORY = 512
 """MiB that an app needs to load PyTorch."""
