@@ -34,7 +34,7 @@ def _loaded(reference: str, bundle: list[bytes], packages: list[str]) -> Any:
 
     folder = Path("app").absolute()
     with zipfile.ZipFile(io.BytesIO(bundle[0])) as archive:
-        archive.extractall(folder)
+        archive.extractall(folder, [name for name in archive.namelist() if "__pycache__" not in name])  # unreviewed
     sys.path[:0] = packages
     return loaded(reference, folder)
 

@@ -32,19 +32,16 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     write_private(Path(told), "")
     from fl_privacy.flower.inside.supernode import SuperNodeAddress, answer_messages  # noqa: PLC0415  (takes seconds)
 
-    if isinstance(loaded, tuple):
-        answer_messages(SuperNodeAddress(address, secret), *loaded)
-    answer_messages(SuperNodeAddress(address, secret), lambda message, context, _: loaded(message, context))
+    answer_messages(SuperNodeAddress(address, secret), *loaded)
 
 
-def answerer(app: str, policy: str) -> Any:
-    """Return the app, behind the gate of ``policy`` if any; a pair for ``answer_messages`` if runs bring theirs."""
-    if not policy:
-        return installed_app(app)
+def answerer(app: str, policy: str) -> tuple[Any, ...]:
+    """Return what ``answer_messages`` takes: the app, behind the gate of ``policy`` if any, or those of runs."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
-    if (found := read_policy(policy)).runs is None:
-        return gated_app(app, policy)
+    if not policy or (found := read_policy(policy)).runs is None:
+        loaded = gated_app(app, policy) if policy else installed_app(app)
+        return (lambda message, context, _: loaded(message, context),)
     from fl_privacy.flower.app_process import Bundles  # noqa: PLC0415
     from fl_privacy.flower.gate import Gate  # noqa: PLC0415
 

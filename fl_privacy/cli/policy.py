@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import zipfile
 from importlib.resources import files
 from typing import Annotated
 
@@ -115,10 +116,16 @@ def approve(
         f"SHA-256 of its bundle: {asked.fab}; signed by {', '.join(asked.signers) or 'none of the keys in the policy'}."
     )
     for key, value in sorted(asked.config.items()):
-        say(visible(f"  {key} = {value!r:.200}"))
+        say(visible(f"  {key} = {value!r}"))
     for text, instead in asked.unmet.items():
         say(visible(f"It needs {text}: {instead}."))
-    say(review_app(approvals.bundle_of(run, asked.fab)).in_words())
+    if not refuse:  # also a bundle that no review can read
+        place = approvals.bundle_of(run, asked.fab)
+        say(review_app(place).in_words())
+        with zipfile.ZipFile(place) as archive:
+            names = sorted(archive.namelist())
+        unread = [each for each in names if "/." in f"/{each}" or not each.endswith((".py", ".ipynb", "/"))]
+        say(visible(f"The review reads none of these files, which can hold code: {', '.join(unread)}."))
     if not yes and not refuse:
         yes = typer.confirm(f"Let run {asked.run} in?")
     approvals.decide(asked, "yes" if yes else "no")
@@ -163,6 +170,6 @@ def show_ledger(
     sent = sum(entry.outcome == "sent" for entry in entries)
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:
-        say(f"{len(account.open)} of the entries have no outcome, since the gate was ended; they count as replies.")
+        say(f"{len(account.open)} entries have no outcome, at work or since the gate was ended; they count as replies.")
     spent, delta, most = policy.limits.spent(account), f"at delta {policy.budget.delta:g}", policy.budget.epsilon
     say(f"Epsilon spent: {spent:.4g} {f'{delta}; there is no limit' if most is None else f'of {most:g} {delta}'}.")

@@ -49,7 +49,8 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
         policy: site policy, a file or a shipped name: the worker is then its gate, and the app runs in a process of its
             own, see ``fl_privacy.flower.gate``.
     """
-    if taken := [name for name in _OURS if any(argument.partition("=")[0] == name for argument in arguments)]:
+    given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
+    if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:
         raise UserError(
             f"fl-privacy supernode sets {taken[0]} itself and is expected without it; use flower-supernode for another"
             " way to run apps."
@@ -61,7 +62,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser = argparse.ArgumentParser(add_help=False)
         parser.add_argument("--host", default="127.0.0.1")
         parser.add_argument("--port", default="9094")
         runtime, told = parser.parse_known_args(arguments)[0], Path(folder) / "app"
@@ -101,7 +102,7 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> bool:
     own = [] if policy in READY else [Path(policy)]
     own += [found.budget.ledger, found.budget.anchor] if found.budget else []
     own += [found.runs.folder] if found.runs else []
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(add_help=False)  # abbreviations too, as Flower takes them
     parser.add_argument("--auth-supernode-private-key", type=Path)
     if (key := parser.parse_known_args(arguments)[0].auth_supernode_private_key) is not None:
         own.append(key)

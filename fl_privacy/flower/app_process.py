@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -17,17 +18,16 @@ from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
 from fl_privacy.site.gate.bundles import Approvals, Bundle, install_packages, read_bundle, signers_of, unmet_packages
 from fl_privacy.site.gate.isolation import Isolation, Wishes
-from fl_privacy.site.gate.policy import AppLimits
+from fl_privacy.site.gate.policy import LOAD_SECONDS, AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
 logger: logging.Logger = logging.getLogger(__name__)
-LOAD_SECONDS = 600.0
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
-
 
 MOST_CELLS = 4
 """Largest number of runs with a process that waits for its next message."""
 
+MOST_MESSAGES = 20  # largest number of a run's messages that wait for the site
 IDLE_SECONDS = 300.0
 """Seconds without a message after which a run's waiting process is ended."""
 
@@ -52,13 +52,13 @@ class Cell:
 
     def start(self) -> Isolation:
         """Start the process and load the app; ``UserError`` if it can't be isolated as required, or can't be loaded."""
-        self.close()
         held = self.open()
         self._load()
         return held
 
     def open(self) -> Isolation:
         """Start the process, which then loads the app; ``UserError`` if it can't be isolated as required."""
+        self.close()
         limits, bundled = self.limits, self.bundle is not None
         more = () if self.packages is None else (str(self.packages),)
         wishes = Wishes(
@@ -118,20 +118,22 @@ class Cell:
 
         A process that fails, is late or sends anything but one answer is ended, with a ``RefusedError``.
         """
+        reason = "isolation"
         try:
-            if self._apart is not None and not self._is_loaded:
+            if self._apart is None or (self._is_loaded and not self._apart.is_quiet):
+                self.open()
+            reason = "app"
+            if not self._is_loaded:
                 self._load()
-            if self._apart is None or not self._apart.is_quiet:
-                self.start()
         except UserError as error:
-            raise RefusedError("isolation", str(error)) from error
+            raise RefusedError(reason, str(error)) from error
         apart = self._apart
         assert apart is not None
         asked = [context_bytes(context), *message_parts(message)]
         deadline = time.monotonic() + self.limits.seconds
         try:
             apart.send(asked, deadline)
-            failed, state, *reply = apart.receive(2 * sum(map(len, asked)) + MORE, deadline)
+            failed, state, *reply = apart.receive(2 * sum(map(len, asked[1:])) + MORE, deadline)
             answer = None if failed else message_from_parts(reply)
             kept = context_of(state).state
         except Exception as error:  # any error that malformed bytes raise
@@ -168,7 +170,7 @@ class Bundles:
         assert runs is not None
         self.gate, self.runs, self.approvals = gate, runs, Approvals(runs)
         self._cells: OrderedDict[int, tuple[Cell, float]] = OrderedDict()
-        self._held: dict[str, tuple[Bundle, float]] = {}
+        self._held: dict[str, tuple[str, Bundle, list[str], float]] = {}
         self._answered: int | None = None
         probe = Cell("", gate.policy.app, bundle=b"")
         probe.open()
@@ -176,27 +178,28 @@ class Bundles:
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
         """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
-        number, run = message.metadata.message_id, str(context.run_id)
+        number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
-            held = self._held.pop(number) if number in self._held else (read_bundle(brought.content), time.monotonic())
-        except RefusedError as error:
-            return self.gate.refused_run(message, context, error, Origin())
-        bundle, since = held
-        app = f"{bundle.name} {bundle.version}"
-        try:
-            signers = signers_of(bundle, brought.signatures, self.runs.keys)
+            if (held := self._held.pop(number, None)) is None:
+                bundle = read_bundle(brought.content)
+                signers = signers_of(bundle, brought.signatures, self.runs.keys)
+                held = run, bundle, signers, time.monotonic()
+            _, bundle, signers, since = held
+            origin = Origin(f"{bundle.name} {bundle.version}", bundle.digest)
             by = self.approvals.admit(bundle, run, dict(context.run_config), signers)
-            if by is None and time.monotonic() - since < self.runs.wait_seconds:
-                self._held[number] = bundle, since
-                return None
-            if by is None:
+            if by is None and time.monotonic() - since >= self.runs.wait_seconds:
                 self.approvals.forget(run)
                 raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
+            if by is None:
+                if sum(other == run for other, *_ in self._held.values()) >= MOST_MESSAGES:
+                    raise RefusedError("run", f"{MOST_MESSAGES} other messages of run {run} wait")
+                self._held[number] = held
+                return None
             cell = self._cell(context.run_id, bundle)
-        except RefusedError as error:
-            return self.gate.refused_run(message, context, error, Origin(app, bundle.digest))
+        except Exception as error:  # noqa: BLE001  (its text may name places of the site: it does not leave)
+            return self.gate.refused_run(message, context, error, origin)
         self._answered = context.run_id
-        return self.gate(message, context, cell, Origin(app, bundle.digest, by))
+        return self.gate(message, context, cell, replace(origin, approved_by=by))
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
         """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""

@@ -34,6 +34,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 MOST_RUNS = 4  # largest number of runs whose state and last model a gate keeps
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
 
+OF_RUNS = ("bundle", "run", "packages", "size")
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
 
@@ -73,13 +74,13 @@ class Gate:
         self.refused: list[tuple[str, str]] = []
         self.left_out: Counter[str] = Counter()
         self.ledger: Ledger | None = None
+        self._runs = set[str]()
         if (budget := self.policy.budget) is not None:
             self.ledger = Ledger(budget.ledger, budget.anchor)
-            self.ledger.account()
+            self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
         self._states: OrderedDict[int, RecordDict] = OrderedDict()
         self._models: OrderedDict[int, dict[str, Any]] = OrderedDict()
         self._told: set[int] = set()
-        self._runs: set[str] | None = None
         self._took: dict[str, float] = {}
         self._defend: Defend | None = None
         if (protect := self.policy.protect) is not None and protect.defense is not None:
@@ -111,19 +112,17 @@ class Gate:
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
 
-    def refused_run(self, message: Message, context: Context, error: RefusedError, origin: Origin) -> Message:
+    def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
         """Return the reply to a message of a run that may not run; the ledger gets one entry for each run."""
         run = str(context.run_id)
-        if self.ledger is not None and self._runs is None:
-            self._runs = {entry.run for entry in self.ledger.entries() if entry.kind == REFUSED_RUN}
-        if self.ledger is not None and self._runs is not None and run not in self._runs:
-            told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
-            try:
+        told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
+        try:
+            if self.ledger is not None and run not in self._runs:
                 self.ledger.append(**told, rho=0.0, limits=None, **vars(origin))
                 self._runs.add(run)
-            except LedgerError as failed:
-                logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
-        return Message(self._refusal(error, f" ({printable(str(error))})"), reply_to=message)
+        except LedgerError as failed:
+            logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
+        return Message(self._refusal(error, brought=True), reply_to=message)
 
     def _answer(self, message: Message, context: Context, call_next: ClientAppCallable, origin: Origin) -> RecordDict:
         kind = str(message.metadata.message_type)
@@ -132,8 +131,7 @@ class Gate:
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
-        number = self._reserved(kind, rho, context, origin)
-        outcome, left = "failed", ""
+        number, outcome, left = self._reserved(kind, rho, context, origin), "failed", ""
         try:
             replied = self._asked(message, context, received, call_next)
             outcome = "refused"
@@ -142,7 +140,8 @@ class Gate:
                 released = self._defend(received, released)
             outcome, left = "sent", released.in_words() if origin.fab else ""
         finally:  # in every case, the app has been asked
-            self._settle(number, outcome, rho if outcome == "sent" else rho or 0.0, left)
+            if self.ledger is not None:
+                self.ledger.settle(number, outcome, rho if outcome == "sent" else rho or 0.0, left)
         self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
             _remember(self._models, context.run_id, kept)
@@ -150,11 +149,8 @@ class Gate:
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
         """Return one line, or noise if the app was ``asked``: it must not choose between reply and refusal."""
-        if not isinstance(error, RefusedError):
-            logger.error("The gate failed", exc_info=error)
-            error = RefusedError("gate", f"{type(error).__name__}: {error}")
         said, kind = self._refusal(error), str(message.metadata.message_type)
-        if not asked or error.reason in UNCOUNTED:
+        if not asked or _reason(error) in UNCOUNTED:
             return said
         given = lambda: admit(self.policy, kind, plain_records(message.content))  # noqa: E731
         alone = attempt(lambda: noise_alone(self.policy, kind, given()))
@@ -211,30 +207,28 @@ class Gate:
         if self.ledger is None:
             return 0
         told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "policy": self.policy.digest}
-        try:
-            return self.ledger.append(**told, rho=rho, limits=self.policy.limits, **vars(origin)).entries
-        except ExhaustedError as error:
-            raise RefusedError("day" if "this day" in str(error) else "budget", str(error)) from error
-        except LedgerError as error:
-            raise RefusedError("ledger", str(error)) from error
+        return self.ledger.append(**told, rho=rho, limits=self.policy.limits, **vars(origin)).entries
 
-    def _settle(self, number: int, outcome: str, rho: float | None, left: str) -> None:
-        if self.ledger is None:
-            return
-        try:
-            self.ledger.settle(number, outcome, rho, left)
-        except LedgerError as error:
-            raise RefusedError("ledger", str(error)) from error
-
-    def _refusal(self, error: RefusedError, brought: str = "") -> Error:
-        """Return the line for the coordinator; ``brought`` is added, which holds nothing but what a run brought."""
-        detail = printable(str(error))
-        reason = error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
+    def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
+        """Return the line for the coordinator, with the error's text if that is only about what a run ``brought``."""
+        detail, reason = printable(str(error)), _reason(error)
+        if reason == "gate":
+            logger.error("The gate failed", exc_info=error)
+            detail = printable(f"{type(error).__name__}: {error}")
         self.refused.append((reason, detail))
         del self.refused[:-MOST_REFUSED]
         logger.warning("Refused, since %s: %s", REASONS[reason], detail)
-        why = "" if self.policy.bare else f": {REASONS[reason]}{brought}"
+        more = f" ({detail})" if brought and reason in OF_RUNS else ""
+        why = "" if self.policy.bare else f": {REASONS[reason]}{more}"
         return Error(CLIENT_RAISED, f"The site's policy lets no reply leave{why}.")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ExhaustedError):
+        return "day" if "this day" in str(error) else "budget"
+    if isinstance(error, RefusedError):
+        return error.reason if error.reason in REASONS else "app"  # an app in this process may raise anything
+    return "ledger" if isinstance(error, LedgerError) else "gate"
 
 
 def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:

@@ -5,6 +5,12 @@ import hashlib
 import io
 import json
 import logging
+import os
+import pwd
+import py_compile
+import subprocess
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +25,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supernode import start_client_internal as flower_node
 
+from fl_privacy.cli import gated_app
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.flower import app_process
@@ -28,6 +35,7 @@ from fl_privacy.flower.inside import supernode
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
+from fl_privacy.site.gate import bundles
 from fl_privacy.site.gate.bundles import MOST_WAITING, Approvals, Bundle, Runs, read_bundle, signers_of, unmet_packages
 from fl_privacy.site.gate.isolation import Isolation
 from fl_privacy.site.gate.policy import parse_policy
@@ -136,6 +144,8 @@ BROKEN = {
     "no TOML": fab(more="["),
     "a large project": fab(more=f'note = "{"x" * (1 << 20)}"'),
     "many packages": fab(packages=str(["numpy"] * 501)),
+    "many extras": fab(packages=str([f"numpy[{','.join(f'e{n}' for n in range(3000))}]"])),
+    "a text of packages": fab(packages='"numpy"'),
 }
 
 
@@ -154,6 +164,10 @@ def test_packages_beyond_what_is_installed_are_named() -> None:
     assert list(found) == ["Python >=3.90", "numpy<1", "no-such-thing>=2", "x y"]
     assert "is installed" in found["numpy<1"] and found["no-such-thing>=2"] == "not installed"
     assert "numpy<1" not in unmet_packages(bundle, any_version=True)
+    long = f"no-{'x' * 200}"
+    odd = [f"{long}; python_version > '3'", "numpy; python_version ~= 'x'", f"numpy; {'(' * 2000}"]
+    found = unmet_packages(read_bundle(fab(packages=str(odd))))
+    assert found == {long: "not installed", odd[1]: "no requirement", odd[2]: "no requirement"}, "whole, as pip gets it"
 
 
 def test_packages_of_an_extra_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +178,49 @@ def test_packages_of_an_extra_are_looked_at(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.syspath_prepend(tmp_path)
     for text, missing in (("there", []), ("there[more]", ["no-such-thing"]), ("there[all]", ["no-such-thing"])):
         found = unmet_packages(read_bundle(fab(packages=f'["{text}"]')))
-        assert [each.partition(";")[0] for each in found] == missing
+        assert list(found) == missing, "without the marker, by which pip would install nothing"
+
+
+def test_a_site_s_index_is_not_named_to_others_and_another_node_may_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise subprocess.CalledProcessError(1, ["/site/python"], stderr="Looking in: https://user:word@index.site")
+
+    monkeypatch.setattr(subprocess, "run", fails)
+    with pytest.raises(RefusedError) as refused:
+        bundles.install_packages({"a": "not installed"}, tmp_path / "packages")
+    assert "index.site" in caplog.text and not {"index.site", "/site"} & set(str(refused.value).split())
+
+    def installs(arguments: list[str], work: str) -> str:
+        if "--target" in arguments:
+            (tmp_path / "other" / "here").mkdir(parents=True)
+            (tmp_path / "other").rename(Path(work).parent / name)
+            (Path(arguments[2]) / "mine").touch()
+        return '{"install": [{"metadata": {"name": "a", "version": "1"}}]}'
+
+    monkeypatch.setattr(bundles, "_pip", installs)
+    told = json.dumps([["a"], sys.version]).encode()
+    name = digest(told)[:32]
+    assert (bundles.install_packages({"a": "not installed"}, tmp_path / "packages") / "here").exists()
+
+
+def test_a_module_s_compiled_form_is_not_run_in_place_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "evil.py").write_text("client = 'unseen'\n")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(tmp_path / "evil.py"), str(tmp_path / "evil.pyc"), invalidation_mode=unchecked)
+    made = io.BytesIO(fab("client = 'reviewed'\n"))
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.write(tmp_path / "evil.pyc", f"__pycache__/brought_app.{sys.implementation.cache_tag}.pyc")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "brought_app", raising=False)
+    try:
+        assert gated_app._loaded("brought_app:client", [made.getvalue()], []) == "reviewed"
+    finally:
+        sys.modules.pop("brought_app", None)
 
 
 def test_a_signature_holds_for_one_bundle_and_one_key() -> None:
@@ -208,15 +264,24 @@ def test_runs_are_let_in_by_bundle_key_or_name(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(tmp_path: Path) -> None:
+def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle, one = read_bundle(fab(packages='["no-such-thing"]')), approvals(tmp_path, approve="each run")
     assert admitted(one, bundle, lr=1) is None and admitted(one, bundle, lr=1) is None
     (waiting,) = one.waiting()
     assert waiting.config == {"lr": 1} and waiting.unmet == {"no-such-thing": "not installed"}
     assert oct(one.bundle_of("7", bundle.digest).stat().st_mode)[-3:] == "600"
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     one.decide(waiting, "yes")
     assert not one.waiting()
-    assert admitted(one, bundle, lr=1) not in {None, ""}
+    assert admitted(one, bundle, lr=1) == f"user {os.getuid()}", "a container's user has no name"
+    monkeypatch.undo()
+    one.decide(waiting, "yes")
+    monkeypatch.setenv("LOGNAME", "somebody")
+    assert admitted(one, bundle, lr=1) == pwd.getpwuid(os.getuid()).pw_name
+    one.place("7", "decision").rename(one.place("8", "decision"))
+    assert admitted(one, bundle, run="8", lr=1) is None, "another run is another question"
     assert admitted(one, bundle, lr=2) is None, "another configuration is another question"
     assert admitted(one, read_bundle(fab(name="other")), lr=1) is None, "so is another bundle"
     one.decide(next(each for each in one.waiting() if each.run == "7"), "no")
@@ -249,6 +314,32 @@ def test_the_number_of_runs_that_wait_is_bounded(tmp_path: Path) -> None:
         one.place("../7", "fab")
 
 
+def test_runs_that_ended_with_a_node_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, one = read_bundle(fab()), approvals(tmp_path, approve="others", wait_seconds=50)
+    for number in range(MOST_WAITING):
+        assert admitted(one, bundle, run=str(number)) is None
+    now = time.time()
+    monkeypatch.setattr(bundles.time, "time", lambda: now + 60)
+    assert admitted(one, bundle, run="99") is None
+    assert [each.run for each in one.waiting()] == ["99"] and len(list(one.runs.folder.iterdir())) == 2
+
+
+def test_a_decision_between_two_looks_at_the_folder_harms_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, one, own = read_bundle(fab()), approvals(tmp_path, approve="others"), bundles._own
+    assert admitted(one, bundle) is None and admitted(one, bundle, run="8") is None
+
+    def decided_meanwhile(place: Path) -> dict[str, Any]:
+        if place.suffix == ".json":
+            one.forget("7")
+        return own(place)
+
+    monkeypatch.setattr(bundles, "_own", decided_meanwhile)
+    assert [each.run for each in one.waiting()] == ["8"]
+    assert admitted(one, bundle) is None
+
+
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
@@ -261,6 +352,7 @@ def test_the_number_of_runs_that_wait_is_bounded(tmp_path: Path) -> None:
         ("{approve: sometimes}", "runs.approve"),
         ("{install: pip}", "runs.install"),
         ("{wait_seconds: 0}", "runs.wait_seconds"),
+        ("{}\napp: {isolation: where_possible}", "app.isolation is expected to be"),
         ("{folder: data/runs}\napp: {reads: [data]}", "runs.folder is expected to be away from what the app reads"),
     ],
 )
@@ -295,20 +387,27 @@ def test_rules_on_runs_are_said_in_sentences(tmp_path: Path) -> None:
 def test_a_site_sees_a_review_and_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(written(tmp_path, "{approve: others}"))
     one = Approvals(Gate(place).policy.runs or Runs())
-    bundle = read_bundle(fab(CLIENT.replace("STEP", "0") + "\nimport requests\n", packages='["no-such-thing"]'))
+    made = io.BytesIO(fab(CLIENT.replace("STEP", "0") + "\nimport requests\n", packages='["no-such-thing"]'))
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.writestr("brought_app.so", "")
+    bundle = read_bundle(made.getvalue())
     for run in ("7", "8"):
-        assert admitted(one, bundle, run=run, note="\x1b[2Jx") is None
+        assert admitted(one, bundle, run=run, note="\x1b[2Jx" + " " * 300 + "end") is None
     assert run_command_line(["policy", "approve", place]) == 0
     said = capsys.readouterr().out
     assert "2 runs wait." in said and bundle.digest in said
     assert run_command_line(["policy", "approve", place, "7", "--yes"]) == 0
     said = capsys.readouterr().out
     assert "train" in said and "requests" in said and "no-such-thing: not installed" in said and "\x1b" not in said
+    assert " end'" in said and "brought_app.so, pyproject.toml." in said, "all of the configuration and all files"
     assert "Run 7 is approved." in said
+    one.bundle_of("8", bundle.digest).write_bytes(b"what no review can read")
+    assert run_command_line(["policy", "approve", place, "8", "--yes"]) == 2
     assert run_command_line(["policy", "approve", place, "8", "--refuse"]) == 0
-    assert admitted(one, bundle, run="7", note="\x1b[2Jx")
+    assert admitted(one, bundle, run="7", note="\x1b[2Jx" + " " * 300 + "end")
     with pytest.raises(RefusedError):
-        admitted(one, bundle, run="8", note="\x1b[2Jx")
+        admitted(one, bundle, run="8", note="\x1b[2Jx" + " " * 300 + "end")
+    capsys.readouterr()
     for arguments, wrong in ((["9"], "a run that waits"), (["8", "--yes", "--refuse"], "got both")):
         assert run_command_line(["policy", "approve", place, *arguments]) != 0
         assert wrong in capsys.readouterr().err
@@ -321,8 +420,10 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cell, "open", lambda cell: start(cell) if cell.app else Isolation())
 
 
-def asked(bundles: Bundles, content: bytes, run: int = 1) -> Message | None:
-    return bundles.answer(*question(run), Brought(content, ()))
+def asked(bundles: Bundles, content: bytes, run: int = 1, number: str = "") -> Message | None:
+    message, context = question(run)
+    message.metadata.__dict__["_message_id"] = number or str(run)
+    return bundles.answer(message, context, Brought(content, ()))
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -342,6 +443,28 @@ def test_a_run_that_is_not_approved_gets_one_line_and_one_entry(site: Path) -> N
     again = Bundles(Gate(site / "site.yaml"))
     asked(again, other)
     assert len(gate.ledger.entries()) == 2, "nor is one made after a restart"  # type: ignore[union-attr]
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_a_failure_of_the_site_is_not_described_to_others(site: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundles = Bundles(gate_of(site, "{approve: others}"))
+    (site / "site" / "runs").write_text("no folder")
+    with (site / "site" / "ledger").open("ab") as ledger:
+        ledger.write(b"torn")
+    for content in (fab(), b"PK"):  # the second is refused, and the ledger can't say so
+        reply = asked(bundles, content)
+        assert reply is not None and str(site) not in reply.error.reason
+    assert str(site / "site" / "runs") in caplog.text and "is not in the ledger" in caplog.text
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_a_run_holds_so_many_messages(site: Path) -> None:
+    bundles = Bundles(gate_of(site, "{approve: others}"))
+    numbers = [str(number) for number in range(app_process.MOST_MESSAGES)]
+    assert [asked(bundles, fab(), number=one) for one in numbers] == [None] * len(numbers)
+    assert asked(bundles, fab(), number="0") is None and asked(bundles, fab(), 2, "another run's") is None
+    reply = asked(bundles, fab(), number="one more")
+    assert reply is not None and "other messages of run 1 wait" in reply.error.reason
 
 
 @pytest.mark.usefixtures("unprobed")
@@ -478,7 +601,7 @@ def test_an_app_that_can_t_be_loaded_is_refused(site: Path, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING):
         reply = asked(bundles, content)
     assert reply is not None and reply.has_error()
-    assert "no_such_module" in caplog.text and "no_such_module" not in reply.error.reason
+    assert "no_such_module" in caplog.text and reply.error.reason.endswith(": the app failed.")
 
 
 def test_a_system_that_can_t_isolate_is_refused_with_the_reason(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

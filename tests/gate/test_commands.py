@@ -184,6 +184,8 @@ def test_an_app_answers_in_another_process_behind_its_gate(tmp_path: Path, monke
     [
         (["--policy", "nowhere.yaml"], "nowhere.yaml is expected to be a file"),
         (["--policy", "site.yaml", "--auth-supernode-private-key", "data/node.key"], "away from what the app reads"),
+        (["--policy", "site.yaml", "--auth-supernode-pr=data/node.key"], "away from what the app reads"),
+        (["--policy", "site.yaml", "--isol", "subprocess"], "sets --isolation itself"),
         (["--policy", "data/site.yaml"], "away from what the app reads"),
         (["--policy", "site.yaml", "--app", "only_here:app"], "no only_here"),
         (["--policy", "site.yaml"], "add --app package.client_app:app"),

@@ -151,6 +151,34 @@ def test_a_fixed_number_leaves_whatever_the_app_says() -> None:
     assert policy(fixed).reply("train").bits == 0  # type: ignore[union-attr]
 
 
+def test_whether_a_record_is_there_is_counted_or_said_by_the_policy() -> None:
+    empty = Records(metrics={"metrics": {}}, config={"config": {}})
+    bare = PLAIN.replace("{metrics: {allow: {accuracy: {digits: 3}}}}", "{}")
+    for reply in (empty, Records()):
+        assert release(policy(bare), "evaluate", RECEIVED, reply) == Records()
+    one = PLAIN.replace("accuracy: {digits: 3}", "accuracy: {one_of: [1]}")
+    held = ({}, {"metrics": {}}, {"metrics": {"accuracy": 1}})
+    left = {str(release(policy(one), "evaluate", RECEIVED, Records(metrics=each)).metrics) for each in held}
+    assert len(left) <= 2 ** policy(one).reply("evaluate").bits  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("rule", ["1", "1.0", "false", "{exact: true, records: []}"])
+def test_a_number_is_no_rule(rule: str) -> None:
+    with pytest.raises(UserError, match="accuracy"):
+        policy(PLAIN.replace("accuracy: {digits: 3}", f"accuracy: {rule}"))
+
+
+def test_records_without_a_name_are_none() -> None:
+    with pytest.raises(UserError, match="records is expected to list names"):
+        policy(PLAIN.replace("evaluate: {metrics: {", "evaluate: {metrics: {records: [], "))
+
+
+def test_true_is_no_number_in_bounds() -> None:
+    one = policy(PLAIN.replace("accuracy: {digits: 3}", "accuracy: {exact: true, integer: true}"))
+    with pytest.raises(RefusedError, match="bool"):
+        release(one, "evaluate", RECEIVED, Records(metrics={"metrics": {"accuracy": True}}))
+
+
 @pytest.mark.parametrize(
     ("message", "kind", "reason"),
     [

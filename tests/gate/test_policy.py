@@ -174,6 +174,14 @@ def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, r
     assert error.value.reason == reason  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    "rule", [{"exact": True, "digits": 3}, {"round_to": 0.1, "digits": 1}, {"one_of": [1], "digits": 3}]
+)
+def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
+    with pytest.raises(UserError, match="but this has several"):
+        Rule.read("x", rule)
+
+
 def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:
     rule = Rule(digits=1, at_least=0, at_most=1)
     values = {rule.apply("x", k / 1e7) for k in range(0, 10_000_001, 50)}

@@ -173,7 +173,7 @@ class Brought:
     def of(cls, fab: Fab) -> "Brought":
         found = list[tuple[bytes, bytes]]()
         for text in fab.verifications.values():
-            with suppress(ValueError, LookupError, TypeError, AttributeError, OverflowError):  # from the coordinator
+            with suppress(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError):
                 told = json.loads(text)
                 signed = create_message_to_sign(hashlib.sha256(fab.content).digest(), told["signed_at"])
                 found.append((signed, decode_base64url(told["signature"])))

@@ -1,12 +1,11 @@
 """Bundles that runs bring (Flower's FAB): project, needed packages, signatures, and the site's approval of a run."""
 
-import getpass
 import hashlib
 import io
 import json
 import logging
 import os
-import platform
+import pwd
 import re
 import subprocess
 import sys
@@ -24,12 +23,12 @@ from typing import Any
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
 from fl_privacy import checks
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, visible
 from fl_privacy.files import make_missing_private, write_private
 from fl_privacy.files.foreign import open_regular
 from fl_privacy.site.gate.plain_yaml import listed, mapping, place_of, table
@@ -43,7 +42,7 @@ LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
 MOST_WAITING = 20
 """Largest number of runs that wait; others are refused."""
 
-MOST_PACKAGES = 500
+MOST_PACKAGES, MOST_LETTERS = 500, 10_000
 INSTALL_SECONDS = 1800.0
 
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -161,12 +160,13 @@ def read_bundle(content: bytes) -> Bundle:
         name, version = f"{app['publisher']}/{project['name']}", project["version"]
         client, packages = app["components"]["clientapp"], project.get("dependencies", [])
         python = project.get("requires-python", "")
-        if not all(isinstance(each, str) for each in (version, client, python, *packages)):
+        texts = (version, client, python, *packages)
+        if not isinstance(packages, list) or not all(isinstance(each, str) for each in texts):
             raise ValueError("its version, client app or packages are no texts")
         if not _NAME.fullmatch(name) or not _VERSION.fullmatch(version):
             raise ValueError("its name or version has other letters than a package's")
-        if len(packages) > MOST_PACKAGES:
-            raise ValueError(f"it asks for more than {MOST_PACKAGES} packages")
+        if len(packages) > MOST_PACKAGES or sum(map(len, texts)) > MOST_LETTERS:
+            raise ValueError(f"it asks for more than {MOST_PACKAGES} packages or in more than {MOST_LETTERS} letters")
     except Exception as error:  # a damaged archive: each compression has its own errors
         raise RefusedError("bundle", f"the bundle: {type(error).__name__}: {error!s:.400}") from error
     return Bundle(
@@ -182,15 +182,15 @@ def read_bundle(content: bytes) -> Bundle:
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
     """Return the requirements of ``bundle`` that this Python does not meet -> what is installed instead."""
-    found = dict[str, str]()
+    found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
-        if not SpecifierSet(bundle.python).contains(here := platform.python_version()):
+        if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
             found[f"{_PYTHON}{bundle.python}"] = f"{here} is installed"
     for text in bundle.packages:
         try:
-            found.update(_unmet(Requirement(text), set(), any_version=any_version))
-        except InvalidRequirement:
-            found[f"{text:.100}"] = "no requirement"
+            found.update(_unmet(Requirement(text), seen, any_version=any_version))
+        except (ValueError, RecursionError):  # also of a marker that compares what can't be compared
+            found[text] = "no requirement"
     return found
 
 
@@ -203,20 +203,22 @@ def _unmet(
     """Yield ``wanted`` if it is not installed, and what its extras need."""
     if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
         return
+    text = str(wanted).partition(";")[0].strip()  # the marker holds, and pip knows no extra
     try:
         installed = metadata.distribution(wanted.name)
     except (metadata.PackageNotFoundError, ValueError):
-        yield f"{wanted!s:.100}", "not installed"
+        yield text, "not installed"
         return
     another = wanted.url is not None or not wanted.specifier.contains(installed.version, prereleases=True)
     if another and not any_version:
-        yield f"{wanted!s:.100}", f"{installed.version} is installed"
-    for each in wanted.extras:
-        if (key := (canonicalize_name(wanted.name), each)) not in seen:
-            seen.add(key)
-            for text in installed.requires or ():
-                if (inner := Requirement(text)).marker is not None and "extra" in str(inner.marker):
-                    yield from _unmet(inner, seen, any_version=any_version, extra=each)
+        yield text, f"{installed.version} is installed"
+    new = {(canonicalize_name(wanted.name), canonicalize_name(each)) for each in wanted.extras} - seen
+    seen |= new
+    for inner in map(Requirement, (installed.requires or ()) if new else ()):
+        about = canonicalize_name(str(inner.marker or ""))
+        for _, each in new if "extra" in about else ():
+            if each in about:  # markers are evaluated slowly, and a bundle may name thousands of extras
+                yield from _unmet(inner, seen, any_version=any_version, extra=each)
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
@@ -226,36 +228,32 @@ def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
         raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
-    wanted = sorted(str(Requirement(text)) for text in unmet)
+    wanted = sorted(unmet)
     into = folder / hashlib.sha256(json.dumps([wanted, sys.version]).encode()).hexdigest()[:32]
     if into.is_dir():
         return into
     make_missing_private(folder)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        report = _pip(["install", "--dry-run", "--quiet", "--report", "-", *wanted], work)
-        try:
-            about = [each["metadata"] for each in json.loads(report)["install"]]
-            pinned = [f"{each['name']}=={each['version']}" for each in about]
-        except (ValueError, LookupError, TypeError) as error:
-            raise RefusedError("packages", "pip reported something else than what it would install") from error
+        report = _pip(["--dry-run", "--report", "-", *wanted], work)
+        about = [each["metadata"] for each in json.loads(report)["install"]]
+        pinned = [f"{each['name']}=={each['version']}" for each in about]
         made = Path(work) / "made"
         made.mkdir(mode=0o700)
         if pinned:
-            _pip(["install", "--quiet", "--no-deps", "--target", str(made), *pinned], work)
-        with suppress(FileExistsError):  # another node was faster
+            _pip(["--no-deps", "--target", str(made), *pinned], work)
+        with suppress(OSError):  # another node was faster
             made.rename(into)
-    return into
+    return into.resolve(strict=True)
 
 
 def _pip(arguments: Sequence[str], work: str) -> str:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", *arguments]
-    command.insert(command.index("install") + 1, "--only-binary=:all:")
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet"]
+    command += ["--only-binary=:all:", *arguments]
     try:
-        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RefusedError("packages", f"pip: {error}") from error
-    if done.returncode:
-        raise RefusedError("packages", f"pip: {' '.join(done.stderr.split())[-400:]}")
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.warning("%s", visible(f"{error} {getattr(error, 'stderr', '')}"[-2000:]))  # it may name the index
+        raise RefusedError("packages", "the site's index does not have them all; its log says more") from error
     return done.stdout
 
 
@@ -266,22 +264,21 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
         signatures: signed message and signature of each, where the message must end with the bundle's digest.
         keys: Ed25519 public keys in OpenSSH's format.
     """
-    found = list[str]()
+    found = dict[str, None]()
     for name, text in keys.items():
         key = load_ssh_public_key(text.encode())
         assert isinstance(key, ed25519.Ed25519PublicKey)
         for message, signature in signatures:
-            if not message.endswith(bytes.fromhex(bundle.digest)):
-                continue
-            with suppress(InvalidSignature):
-                key.verify(signature, message)
-                found.append(name)
-    return list(dict.fromkeys(found))
+            if message.endswith(bytes.fromhex(bundle.digest)):
+                with suppress(InvalidSignature):
+                    key.verify(signature, message)
+                    found[name] = None
+    return list(found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A run that waits for the site; ``token`` stands for its bundle and its configuration together."""
+    """A run that waits for the site; ``token`` stands for it, its bundle and its configuration together."""
 
     run: str
     token: str
@@ -309,44 +306,39 @@ class Approvals:
             return named
         if runs.approve == "never" or (runs.approve == "each run" and runs.allow and not named):
             raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
-        told = json.dumps([bundle.digest, config], sort_keys=True, default=str)
+        told = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
         token = hashlib.sha256(told.encode()).hexdigest()
         decision = dict[str, Any]()
         with suppress(OSError, ValueError, UserError):
             decision = _own(self.place(run, "decision"))
         if decision.get("token") == token:
             if decision.get("says") == "yes":
+                self.forget(run)  # it may have been held while the site decided
                 return str(decision.get("who", ""))[:64]
             raise RefusedError("run", f"run {run} of {bundle.in_words()} was refused")
+        make_missing_private(runs.folder)
+        with suppress(FileNotFoundError):  # also if the site decides just now
+            if _own(self.place(run, "json")).get("token") == token:
+                return None
+        if len(self.waiting()) >= MOST_WAITING:
+            raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
+        unmet = unmet_packages(bundle, any_version=runs.versions == "any")
         about = {"run": run, "token": token, "name": bundle.name, "version": bundle.version, "fab": bundle.digest}
-        self._hold({**about, "config": dict(config), "signers": signers}, bundle)
+        more = {"config": config, "signers": signers, "unmet": unmet, "since": time.time()}
+        text = json.dumps({**about, **more}, default=str)
+        if len(text) > LARGEST_DECISION:
+            raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
+        self.forget(run)
+        write_private(self.bundle_of(run, bundle.digest), bundle.content)
+        write_private(self.place(run, "json"), text)
+        logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, bundle.in_words(), run)
         return None
-
-    def _hold(self, about: dict[str, Any], bundle: Bundle) -> None:
-        place, run = self.place(about["run"], "json"), about["run"]
-        try:
-            make_missing_private(self.runs.folder)
-            if place.exists() and _own(place).get("token") == about["token"]:
-                return
-            if len(self.waiting()) >= MOST_WAITING:
-                raise RefusedError("run", f"run {run} would wait, but {MOST_WAITING} others do")
-            unmet = unmet_packages(bundle, any_version=self.runs.versions == "any")
-            text = json.dumps({**about, "unmet": unmet, "since": time.time()}, default=str)
-            if len(text) > LARGEST_DECISION:
-                raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
-            self.forget(run)
-            write_private(self.bundle_of(run, bundle.digest), bundle.content)
-            write_private(place, text)
-            words = bundle.in_words()
-            logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, words, run)
-        except RefusedError:
-            raise
-        except (OSError, ValueError, UserError) as error:
-            raise RefusedError("gate", f"the run can't wait in {self.runs.folder}: {error}") from error
 
     def decide(self, waiting: Waiting, says: str) -> None:
         """Write the site's ``says`` (yes or no) on a waiting run, in the name of the user of this process."""
-        who = "".join(letter for letter in getpass.getuser() if letter.isascii() and letter.isprintable())
+        who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
+        with suppress(KeyError):
+            who = pwd.getpwuid(os.getuid()).pw_name
         told = {"token": waiting.token, "fab": waiting.fab, "says": says, "who": who, "when": time.time()}
         write_private(self.place(waiting.run, "decision"), json.dumps(told))
         self.forget(waiting.run)
@@ -358,8 +350,13 @@ class Approvals:
 
     def waiting(self) -> list[Waiting]:
         """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
+        found = list[Waiting]()
         try:
-            found = [Waiting(**_own(place)) for place in self.runs.folder.glob("*.json")]
+            for place in self.runs.folder.glob("*.json"):
+                with suppress(FileNotFoundError):  # decided just now
+                    found.append(one := Waiting(**_own(place)))
+                    if not 0 <= time.time() - one.since <= self.runs.wait_seconds:
+                        self.forget(found.pop().run)  # its messages are refused by now, or ended with a node
             return sorted(found, key=lambda waiting: waiting.since)
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error

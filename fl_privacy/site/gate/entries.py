@@ -22,8 +22,6 @@ BEGINNING = "0" * 64
 """Digest before the first entry."""
 ASKED = "asked"
 """Outcome of an entry before the app's reply; it counts as a reply that left."""
-
-
 REFUSED_RUN = "run"
 """Kind of the entry of a run that is refused, which counts toward no limit."""
 

@@ -172,8 +172,8 @@ def _kept(
         found[name] = {}
         for key, rule in values.rules.items():
             if rule.value is None and key in record:
-                value, exact = record[key], rule.exact and rule.length is None
-                plain = isinstance(value, bool) and exact
+                value, bounds = record[key], (rule.at_least, rule.at_most, rule.length)
+                plain = isinstance(value, bool) and rule.exact and not rule.integer and bounds == (None, None, None)
                 found[name][key] = value if plain else rule.apply(f"{name}/{key}", value)
     fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
     if fixed:  # whatever the app replies or omits

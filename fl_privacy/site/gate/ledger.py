@@ -17,7 +17,7 @@ from fl_privacy.files.foreign import open_regular
 from fl_privacy.site.gate.entries import BEGINNING, DAY, YEARS, Account, Entry, Limits, Moment, moment_now
 
 LARGEST_LEDGER = 1 << 30
-LARGEST_LINE = 1 << 12
+LARGEST_LINE, LONGEST_LEFT = 1 << 12, 300
 _DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -91,9 +91,8 @@ class Ledger:
             told = {
                 name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy", "fab", "approved_by")
             }
-            return self._write(
-                descriptor, account, self._next(account, **told, outcome=outcome, rho=rho, left=left[:300])
-            )
+            left = left if len(left) <= LONGEST_LEFT else f"{left[:LONGEST_LEFT]} and more"
+            return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho, left=left))
 
     def mend(self, rho: float | None) -> bool:
         """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.

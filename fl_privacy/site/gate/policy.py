@@ -24,6 +24,7 @@ LARGEST_POLICY = 1 << 20
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
+LOAD_SECONDS = 600.0  # for an app to start, in addition to those for a message
 
 LEAST_MEMORY = 512
 """MiB that an app needs to load PyTorch."""
@@ -68,15 +69,17 @@ class Reply:
     """Allowed content of the reply to one kind of message."""
 
     arrays: Arrays | None = None
-    metrics: Values = field(default_factory=lambda: Values(records=("metrics",)))
+    metrics: Values = field(default_factory=lambda: Values(records=()))
     config: Values = field(default_factory=lambda: Values(records=()))
 
     @property
     def bits(self) -> float:
         """Return the largest number of bits outside the weights that an app can choose, with the choice of records."""
-        held = [values for values in (self.metrics, self.config) if values.rules]
-        free = [(len(values.records), rule) for values in held for rule in values.rules.values() if rule.value is None]
-        return sum(records * (rule.bits + 1) for records, rule in free)
+        bits = 0.0
+        for values in (self.metrics, self.config):
+            free = [rule.bits + 1 for rule in values.rules.values() if rule.value is None]
+            bits += len(values.records) * (sum(free) + 1) - (len(free) < len(values.rules))  # a value makes its record
+        return bits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +243,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
         protect=None if told.get("protect") is None else _protect(told["protect"]),
         budget=budget,
         rounds_per_day=None if rounds is None else checks.whole("rounds_per_day", rounds, at_least=1, example=50),
-        app=_app(told.get("app"), folder),
+        app=_app(told.get("app"), folder, brought=told.get("runs") is not None),
         runs=None if told.get("runs") is None else read_runs(told["runs"], folder, budget.ledger if budget else None),
         digest=digest,
     )
@@ -304,11 +307,8 @@ def _reply(kind: str, given: object) -> Reply | None:
         if (record := stated.get("record")) is not None and not isinstance(record, str):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record)
-    return Reply(
-        arrays=arrays,
-        metrics=_values(f"sends.{kind}.metrics", told.get("metrics"), ("metrics",), Rule()),
-        config=_values(f"sends.{kind}.config", told.get("config"), ("config",), Rule()),
-    )
+    named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
+    return Reply(arrays=arrays, **{n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named})
 
 
 def _protect(given: object) -> Protect:
@@ -348,11 +348,11 @@ def _budget(given: object, folder: Path) -> Budget:
     return Budget(epsilon=epsilon, delta=delta, ledger=ledger, anchor=anchor)
 
 
-def _app(given: object, folder: Path) -> AppLimits:
-    limits = ("memory_mib", "processes", "seconds")
-    told = table("app", given, "reads", "writes", "environment", *limits, "isolation", "network")
+def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
+    limits = ("memory_mib", "processes", "seconds", "isolation", "network")
+    told = table("app", given, "reads", "writes", "environment", *limits)
     checks.one_of("app.network", told.get("network", "none"), ("none",))
-    isolations = ("required", "where_possible", "none")
+    isolations = ("required", "none") if brought else ("required", "where_possible", "none")
     checks.one_of("app.isolation", isolation := told.get("isolation", "required"), isolations)
     memory, processes = told.get("memory_mib", 8192), told.get("processes", 128)
     checks.whole("app.memory_mib", memory, at_least=LEAST_MEMORY, at_most=1 << 24, example=8192)
@@ -373,8 +373,10 @@ def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> 
         return Values(records=records)
     told = table(where, given, "records", "allow")
     named = names(f"{where}.records", told["records"]) if "records" in told else records
+    if not named:
+        raise UserError(f"{where}.records is expected to list names, but lists none; leave it out.")
     allowed = told.get("allow", ())
     if isinstance(allowed, Mapping):
-        rules = {str(k): rule if one in (None, True) else Rule.read(f"{where}.{k}", one) for k, one in allowed.items()}
+        rules = {str(key): Rule.read(f"{where}.{key}", one, rule) for key, one in allowed.items()}
         return Values(records=named, rules=rules)
     return Values(records=named, rules=dict.fromkeys(names(f"{where}.allow", allowed), rule))

@@ -63,7 +63,7 @@ class Rule:
 
     Attributes:
         at_least, at_most: bounds of a number; by default +-``LARGEST`` for a rounded one.
-        digits: significant digits of a number.
+        digits: significant digits of a number; by default ``DIGITS``.
         round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
@@ -73,7 +73,7 @@ class Rule:
     integer: bool = False
     at_least: float | None = None
     at_most: float | None = None
-    digits: int = DIGITS
+    digits: int | None = None
     round_to: float | None = None
     exact: bool = False
     value: float | None = None
@@ -88,7 +88,8 @@ class Rule:
                 checks.number(name, number, example=32)
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
-        checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
+        if self.digits is not None:
+            checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
         if self.round_to is not None:
             checks.number("round_to", self.round_to, above=0, example=32)
         if self.one_of is not None:
@@ -99,13 +100,13 @@ class Rule:
             checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
             if self.value is not None:
                 raise UserError("A rule is expected to have one of value and length, but has both.")
-        if sum((self.exact, self.value is not None, self.one_of is not None, self.round_to is not None)) > 1:
-            raise UserError("A rule is expected to have one of exact, value, one_of and round_to, but has several.")
+        if self.exact + sum(one is not None for one in (self.value, self.one_of, self.round_to, self.digits)) > 1:
+            raise UserError("A rule has one of exact, value, one_of, round_to and digits, but this has several.")
 
     @classmethod
-    def read(cls, where: str, given: object) -> "Rule":
+    def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
         if given is None or given is True:
-            given = {}
+            return usual or cls()
         if not isinstance(given, Mapping):
             raise UserError(f"{where} is expected to be a rule such as {{digits: 3}}, but got {given!r}.")
         known = [field.name for field in fields(cls)]
@@ -150,7 +151,7 @@ class Rule:
             if self.round_to is not None:
                 value = round(value / self.round_to) * self.round_to
             else:
-                value = 0 if abs(value) < SMALLEST else float(f"{value:.{self.digits - 1}e}")
+                value = 0 if abs(value) < SMALLEST else float(f"{value:.{(self.digits or DIGITS) - 1}e}")
             value = min(max(value, low), high)
         return int(value) if whole or self.integer else float(value) + 0.0
 
@@ -183,7 +184,7 @@ class Rule:
             return math.log2((high - low) / self.round_to + 2)
         sides = [side for side in (high, -low) if side > 0]
         decades = [max(0.0, math.log10(side / SMALLEST)) + 1 for side in sides]
-        return math.log2(sum(9 * 10 ** (self.digits - 1) * each for each in decades) + 1)
+        return math.log2(sum(9 * 10 ** ((self.digits or DIGITS) - 1) * each for each in decades) + 1)
 
     def in_words(self) -> str:
         if self.length is not None:
@@ -201,7 +202,7 @@ class Rule:
             within = f" of at most {high:g}"
         if self.exact:
             return f"as {kind}{within}, exact to the last digit"
-        rounded = f"{self.digits} digits" if self.round_to is None else f"multiples of {self.round_to:g}"
+        rounded = f"{self.digits or DIGITS} digits" if self.round_to is None else f"multiples of {self.round_to:g}"
         return f"as {kind}{within}, rounded to {rounded}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from fl_privacy.site.gate.bundles import APPROVE, Runs
 from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
-from fl_privacy.site.gate.policy import MIB, AppLimits, Reply, SitePolicy
+from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, AppLimits, Reply, SitePolicy
 
 UNITS = {
     "client": "whether the site's change of a round is there or zero",
@@ -167,8 +167,9 @@ def _app(limits: AppLimits) -> Iterator[str]:
         f" writes {_listed(map(str, limits.writes)) or 'nothing but a temporary folder'}."
     )
     yield (
-        f"The app has {limits.seconds:g} s for a message, and {limits.most_bytes // MIB} MiB of memory and"
-        f" {limits.most_processes} processes in all, where the kernel has namespaces; else each process has the memory."
+        f"The app has {LOAD_SECONDS:g} s to start and {limits.seconds:g} s for a message,"
+        f" {limits.most_bytes // MIB} MiB of memory and {limits.most_processes} processes in all, where the kernel has"
+        " namespaces; else each process has the memory."
     )
 
 
