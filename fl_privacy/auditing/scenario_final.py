@@ -83,13 +83,11 @@ def _participants(
     def key(example: Sequence[Tensor]) -> tuple[bytes, ...]:
         return tuple(tensor.numpy().tobytes() for tensor in example)
 
-    trained, like = {key(one) for client in clients for one in singles_of(client.watched)}, members[:1]
-    watched = Watched(batches=list(evaluated))
-    others = [
-        one
-        for one in islice(singles_of(watched), 4 * MOST)
-        if like and [t.shape for t in one] == [t.shape for t in like[0]] and key(one) not in trained
-    ]
+    every = (replace(client.watched, passes={}) for client in clients)  # all epochs
+    trained = {key(one) for watched in every for one in singles_of(watched)}
+    loaded = {key(one): one for one in islice(singles_of(Watched(batches=list(evaluated))), 4 * MOST)}
+    shapes = [[t.shape for t in one] for one in members[:1]]
+    others = [one for own, one in loaded.items() if [t.shape for t in one] in shapes and own not in trained]
     begun = time.perf_counter()
     losses.of(members[:2], sent)
     each = (time.perf_counter() - begun) / 2

@@ -65,6 +65,13 @@ def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: in
     assert "at 1 % FPR" in found["notes"][1]
 
 
+def test_an_example_counts_once_however_often_it_is_loaded(tmp_path: Path) -> None:
+    client = LEARNS.replace("EPOCHS", "3").replace("x[:30], y[:30]", "x[:10], y[:10]").replace("FIRST", "30")
+    record = audited(tmp_path, "app_few", client, victims=1)
+    assert ", 20 examples that" in survivor(record, "participants")["made"]
+    assert ", 10 own examples" in survivor(record, "members")["made"]
+
+
 def test_examples_that_are_also_trained_on_are_no_others(tmp_path: Path) -> None:
     client = LEARNS.replace("EPOCHS", "20").replace("FIRST", "0").replace("x[0:]", "x[:30]").replace("y[0:]", "y[:30]")
     found = survivor(audited(tmp_path, "app_alike", client, victims=1), "participants")
