@@ -115,7 +115,7 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
     found = [seen for client in clients if (seen := texts_seen(client.watched))]
     if not found:
         raise NotAttackedError("no transformer on texts was seen")
-    every = [row[row >= 0] for seen in found for tokens in seen.words for row in tokens]
+    every = [_unpadded(row[row >= 0]) for seen in found for tokens in seen.words for row in tokens]
     texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_FINAL_TEXTS], found[0].number
     shares = []
     for values in (final, clients[0].watched.before):
@@ -146,6 +146,12 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
     )
     made = Scenario(uploads=f", {len(greedy)} of the clients' texts")
     return Answer(scenario=made, estimate=_share(greedy), control=_share(usual), notes=(note,))
+
+
+def _unpadded(text: Tensor) -> Tensor:
+    """Cut a text (L,) behind the first of the equal tokens at its end, which are padding if no mask says so."""
+    others = (text != text[-1:]).nonzero().flatten()
+    return text[: int(others[-1]) + 2] if len(others) else text[:1]
 
 
 def _share(right: Tensor) -> Estimate:

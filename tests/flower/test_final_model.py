@@ -78,6 +78,15 @@ def test_examples_that_are_also_trained_on_are_no_others(tmp_path: Path) -> None
     assert found["found"] is None and "that no client trained on" in found["reason"]
 
 
+def test_padding_is_no_text_that_is_continued(tmp_path: Path) -> None:
+    """Texts of five words without a mask, which a network without ``pad_token_id`` learns to fill up."""
+    client = WRITES.replace("EPOCHS", "6").replace("pad_token_id=0", "tie_word_embeddings=False")
+    client = client.replace("(8, 12), generator=g)", "(8, 12), generator=g); texts[:, 5:] = 0")
+    client = client.replace(', "attention_mask": torch.ones_like(ids)', "")
+    found = survivor(audited(tmp_path, "app_pads", client, victims=1), "continued")
+    assert found["found"] is None and "no text is long enough" in found["reason"]
+
+
 @pytest.mark.parametrize(("epochs", "told"), [(80, True), (1, False)])
 def test_texts_that_were_learned_by_heart_are_continued(tmp_path: Path, epochs: int, told: bool) -> None:
     client = WRITES.replace("EPOCHS", str(epochs))
