@@ -106,8 +106,13 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
-        if isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, nn.Conv2d):
             return IMAGES, module.in_channels, path
+        if isinstance(module, nn.modules.conv._ConvNd):
+            kind = type(module).__name__
+            raise UserError(
+                f"--model is expected to take images, rows or texts, but {path} is a {kind}; audit another."
+            )
         if isinstance(module, nn.Linear):
             return ROWS, module.in_features, path
     weight = next((name for name, p in network.named_parameters() if p.dim() > 1), None)
