@@ -27,6 +27,8 @@ DRAWS, LIKELY = 100, 0.5
 MOST_FINAL_TEXTS = 400
 """Largest number of the clients' texts that are continued."""
 
+NOISED = "the server adds noise to the mean, which is not in what clients upload"
+
 TITLE = "From the model that everybody gets"
 
 
@@ -36,10 +38,13 @@ def of_final_model(
     single: Watched | None,
     evaluated: Sequence[Any],
     seconds: float,
+    *,
+    plain: bool = True,
 ) -> Iterator[Answer]:
     """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
 
-    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on.
+    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on;
+    the mean is ``plain`` unless the server adds noise to it.
     """
     asked: Mapping[Any, Callable[[], Answer]] = {
         "participants": lambda: _participants(clients, final_values(latest), single, evaluated, seconds),
@@ -48,7 +53,7 @@ def of_final_model(
     scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
     for question, ask in asked.items():
         started = time.perf_counter()
-        made = attempt(ask)
+        made = attempt(ask) if plain else Failure(NOISED)
         answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
         known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
         seconds_taken = time.perf_counter() - started

@@ -123,9 +123,9 @@ class UpdateAudit(AuditSession):
             network = with_schema(network, Schema.inferred(self.others))
         if asked.normalization is not None:
             if self.kind is not IMAGES or len(asked.normalization.mean) not in (1, self.shape[0]):
-                given = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
+                told = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
                 raise UserError(
-                    f"--normalize is expected of images, for all channels or each, but got {given}; omit it."
+                    f"--normalize is expected of images, for all channels or each, but got {told}; omit it."
                 )
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)

@@ -85,6 +85,12 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     return Stated(claim=claim, facts=facts, clip_norm=subject.clipping_norm)
 
 
+def adds_noise(subject: object) -> bool:
+    """Return ``True`` for a strategy that adds noise to the mean, so that other sites see no upload."""
+    stated = attempt(lambda: stated_by(subject)) if isinstance(subject, Strategy) else None
+    return isinstance(stated, Stated) and stated.facts.noise_multiplier != 0
+
+
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> ByRound:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.flower.test_untouched_runs import survivor
-from tests.flower.untouched_apps import BEGUN, HEAD, audited
+from tests.flower.untouched_apps import BEGUN, HEAD, SERVER, audited, rung
 
 LEARNS = (
     HEAD
@@ -63,6 +63,18 @@ def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: in
     assert found["told"] == told, found
     assert found["control"]["low"] < 0.5 < found["control"]["high"]
     assert "at 1 % FPR" in found["notes"][1]
+
+
+def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path) -> None:
+    """Neither an outsider nor another site sees the clients' mean, which alone is known here."""
+    noised = "DifferentialPrivacyServerSideFixedClipping"
+    server = SERVER.replace("import FedAvg", f"import FedAvg, {noised}").replace(
+        "min_available_nodes=2)", f"min_available_nodes=2); strategy = {noised}(strategy, 1.0, 1.0, 2)"
+    )
+    client = LEARNS.replace("EPOCHS", "1").replace("FIRST", "30")
+    record = audited(tmp_path, "app_noised", client, server, victims=1, seconds=60.0)
+    for found in (survivor(record, "participants"), rung(record, "site")):
+        assert found["found" if "found" in found else "counts"] is None and "server adds noise" in found["reason"]
 
 
 def test_an_example_counts_once_however_often_it_is_loaded(tmp_path: Path) -> None:
