@@ -113,11 +113,9 @@ class UpdateAudit(AuditSession):
             self.truths.append(reads(place, shape=shape))
             shape = shape or tuple(self.truths[-1].inputs.shape[1:])
         self.shape = shape_of(network, asked.shape, shape)
-        given = (
-            [] if asked.others is None else [reads(expanded(asked.others), shape=self.shape, seed=asked.seed).inputs]
-        )
-        empty = torch.empty(0, *self.shape)
-        self.others = torch.cat([empty, *given]) if self.kind is not TEXTS else torch.cat([empty.long(), *given])
+        self.others = torch.empty(0, *self.shape, dtype=torch.int64 if self.kind is TEXTS else torch.float32)
+        if asked.others is not None:
+            self.others = reads(expanded(asked.others), shape=self.shape, seed=asked.seed).inputs
         self.rest = torch.cat([self.others, *(truth.inputs for truth in self.truths)])
         if self.kind is ROWS and len(self.others) > 1:  # ranges that the attacker knows, not those of the truth
             network = with_schema(network, Schema.inferred(self.others))
