@@ -27,6 +27,8 @@ DRAWS, LIKELY = 100, 0.5
 MOST_FINAL_TEXTS = 400
 """Largest number of the clients' texts that are continued."""
 
+NOISED = "the server adds noise to the mean, which is not in what clients upload"
+
 TITLE = "From the model that everybody gets"
 
 
@@ -36,10 +38,13 @@ def of_final_model(
     single: Watched | None,
     evaluated: Sequence[Any],
     seconds: float,
+    *,
+    plain: bool = True,
 ) -> Iterator[Answer]:
     """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
 
-    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on.
+    ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on;
+    the mean is ``plain`` unless the server adds noise to it.
     """
     asked: Mapping[Any, Callable[[], Answer]] = {
         "participants": lambda: _participants(clients, final_values(latest), single, evaluated, seconds),
@@ -48,7 +53,7 @@ def of_final_model(
     scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
     for question, ask in asked.items():
         started = time.perf_counter()
-        made = attempt(ask)
+        made = attempt(ask) if plain else Failure(NOISED)
         answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
         known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
         seconds_taken = time.perf_counter() - started
@@ -83,13 +88,11 @@ def _participants(
     def key(example: Sequence[Tensor]) -> tuple[bytes, ...]:
         return tuple(tensor.numpy().tobytes() for tensor in example)
 
-    trained, like = {key(one) for client in clients for one in singles_of(client.watched)}, members[:1]
-    watched = Watched(batches=list(evaluated))
-    others = [
-        one
-        for one in islice(singles_of(watched), 4 * MOST)
-        if like and [t.shape for t in one] == [t.shape for t in like[0]] and key(one) not in trained
-    ]
+    every = (replace(client.watched, passes={}) for client in clients)  # all epochs
+    trained = {key(one) for watched in every for one in singles_of(watched)}
+    loaded = {key(one): one for one in islice(singles_of(Watched(batches=list(evaluated))), 4 * MOST)}
+    shapes = [[t.shape for t in one] for one in members[:1]]
+    others = [one for own, one in loaded.items() if [t.shape for t in one] in shapes and own not in trained]
     begun = time.perf_counter()
     losses.of(members[:2], sent)
     each = (time.perf_counter() - begun) / 2
@@ -117,7 +120,7 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
     found = [seen for client in clients if (seen := texts_seen(client.watched))]
     if not found:
         raise NotAttackedError("no transformer on texts was seen")
-    every = [row[row >= 0] for seen in found for tokens in seen.words for row in tokens]
+    every = [_unpadded(row[row >= 0]) for seen in found for tokens in seen.words for row in tokens]
     texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_FINAL_TEXTS], found[0].number
     shares = []
     for values in (final, clients[0].watched.before):
@@ -148,6 +151,12 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
     )
     made = Scenario(uploads=f", {len(greedy)} of the clients' texts")
     return Answer(scenario=made, estimate=_share(greedy), control=_share(usual), notes=(note,))
+
+
+def _unpadded(text: Tensor) -> Tensor:
+    """Cut a text (L,) behind the first of the equal tokens at its end, which are padding if no mask says so."""
+    others = (text != text[-1:]).nonzero().flatten()
+    return text[: int(others[-1]) + 2] if len(others) else text[:1]
 
 
 def _share(right: Tensor) -> Estimate:

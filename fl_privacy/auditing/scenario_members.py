@@ -102,9 +102,10 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
-    """Yield the tensors (1, ...) of each loaded example."""
+    """Yield the tensors (1, ...) of each loaded example, of the first epoch alone if epochs are known."""
     batches = ([t for t in tensors_in(batch) if t.dim()] for batch in seen.batches)
-    yield from ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
+    singles = ([t[k : k + 1] for t in batch] for batch in batches for k in range(min(map(len, batch), default=0)))
+    yield from islice(singles, sum(seen.passes.values()) or None)
 
 
 def at_low_rates(inside: np.ndarray, outside: np.ndarray) -> str:

@@ -17,7 +17,7 @@ from fl_privacy.attacks.exact.first_layer import AnalyticInversion, agreed_ratio
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
-from fl_privacy.auditing.scenario_final import of_final_model
+from fl_privacy.auditing.scenario_final import NOISED, of_final_model
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -113,7 +113,7 @@ class Scenarios:
 
     ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long. The
     attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients, which also
-    ``evaluated`` batches.
+    ``evaluated`` batches. Its mean is ``plain`` unless the server adds noise to it.
     """
 
     clients: Sequence[AskedClient]
@@ -122,6 +122,7 @@ class Scenarios:
     seed: int = 0
     seconds: float = 600.0
     sites: int = 0
+    plain: bool = True
     evaluated: Sequence[Any] = ()
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
@@ -145,7 +146,7 @@ class Scenarios:
             yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
         self.tell("Asking the model that everybody gets")
         latest = [client.latest for client in self.clients]
-        yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS)
+        yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS, plain=self.plain)
 
     def attack_all(self) -> Iterator[Answer]:
         started = time.perf_counter()
@@ -211,6 +212,8 @@ class Scenarios:
         others = self.sites - 1
         if others < 1:
             return _not_attacked("site", "a single client takes part in a round, so no other site looks")
+        if not self.plain:
+            return _not_attacked("site", NOISED)
         if others > 1 and found:
             asked = [(client, client.ask(OnlyExamples(number=others))) for client, _ in found[: len(self.clients)]]
             summed = [(client, again) for client, again in asked if isinstance(again, WatchedReply)]

@@ -31,6 +31,7 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.replies import attempt, printable
 from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
 from fl_privacy.flower.curious import StrategyAround
+from fl_privacy.flower.dp_mechanisms import adds_noise
 from fl_privacy.flower.grids import pair
 from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.folder.claims import write_claims
@@ -223,7 +224,7 @@ class AuditedStrategy(StrategyAround):
         assert self._curious is not None
         report = self.report
         report.result, report.seen = result, self._seen + self._curious.problems
-        report.partitions = self._curious.partitions
+        report.partitions, report.plain = self._curious.partitions, not adds_noise(self.strategy)
 
         def claim() -> None:
             if claims := audited_claims(self.strategy, self._replies, self._rounds):

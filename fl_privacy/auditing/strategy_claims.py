@@ -75,9 +75,10 @@ def _of_clients(stated: dict[str, float], rounds: int) -> ClaimVerdict:
         return ClaimVerdict(subject="clients' own reports", claim=None, notes=("What they report is no epsilon.",))
     claim = Claim(epsilon=stated["epsilon"], delta=delta, unit="example", rounds=rounds, by="clients")
     multiplier, rate = stated.get("noise_multiplier"), stated.get("sample_rate", 1.0)
-    missing = [] if multiplier else ["their noise multiplier"]
+    multiplier = multiplier if multiplier is not None and multiplier >= 0 else None
+    missing = ["their noise multiplier"] if multiplier is None else []
     facts = Facts(
-        noise_multiplier=multiplier if multiplier and multiplier > 0 else None,
+        noise_multiplier=multiplier,
         sample_rate=rate if 0 < rate <= 1 else 1.0,
         sampling=None if rate < 1 else "none",
         rounds=rounds,

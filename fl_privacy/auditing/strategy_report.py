@@ -109,6 +109,7 @@ class AuditReport(AuditSession):
         partitions: client -> stated partition, at the end.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
+        plain: ``False`` if the strategy adds noise to the mean.
     """
 
     out: Path
@@ -130,6 +131,7 @@ class AuditReport(AuditSession):
         self._run: RunFolder | None = None
         self.result: Result | None = None
         self._told, self.identified = frozenset[str](), set[int]()
+        self.plain = True
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
         """Record into a new folder, with the plan's fields that were given; an earlier equal audit is moved aside."""
@@ -187,7 +189,12 @@ class AuditReport(AuditSession):
         own, stated, source = self.model.normalization, self._normalizations(), self.model.source
         seen = as_clients_normalize(self._observations, stated, own)
         captured = CapturedApp(
-            observations=seen, source=source, record=self.record(), found=self._found, victims=self.victims
+            observations=seen,
+            source=source,
+            record=self.record(),
+            found=self._found,
+            victims=self.victims,
+            plain=self.plain,
         )
         self.line = report_app(captured, self._attack, self._attack_name, self._run, monitor=LineMonitor())
 

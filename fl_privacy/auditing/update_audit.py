@@ -18,6 +18,7 @@ from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.update_given import SiteExamples, entrance_of, network_of, place_of, read_examples, shape_of
 from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
+from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded
@@ -39,7 +40,7 @@ from fl_privacy.types.plan import Normalization
 from fl_privacy.types.schema import Schema, with_schema
 
 KIND_OF: Mapping[Modality, Kind] = {IMAGES: "image", ROWS: "row", TEXTS: "text"}
-_EXAMPLES, _MOST_LINES = (1, 2, 4), 200
+_EXAMPLES, _MOST_INFERRED, _MOST_LINES = (1, 2, 4), 4, 200
 _DISTRACTORS, _SAME = 1000, 1e-6
 
 
@@ -100,6 +101,7 @@ class UpdateAudit(AuditSession):
     def __init__(self, asked: UpdateAuditRequest, network: nn.Module, tell: Callable[[str], None]) -> None:
         super().__init__(expanded(asked.out).absolute() / folder_name(expanded(asked.after).stem))
         self.asked, self.tell, self.problems, self.answers = asked, tell, list[str](), list[Answer]()
+        self.device = str(resolve_device(asked.device))
         self.kind, width, self.entrance = entrance_of(network)
         if asked.shape is not None and len(asked.shape) == 3:
             self.kind, width = IMAGES, asked.shape[0]  # of which a fully connected layer takes the pixels
@@ -111,15 +113,18 @@ class UpdateAudit(AuditSession):
             self.truths.append(reads(place, shape=shape))
             shape = shape or tuple(self.truths[-1].inputs.shape[1:])
         self.shape = shape_of(network, asked.shape, shape)
-        given = (
-            [] if asked.others is None else [reads(expanded(asked.others), shape=self.shape, seed=asked.seed).inputs]
-        )
-        empty = torch.empty(0, *self.shape)
-        self.others = torch.cat([empty, *given]) if self.kind is not TEXTS else torch.cat([empty.long(), *given])
+        self.others = torch.empty(0, *self.shape, dtype=torch.int64 if self.kind is TEXTS else torch.float32)
+        if asked.others is not None:
+            self.others = reads(expanded(asked.others), shape=self.shape, seed=asked.seed).inputs
         self.rest = torch.cat([self.others, *(truth.inputs for truth in self.truths)])
         if self.kind is ROWS and len(self.others) > 1:  # ranges that the attacker knows, not those of the truth
             network = with_schema(network, Schema.inferred(self.others))
         if asked.normalization is not None:
+            if self.kind is not IMAGES or len(asked.normalization.mean) not in (1, self.shape[0]):
+                told = f"{asked.normalization.in_words()} for {self.kind.data} of shape {self.shape}"
+                raise UserError(
+                    f"--normalize is expected of images, for all channels or each, but got {told}; omit it."
+                )
             network = normalized(network, asked.normalization)
         self.network = network if self.kind is TEXTS else plain_model(network, self.shape)
         with torch.no_grad():
@@ -133,10 +138,10 @@ class UpdateAudit(AuditSession):
 
     def assumptions(self) -> list[tuple[int, int]]:
         """Return numbers of examples and steps to attack: those given, inferred, of the data, or a few."""
-        first = self.found[0]
-        steps = self.asked.steps or ((first.steps,) if first.steps else (1,))
+        steps = self.asked.steps or tuple(dict.fromkeys(one.steps or 1 for one in self.found))[:_MOST_INFERRED]
         sizes = [len(truth.inputs) for truth in self.truths]
-        examples = self.asked.examples or ((first.examples,) if first.examples and max(steps) == 1 else ())
+        ranks = dict.fromkeys(one.examples for one in self.found if one.examples and max(steps) == 1)
+        examples = self.asked.examples or tuple(ranks)[:_MOST_INFERRED]
         examples = examples or ((sizes[0],) if sizes and max(sizes) <= max(_EXAMPLES) else _EXAMPLES)
         return [(number, count) for number in examples for count in steps]
 
@@ -170,7 +175,7 @@ class UpdateAudit(AuditSession):
         ]
         alone = len(seen) == 1 and bool(self.truths) and self.kind is not TEXTS
         control = self._control(seen[0], steps) if alone else None
-        attack = attack_named("auto")(budget=asked.budget, device=str(resolve_device(asked.device)))
+        attack = attack_named("auto")(budget=asked.budget, device=self.device)
         made = attack([*seen, *([control] if control is not None else [])], seed=asked.seed)
         other = made.pop() if control is not None else None
         answer = self._judged(made, other, examples)
@@ -328,15 +333,18 @@ class UpdateAudit(AuditSession):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what was given or inferred, in words."""
-        first, shape = self.found[0], "x".join(map(str, self.shape))
+        found, shape, bias = self.found, "x".join(map(str, self.shape)), "the output layer's bias"
         return [
             ("Network", f"{type(self.network).__name__}, {self.num_classes} outputs"),
             ("Kind of examples", f"{self.kind.data}: the first layer is {self.entrance}"),
             ("Shape of an example", f"{shape}, {'given' if self.asked.shape else 'inferred'}"),
-            ("Examples", _said(self.asked.examples, first.examples, "the rank of a layer's change")),
-            ("Local steps", _said(self.asked.steps, first.steps, "batch norm's counter, or the file")),
-            ("Learning rate times steps", _said(self.asked.lr, first.rate, "the output layer's bias")),
-            ("Classes", _classes(first.classes)),
+            ("Examples", _said(self.asked.examples, [f.examples for f in found], "the rank of a layer's change")),
+            ("Local steps", _said(self.asked.steps, [f.steps for f in found], "batch norm's counter, or the file")),
+            (
+                "Learning rate" + " times steps" * (not self.asked.lr),
+                _said(self.asked.lr, [f.rate for f in found], bias),
+            ),
+            ("Classes", _classes(found[0].classes)),
         ]
 
 
@@ -348,10 +356,12 @@ def _of(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _said(given: Any, found: float | None, how: str) -> str:
+def _said(given: Any, found: Sequence[float | None], how: str) -> str:
     if given:
         return f"{', '.join(map(str, given)) if isinstance(given, Sequence) else given}, given"
-    return "not inferred; each assumption is attacked" if found is None else f"about {found:.3g}, from {how}"
+    if not (known := [one for one in found if one is not None]):
+        return "not inferred; each assumption is attacked"
+    return f"about {' to '.join(dict.fromkeys(f'{one:.3g}' for one in (min(known), max(known))))}, from {how}"
 
 
 def _classes(shares: Tensor | None) -> str:

@@ -58,7 +58,7 @@ def network_of(place: str) -> nn.Module:
         spec = importlib.util.spec_from_file_location(f"audited_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise UserError(f"--model is expected to name a file of Python, but {path} is none; write FILE.py:NAME.")
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where a dataclass looks for its own
         sys.path.insert(0, here := str(path.parent.absolute()))
         try:
             spec.loader.exec_module(module)
@@ -106,8 +106,13 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
     for path, module in unwrapped(network).named_modules():
         if isinstance(module, nn.Embedding):
             return TEXTS, module.num_embeddings, path
-        if isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, nn.Conv2d):
             return IMAGES, module.in_channels, path
+        if isinstance(module, nn.modules.conv._ConvNd):
+            kind = type(module).__name__
+            raise UserError(
+                f"--model is expected to take images, rows or texts, but {path} is a {kind}; audit another."
+            )
         if isinstance(module, nn.Linear):
             return ROWS, module.in_features, path
     weight = next((name for name, p in network.named_parameters() if p.dim() > 1), None)
@@ -185,9 +190,9 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
                 f"{what} is expected to hold weights, but {target} is of {str(value.dtype).removeprefix('torch.')};"
                 " save it before it is quantized."
             )
-        if not bool(value.isfinite().all()):
-            raise UserError(f"{what} is expected to hold finite numbers, but {target} holds others; save it anew.")
         found[target] = value.to(own[target].dtype)
+        if not bool(found[target].isfinite().all()):
+            raise UserError(f"{what} is expected to hold finite numbers, but {target} holds others; save it anew.")
     if few := {str(v.dtype).removeprefix("torch.") for v in given.values() if v.is_floating_point() and v.itemsize < 4}:
         said.append(f"{what} is of {' and '.join(sorted(few))}: what it rounds away of the change is not attacked.")
     return once_each(inner, found), said

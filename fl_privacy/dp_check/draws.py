@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -74,18 +75,29 @@ def flattened(sent: Tensors, *, draws: int | None = None) -> Tensor:
     """Flatten the arrays of one release to (d,) float64, or those of ``draws`` releases (n, ...) to (n, d).
 
     Raises:
-        UserError: a value is not finite, or the release is no mapping of tensors.
+        UserError: a value is not finite and real, or the release is no mapping of tensors with values.
     """
-    if not isinstance(sent, Mapping) or not sent:
+    tensors = [_real(value) for value in sent.values()] if isinstance(sent, Mapping) else []
+    if not sum(0 if one is None else one.numel() for one in tensors) or any(one is None for one in tensors):
+        kinds = (
+            {type(value).__name__ for value in sent.values()} if isinstance(sent, Mapping) else {type(sent).__name__}
+        )
         raise UserError(
-            f"A mechanism is expected to return its arrays by name, but returned {type(sent).__name__};"
-            " return {'name': tensor}."
+            "A mechanism is expected to return its arrays by name, of real numbers, but returned"
+            f" {', '.join(sorted(kinds)) or 'nothing'}; return {{'name': tensor}}."
         )
     shape = (-1,) if draws is None else (draws, -1)
-    rows = torch.cat([torch.as_tensor(value).detach().reshape(shape).to(torch.float64) for value in sent.values()], -1)
+    rows = torch.cat([one.reshape(shape).to(torch.float64) for one in tensors if one is not None], -1)
     if not bool(rows.isfinite().all()):
         raise UserError("A mechanism is expected to return finite values, but some are not; bound its input.")
     return rows
+
+
+def _real(value: Any) -> Tensor | None:
+    with suppress(TypeError, ValueError, RuntimeError):
+        found = torch.as_tensor(value).detach()
+        return None if found.is_complex() else found
+    return None
 
 
 def slices_of(sent: Tensors) -> dict[str, slice]:

@@ -2,15 +2,20 @@
 
 import hashlib
 import importlib
+import lzma
 import os
 import pickle
 import stat
+import struct
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Collection
 from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 from fl_privacy.errors import UserError
@@ -21,6 +26,13 @@ LARGEST_FILE = 1 << 32
 
 LARGEST_TEXT, LARGEST_HASHED = 1 << 26, 1 << 22
 """Most bytes of a file of settings or tables, and of a file within the digest of a folder."""
+
+DAMAGED = (
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, MemoryError, RuntimeError),
+    *(SyntaxError, TypeError, ValueError, TokenError, lzma.LZMAError, pickle.UnpicklingError, struct.error),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""Errors of the parsers of NumPy, PyTorch, pickle, msgpack and zip on damaged bytes."""
 
 
 def expanded(path: str | Path) -> Path:

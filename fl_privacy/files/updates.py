@@ -5,7 +5,6 @@ import os
 import struct
 import uuid
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -20,7 +19,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from fl_privacy.errors import UserError, reason_of
-from fl_privacy.files.foreign import LARGEST_FILE, open_regular
+from fl_privacy.files.foreign import DAMAGED, LARGEST_FILE, open_regular
 
 _MAIN, _DATUMS = 100, (101, 102, 103)
 """Markers of the sections of a FOBS file: the message, and large values that it refers to."""
@@ -56,12 +55,6 @@ class _UnfitError(ValueError):
     """Reason why a file is refused."""
 
 
-_DAMAGED = (
-    *(ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, NotImplementedError),
-    *(SafetensorError, UnpicklingError, zipfile.BadZipFile, struct.error, zlib.error),
-)
-
-
 def read_arrays(path: Path) -> SavedArrays:
     """Read safetensors, ``.npz``, a PyTorch checkpoint (``weights_only``), NVFlare's DXO, Fed-BioMed's ``.mpk`` or
     OpenFL's ``.pbuf``, whatever the file's name.
@@ -80,7 +73,7 @@ def read_arrays(path: Path) -> SavedArrays:
             return _of_stream(file, start, size)
     except OSError as error:
         raise UserError(f"{path} is expected to be a file, but can't be read: {error.strerror or error}.") from error
-    except _DAMAGED as error:
+    except (*DAMAGED, SafetensorError) as error:
         why = str(error) if isinstance(error, _UnfitError) else f"is damaged ({reason_of(error)[:160]})"
         raise UserError(
             f"{path} is expected to hold arrays as safetensors, .npz, a PyTorch checkpoint, NVFlare's DXO, Fed-BioMed's"
@@ -93,7 +86,7 @@ def _of_stream(file: Any, start: bytes, size: int) -> SavedArrays:
     if start[:4] == b"PK\x03\x04":
         return _of_zip(file)
     if len(start) > _HEADER.size and start[0] == _MAIN and start[_HEADER.size] > 0x7F:  # msgpack, not the text of JSON
-        return _of_flare(file)
+        return _of_flare(file, size)
     if start[:6] == b"\x93NUMPY":
         raise _UnfitError("is one array without the names of parameters")
     if len(start) > 8 and start[8:9] == b"{":
@@ -140,18 +133,19 @@ def _of_zip(file: Any) -> SavedArrays:
 
 def _largest(held: object) -> dict[str, Tensor]:
     """Return the mapping with the most values, such as ``model`` next to ``optimizer`` in a checkpoint."""
-    return max(_mappings(held, 0), key=lambda one: sum(t.numel() for t in one.values()), default={})
+    return max(_mappings(held, set()), key=lambda one: sum(t.numel() for t in one.values()), default={})
 
 
-def _mappings(held: object, depth: int) -> Iterator[dict[str, Tensor]]:
-    if not isinstance(held, Mapping) or depth > _MOST_DEPTH:
+def _mappings(held: object, seen: set[int]) -> Iterator[dict[str, Tensor]]:
+    if not isinstance(held, Mapping) or id(held) in seen or len(seen) > _MOST_ENTRIES:
         return
+    seen.add(id(held))  # a pickle may refer to a mapping many times
     own = {str(name): value for name, value in held.items() if isinstance(value, Tensor)}
     if own and all(isinstance(name, str) for name in held):  # an optimizer's state has numbers
         yield own
     for name, value in held.items():
         if "optim" not in str(name):
-            yield from _mappings(value, depth + 1)
+            yield from _mappings(value, seen)
 
 
 def _dense(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -181,14 +175,14 @@ def _array(data: bytes) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))).reshape(shape))
 
 
-def _of_flare(file: Any) -> SavedArrays:
+def _of_flare(file: Any, length: int) -> SavedArrays:
     """Read NVFlare's DXO, or a Shareable with one, from FOBS: msgpack whose named classes are only compared."""
     sections, blobs = list[bytes](), dict[str, bytes]()
     while header := file.read(_HEADER.size):
         marker, _, size = _HEADER.unpack(header) if len(header) == _HEADER.size else (0, 0, 0)
-        data = file.read(size)
-        if len(data) < size or marker not in (_MAIN, *_DATUMS):
+        if size > length - file.tell() or marker not in (_MAIN, *_DATUMS):
             raise _UnfitError("ends within a section")
+        data = file.read(size)
         if marker == _MAIN:
             sections.append(data)
         else:

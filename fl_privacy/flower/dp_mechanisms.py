@@ -32,7 +32,7 @@ from fl_privacy.dp_check.claims import Stated, errors_alone
 from fl_privacy.dp_check.draws import ByRound
 from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_protocol import numbers_of
 from fl_privacy.flower.inside.identity import identify_process
@@ -83,6 +83,12 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
         multiplier = float((multiplier**-2 + count**-2) ** -0.5) if count > 0 else 0.0
     facts = Facts(noise_multiplier=multiplier, rounds=max(1, rounds), missing=tuple(missing), seen_by="model")
     return Stated(claim=claim, facts=facts, clip_norm=subject.clipping_norm)
+
+
+def adds_noise(subject: object) -> bool:
+    """Return ``True`` for a strategy that adds noise to the mean, so that other sites see no upload."""
+    stated = attempt(lambda: stated_by(subject)) if isinstance(subject, Strategy) else None
+    return isinstance(stated, Stated) and stated.facts.noise_multiplier != 0
 
 
 def mechanism_of_mod(
@@ -165,7 +171,8 @@ def mechanism_of_strategy(
                 subject.current_arrays = sent
             if hasattr(subject, "_pending_events") and getattr(subject, "accountant", None) is not None:
                 subject._pending_events[number] = None
-            mean, _ = subject.aggregate_train(number, replies)
+            with blamed_on(type(subject).__name__):
+                mean, _ = subject.aggregate_train(number, replies)
         if mean is None:
             raise UserError(
                 f"{type(subject).__name__} is expected to aggregate {clients} replies, but returned none; give clients="
@@ -221,7 +228,8 @@ def _reply(
     def train(question: Message, _: Context) -> Message:
         return Message(RecordDict({ARRAYS: arrays, METRICS: MetricRecord(dict(metrics))}), reply_to=question)
 
-    reply = mod(asked, context, train) if mod else train(asked, context)
+    with blamed_on("A mod"):
+        reply = mod(asked, context, train) if mod else train(asked, context)
     if reply.has_error():
         raise UserError(f"A mod is expected to answer a training message, but: {reply.error.reason}; see its log.")
     return reply
@@ -294,7 +302,8 @@ def verdicts_on(
     function: Any = subject
 
     def mechanism(update: Any) -> Tensors:
-        sent = function(update)
-        return {"value": torch.as_tensor(sent)} if not hasattr(sent, "items") else sent
+        with blamed_on(name):
+            sent = function(update)
+        return sent if isinstance(sent, Mapping) else {"value": sent}
 
     return [tested(name, mechanism, stated, asked)]

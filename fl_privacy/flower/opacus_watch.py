@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fl_privacy.dp_check.check import FEWEST_DRAWS, SECONDS, DpCheckRequest, tested
@@ -157,7 +158,7 @@ class OpacusWatch:
         self._drawn = True
         self._batches.append(_sampled_by(sampler))
 
-    def enters(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enters(self, module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         if inputs and isinstance(inputs[0], Tensor) and len(inputs[0]):
             self.inputs = inputs[0][:2].detach()
         if module.training and torch.is_grad_enabled():
@@ -165,7 +166,7 @@ class OpacusWatch:
                 self._before = [p.detach().clone() for p in self._parameters.values()]
             self._trained_on += self._batches
             self._batches = []
-            if len(inputs[0]) >= self.examples:
+            if any(isinstance(t, Tensor) and t.dim() and len(t) >= self.examples for t in tree_leaves((inputs, named))):
                 self._trained_on.append((False, 1.0))
 
     def private_step(self, optimizer: Any) -> None:
@@ -264,7 +265,7 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         watch.poisson = given.get("poisson_sampling", True)
         watch.begin(given["module"], made[1])
         _watch_steps(watch, made[1])
-        given["module"].register_forward_pre_hook(watch.enters)
+        given["module"].register_forward_pre_hook(watch.enters, with_kwargs=True)
         return made
 
     def make_private_with_epsilon(self: Any, **given: Any) -> Any:

@@ -128,7 +128,7 @@ def _made(model: nn.Module, shape: tuple[int, ...]) -> Iterator[object]:
             wrap = "; wrap a model of several inputs in one of images alone" if "argument" in reason else ""
             raise UserError(
                 f"The model is expected to take images of shape {shape}, but does not ({reason}); give"
-                f" input_shape{wrap}."
+                f" input_shape (--shape){wrap}."
             ) from error
 
 

@@ -49,6 +49,7 @@ class CapturedApp:
     record: AuditRecord
     found: Counter[str] = field(default_factory=Counter)  # sentences on single updates
     victims: int = 8  # number of the server's own images, for clients that do not answer probes
+    plain: bool = True  # ``False`` if the server adds noise to the mean, which is all that another site sees
     every: bool = False  # ``True`` to attack all updates, of any number of images
     adaptive: bool = True  # ``True`` to attack also with knowledge of a stated defense
 
@@ -126,7 +127,8 @@ def report_app(
             monitor=monitor,
             rehearsed=REHEARSED in said,
         )
-        _attack_as_server_and_site(app.record, stage, chosen, folder)
+        sites = app.record.nodes or 0
+        _attack_as_server_and_site(app.record, stage, chosen, folder, sites=sites if app.plain else 0)
         done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
     else:
         done = "attacked none, so nothing is known about what uploads leak."
@@ -140,12 +142,11 @@ def report_app(
 
 
 def _attack_as_server_and_site(
-    record: AuditRecord, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder
+    record: AuditRecord, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder, *, sites: int
 ) -> None:
     """Attack ``chosen`` uploads, then a few as another site computes them, if there are enough for a round."""
     stage.run(by_id(chosen))
-    sites, captured = record.nodes or 0, record.captured
-    seen = seen_next_to(chosen, sites)
+    seen, captured = seen_next_to(chosen, sites), record.captured
     if not seen or captured is None:
         return
     asked = [stage.knowledge.of_plain(observation) for observation, _ in seen]

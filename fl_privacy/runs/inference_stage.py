@@ -45,6 +45,7 @@ class InferenceStage:
     folder: RunFolder
     monitor: Monitor
     privacy: Privacy
+    trains: bool  # ``True`` if the server of ``setup`` moves with the rounds
     _watches: dict[str, Watch] = field(default_factory=dict, init=False)
     _failures: dict[str, str] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
@@ -63,7 +64,7 @@ class InferenceStage:
 
     @classmethod
     def of(
-        cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN
+        cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN, *, trains: bool = False
     ) -> "InferenceStage | None":
         """Build the stage, if anything is asked; ``UserError`` without enough examples or attributes."""
         built = build_inferences(setup.config.inference)
@@ -84,6 +85,7 @@ class InferenceStage:
             folder=folder,
             monitor=monitor,
             privacy=privacy,
+            trains=trains,
         )
 
     def see(self, observation: Observation) -> None:
@@ -97,7 +99,8 @@ class InferenceStage:
         probed = [o for o in self._waiting if o.id.probe is not None]
         probes = dict(zip(self.setup.audit.probes, range(len(self.attributes)), strict=False))
         rows = [probes.get(Probe(o.id.client, o.id.probe or 0)) for o in probed]
-        device = torch.device(self.setup.first.device)
+        device, server = torch.device(self.setup.first.device), self.setup.server
+        public = self.trains and not server.personal and not self.setup.config.sites  # a site subtracts its own update
         read = ReadRound(
             observations=tuple(o for o in self._waiting if o.id.probe is None),
             candidates=_on_device(self.asked.examples, device),
@@ -105,6 +108,7 @@ class InferenceStage:
             public_attributes=self.asked.public_attributes,
             rehearsal=self._rehearsal(probed[0]) if probed else None,
             victims=tuple((row, o) for row, o in zip(rows, probed, strict=True) if row is not None),
+            sent_next=server.state if public else None,
             remaining=max(0, len(self.setup.audit.rounds) - self._rounds - 1),
             seed=self.setup.config.seed,
             device=device,
@@ -143,10 +147,15 @@ class InferenceStage:
     def finish(self) -> None:
         self.end_round()
         epsilon = self.privacy.epsilon(self._last_round)
+        last, total, early = self._last_round, self.setup.rounds, list[str]()
+        if last < total:
+            early = [f"The model after round {last} of {total} counts as the final one: no later round is intercepted."]
         judge = InferenceJudge(setup=self.setup, asked=self.asked, attributes=self.attributes, epsilon=epsilon)
         for name, inference in self.inferences.items():
             for finding in self._findings(judge, name, inference):
-                known = replace(finding, rounds=self._rounds, last_round=self._last_round)
+                known = replace(finding, rounds=self._rounds, last_round=last)
+                if finding.failure is None and finding.method.startswith(("final_", "rounds_")):
+                    known = replace(known, notes=[*finding.notes, *early])
                 self.folder.add_finding(replace(known, seconds=self._seconds[name]))
 
     def _findings(self, judge: InferenceJudge, name: str, inference: Inference) -> Sequence[Finding]:

@@ -138,7 +138,7 @@ def readers_of(
         stage, of_training = setup.stage(attack, folder, monitor), config.intercept.uploads == "update"
         during = config.intercept.when == "during"
         found.append(WaitingAttack(stage=stage, waiting=waiting, of_training=of_training, during=during))
-    if inference := InferenceStage.of(setup, folder, monitor, privacy):
+    if inference := InferenceStage.of(setup, folder, monitor, privacy, trains=True):
         found.append(inference)
     if not clients.own_data and (canaries := CanaryStage.of(setup, folder, monitor, privacy)):
         found.append(canaries)

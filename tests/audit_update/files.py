@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 NET = """
 import torch
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from torch import nn
 
 class Net(nn.Module):

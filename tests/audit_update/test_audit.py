@@ -22,6 +22,7 @@ from fl_privacy.files.updates import SavedArrays
 from fl_privacy.measure.counts import Counts
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.modality import ROWS
+from fl_privacy.types.plan import Normalization
 from fl_privacy.types.victim_ids import VictimId
 from tests.audit_update.files import NET, of_flare, trained
 
@@ -59,6 +60,24 @@ def test_an_image_is_reconstructed_and_judged(place: Path) -> None:
     assert "audit of an update" in page and "Flower app" not in page and "begin with module." in page
 
 
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"device": "gpu"}, "device is expected"),
+        ({"normalization": Normalization([0.5, 0.5], [0.2, 0.2])}, "--normalize is expected"),
+        ({"normalization": Normalization([0.5], [0.2]), "shape": (48,)}, "--normalize is expected"),
+        ({"shape": (3, 5, 5)}, r"--shape"),
+        ({"model": "lines.py:Net"}, "0 is a Conv1d"),
+    ],
+)
+def test_what_can_not_be_attacked_makes_no_page(settings: dict[str, object], why: str, place: Path) -> None:
+    (place / "lines.py").write_text("from torch import nn\nNet = lambda: nn.Sequential(nn.Conv1d(3, 4, 3))")
+    settings = {**settings, **({"model": f"{place}/lines.py:Net"} if "model" in settings else {})}
+    with pytest.raises(UserError, match=why):
+        audit_update(asked(place, **settings))
+    assert not (place / "out").exists()
+
+
 def test_another_update_is_not_taken_for_the_sites(place: Path) -> None:
     """The control: the site's image is not in an update of another image, however exactly that is reconstructed."""
     done = audit_update(asked(place, data=place / "own" / "one.png", after=place / "other.safetensors"))
@@ -90,6 +109,9 @@ def test_a_folder_of_changes_is_audited_as_one(place: Path) -> None:
     assert answer.control.read == 0 and answer.leaks
     assert len(done.updates) == 3 and done.found[0].steps == 1
     assert "NVFlare" in done.page.read_text()
+    done.found = [replace(done.found[0], steps=steps) for steps in (1, 3, 3)]
+    assert done.assumptions() == [(1, 1), (1, 3)], "sites may make different numbers of steps"
+    assert dict(done.facts())["Local steps"].startswith("about 1 to 3, from")
     with pytest.raises(UserError, match="BEFORE is expected to hold a file for each"):
         audit_update(asked(place, before=place / "rounds"))
     with pytest.raises(UserError, match="BEFORE is expected to hold weights"):

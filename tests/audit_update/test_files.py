@@ -74,6 +74,22 @@ def cut(path: Path, write: Callable[[Path], None], size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
 
 
+def damaged_lzma(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npy", bytes(range(200)))
+    data = path.read_bytes()
+    path.write_bytes(data[:49] + b"\xff" * 30 + data[79:])
+
+
+def nested(path: Path) -> None:
+    """Write a checkpoint of 60 mappings, each of which holds the one before twice."""
+    each = (b"}q%c(X\1\0\0\0ah%cX\1\0\0\0bh%cu" % (k + 1, k, k) for k in range(60))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a/data.pkl", b"\x80\x02}q\0" + b"".join(each) + b".")
+        archive.writestr("a/version", "3")
+        archive.writestr("a/byteorder", "little")
+
+
 MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle": (lambda path: path.write_bytes(pickle.dumps(Boom())), "is a pickle"),
     "an old checkpoint": (lambda p: torch.save(VALUES, p, _use_new_zipfile_serialization=False), "is a pickle"),
@@ -110,6 +126,18 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another zip file": (lambda path: zipped(path, a__txt=b"x"), "of something else"),
     "a program": (lambda path: torch.jit.script(nn.Linear(2, 2)).save(str(path)), "holds code"),
     "nothing by name": (lambda path: torch.save([torch.zeros(2)], path), "no arrays with names"),
+    "a section of 2^64 bytes": (lambda p: p.write_bytes(b"d\0" + b"\xff" * 8 + b"\x81\xa1a"), "ends within a section"),
+    "a header without end": (lambda p: zipped(p, a__npy=b"\x93NUMPY\1\0\x0c\0{'descr': (("), "is damaged"),
+    "an odd kind": (
+        lambda p: of_fedbiomed(p, {"a": {"__type__": "np.ndarray", "value": [b"", "f4,(", [0]]}}),
+        "is damaged",
+    ),
+    "an endless shape": (
+        lambda p: of_fedbiomed(p, {"a": {"__type__": "np.ndarray", "value": [b"1234", "f4", [float("inf")]]}}),
+        "is damaged",
+    ),
+    "damaged LZMA": (damaged_lzma, "is damaged"),
+    "mappings of mappings": (nested, "no arrays with names"),
 }
 
 
@@ -161,6 +189,7 @@ def test_names_may_have_prefixes_and_arrays_none() -> None:
         ({"0.weight": torch.zeros(2, 4)}, r"0\.weight of shape \(2, 3\).*holds \(2, 4\)"),
         ({"0.weight": torch.zeros(2, 3), "conv.weight": torch.zeros(1)}, r"the model has no conv\.weight \(1,\)"),
         ({"0.bias": torch.tensor([float("nan"), 0.0])}, "finite numbers"),
+        ({"0.bias": torch.tensor([1e300, 0.0], dtype=torch.float64)}, "finite numbers"),
         ({"0.bias": torch.tensor([1, 0], dtype=torch.int8)}, r"0\.bias is of int8"),
         ({"0": torch.zeros(2, 3), "1": torch.zeros(2), "2": torch.zeros(2)}, "has 3"),
     ],
@@ -182,6 +211,12 @@ def test_the_first_layer_tells_what_enters(tmp_path: Path) -> None:
     for place in ("nets.py", f"{tmp_path}/nets.py:Other", f"{tmp_path}/none.py:Net", f"{tmp_path}/nets.py"):
         with pytest.raises(UserError, match="--model is expected"):
             network_of(place)
+
+
+def test_a_models_code_may_hold_dataclasses(tmp_path: Path) -> None:
+    config = "from dataclasses import dataclass\n@dataclass\nclass Config:\n    number: int = 3\n"
+    (tmp_path / "nets.py").write_text(f"from __future__ import annotations\n{config}{NET}")
+    assert network_of(f"{tmp_path}/nets.py:Net").hidden.in_features == 48
 
 
 @pytest.mark.parametrize("batch", [1, 2])

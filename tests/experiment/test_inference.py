@@ -4,9 +4,11 @@ import json
 
 import pytest
 
+from fl_privacy.attacks.inference import ReadRound
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run
+from fl_privacy.types import ModelState
 from tests.experiment.runs import Run, run
 
 ASKED = (
@@ -57,6 +59,22 @@ def test_the_final_model_is_asked_with_reference_models(tmp_path) -> None:
     for finding in found:
         assert finding["failure"] is None and (finding["positives"], finding["negatives"]) == (100, 120)
         assert finding["about"] == "membership" and finding["title"].endswith(("final model", "the first", "models"))
+        assert not finding["notes"]
+
+
+@pytest.mark.parametrize(
+    "settings", [("federation.server_noise=5",), ("federation.server_noise=5", "intercept.rounds=first")]
+)
+def test_the_final_model_is_the_one_that_leaves_the_server(settings: tuple[str, ...], tmp_path, monkeypatch) -> None:
+    """Not the mean of the uploads, without the server's noise."""
+    asked, told = ("inference=membership", "inference.membership.methods=[final_loss]"), list[ModelState]()
+    published = ReadRound.published.func  # type: ignore[attr-defined]
+    monkeypatch.setattr(ReadRound, "published", property(lambda read: told.append(published(read)) or told[-1]))
+    found = run("run", *ASKED, *asked, *settings, "attack=none", "baseline=false", out=tmp_path)
+    (finding,), early = found.records("inference"), "intercept.rounds=first" in settings
+    deviations = [float(t.std()) for n, t in told[-1].parameters.items() if t.dim() > 1]
+    assert min(deviations) > 4 and len(told) == 1
+    assert any("after round 1 of 2" in note for note in finding["notes"]) == early
 
 
 def test_the_page_shows_them(asked: Run) -> None:

@@ -178,6 +178,18 @@ def test_what_is_no_app_is_one_line(folder: Path, what: str) -> None:
         claims(folder)
 
 
+class ByName(torch.nn.Module):
+    """A network that takes its input by name, as transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, *, features: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(features)
+        return found
+
+
 class Training:
     """A client's objects before and after ``make_private``."""
 
@@ -185,7 +197,7 @@ class Training:
         opacus = pytest.importorskip("opacus")
         torch.manual_seed(0)
         data = torch.utils.data.TensorDataset(torch.randn(40, 4), torch.randint(2, (40,)))
-        self.net = torch.nn.Linear(4, 2)
+        self.net = more.pop("net", None) or torch.nn.Linear(4, 2)
         self.plain_optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
         self.plain_loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
         self.engine = opacus.PrivacyEngine()
@@ -256,6 +268,19 @@ def test_full_batches_are_not_amplified_though_the_accountant_counts_samples() -
     assert found.status is Status.CONTRADICTED, found.sentence
     assert "its own figures" in found.grounds
     assert found.recomputed is not None and found.recomputed.epsilon == pytest.approx(gaussian_epsilon(1 / 1.2, 1e-5))
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_batch_may_enter_by_name(full: bool) -> None:
+    def by_name(training: Training) -> None:
+        data = training.loader.dataset
+        for inputs, labels in torch.utils.data.DataLoader(data, batch_size=40) if full else training.loader:
+            training.optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(training.module(features=inputs), labels).backward()
+            training.optimizer.step()
+
+    _, (found,) = watched(by_name, net=ByName())
+    assert (found.status is Status.CONTRADICTED) == full, found.sentence
 
 
 def honest_with_a_look_at_other_data(training: Training) -> None:

@@ -19,7 +19,8 @@ from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import composed_epsilons
 from fl_privacy.dp_check.verdict import Status
-from fl_privacy.flower.dp_mechanisms import mechanism_of_mod, mechanism_of_strategy, stated_by, verdicts_on
+from fl_privacy.errors import UserError
+from fl_privacy.flower.dp_mechanisms import adds_noise, mechanism_of_mod, mechanism_of_strategy, stated_by, verdicts_on
 
 LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), "fc.bias": torch.zeros(5)}
 
@@ -40,6 +41,27 @@ def test_local_dp_with_less_sensitivity_than_it_clips_to(sensitivity: float, fal
     assert reason in found.sentence
     epsilon = recompute(stated.facts, delta=1e-5).epsilon
     assert epsilon is not None and (epsilon > 1.0) is false
+
+
+def broken(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    raise KeyError("weight")
+
+
+@pytest.mark.parametrize(
+    ("subject", "why"),
+    [
+        (lambda update: None, "returned NoneType"),
+        (lambda update: {"a": "text"}, "returned str"),
+        (lambda update: {"a": torch.zeros(0)}, "returned Tensor"),
+        (lambda update: {name: torch.complex(value, value) for name, value in update.items()}, "real numbers"),
+        (lambda update: {}, "returned nothing"),
+        (lambda update: update["none"], "raised KeyError"),
+        (broken, "raised KeyError"),
+    ],
+)
+def test_what_is_no_release_is_one_line(subject: object, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        verdicts_on(subject, DpCheckRequest(epsilon=1.0, draws=200))
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (1.0, 0.0)])
@@ -79,6 +101,7 @@ def test_of_anything_else_nothing_is_stated() -> None:
 @pytest.mark.long
 def test_a_strategy_that_noises_the_mean_is_as_private_as_it_states() -> None:
     strategy = DifferentialPrivacyServerSideFixedClipping(FedAvg(), 1.0, 1.0, 3)
+    assert adds_noise(strategy) and not adds_noise(FedAvg()) and not adds_noise(None)
     stated = stated_by(strategy)
     assert stated is not None and stated.facts.seen_by == "model"
     found = check_mechanism(

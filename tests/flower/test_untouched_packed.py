@@ -87,7 +87,12 @@ def test_nothing_that_packed_bytes_name_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"PK\x03\x04" * 9, b"\x1f\x8b" * 20, b"\x80\x04" * 20, b"x" * 64, random.Random(0).randbytes(99)]
+    "content",
+    [
+        *(b"", b"PK\x03\x04" * 9, b"\x1f\x8b" * 20, b"\x80\x04" * 20, b"x" * 64, random.Random(0).randbytes(99)),
+        b"8\0\0\0\0\0\0\0" + b'{"a":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}  ' + bytes(4),
+        b"\x93NUMPY\1\0\x0c\0{'descr': ((",
+    ],
 )
 def test_bytes_of_another_kind_are_no_parameters(content: bytes) -> None:
     found = matched(unpacked({("c", "blob"): content, ("c", "text"): "A" * 100}), {}, BEFORE, AFTER, {})

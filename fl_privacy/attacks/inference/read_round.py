@@ -40,6 +40,7 @@ class ReadRound:
         public_attributes: (N,) their attributes besides the class, if known.
         rehearsal: examples of an attacker who knows the defense.
         victims: probed uploads of single examples, each with the row of its answer.
+        sent_next: global model after the round; ``None`` if only its uploads are known.
     """
 
     observations: tuple[Observation, ...]
@@ -48,6 +49,7 @@ class ReadRound:
     public_attributes: Tensor | None = None
     rehearsal: Rehearsal | None = None
     victims: tuple[tuple[int, Observation], ...] = ()
+    sent_next: ModelState | None = None
     remaining: int = 0
     seed: int = 0
     device: torch.device | str = "cpu"
@@ -70,7 +72,9 @@ class ReadRound:
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the mean of the models after the uploads, weighted like FedAvg's, without non-finite ones."""
+        """Return the global model after the round, else the weighted mean of the finite models after the uploads."""
+        if self.sent_next is not None:
+            return self.sent_next.to(self.device)
         pairs = list(zip(self.observations, self.after, strict=True))
         sound = [(o, state) for o, state in pairs if all(bool(p.isfinite().all()) for p in state.parameters.values())]
         sizes = torch.tensor([float(max(1, o.upload.num_examples)) for o, _ in sound or pairs])

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from fl_privacy.files.foreign import DAMAGED
+
 LEAST_ROWS, LEAST_SHARE = 5, 0.5
 """Smallest number and share of an array's rows whose equality with loaded rows is no accident."""
 
@@ -121,7 +123,7 @@ def array_in(content: bytes) -> np.ndarray | None:
         if dtype.hasobject or dtype.itemsize * math.prod(shape) != len(content) - file.tell():
             return None
         return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
-    except (ValueError, KeyError, SyntaxError, TypeError, OverflowError, RecursionError):
+    except DAMAGED:
         return None
 
 

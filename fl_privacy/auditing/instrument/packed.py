@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fl_privacy.auditing.clear_text.copies import array_in
-from fl_privacy.files.foreign import ArrayUnpickler
+from fl_privacy.files.foreign import DAMAGED, ArrayUnpickler
 
 MOST_BYTES, DEPTH = 1 << 30, 4
 """Largest unpacked size of a client's values in bytes, and largest depth of nested packings that are opened."""
@@ -87,10 +88,7 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
 def _safely(open_: Callable[[bytes], Any], content: bytes) -> list[tuple[str, np.ndarray]] | None:
     try:
         made = open_(content)
-    except (
-        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, TypeError, KeyError),
-        *(RuntimeError, AttributeError, IndexError, NotImplementedError, OverflowError, MemoryError, ImportError),
-    ):
+    except (*DAMAGED, SafetensorError):
         return None
     return None if made is None else list(_leaves(made))
 
