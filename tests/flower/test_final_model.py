@@ -65,6 +65,7 @@ def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: in
     assert "at 1 % FPR" in found["notes"][1]
 
 
+@pytest.mark.long
 def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path) -> None:
     """Neither an outsider nor another site sees the clients' mean, which alone is known here."""
     noised = "DifferentialPrivacyServerSideFixedClipping"
