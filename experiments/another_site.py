@@ -260,10 +260,10 @@ def others_rounds(table: Clients, *, sums: bool = True) -> tuple[list[Exchange],
 
 
 def without_sums(model: bytes) -> bytes:
-    told = json.loads(model) if model else {}
-    for tree in told["learner"]["gradient_booster"]["model"]["trees"] if model else ():
+    content = json.loads(model) if model else {}
+    for tree in content["learner"]["gradient_booster"]["model"]["trees"] if model else ():
         tree["sum_hessian"] = [0.0] * len(tree["sum_hessian"])
-    return json.dumps(told).encode() if model else b""
+    return json.dumps(content).encode() if model else b""
 
 
 def whose_trees(table: Clients, sums: bool) -> Row:

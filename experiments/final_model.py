@@ -198,17 +198,17 @@ def rows_of(cell: Cell, kept: Path) -> Iterator[tuple[Row, Row]]:
         turned, _ = answered(cell, trained(cell, examples, model, strangers.view(CLIENTS, -1), known), control)
     for who, name, number in found:
         key = who, name, number
-        told, without = (separated(cell, each[key], who, name) if each else None for each in (found, turned))
-        assert told is not None
-        figures: Row = {"members": len(told.positives), "others": len(told.negatives)}
+        scores, without = (separated(cell, each[key], who, name) if each else None for each in (found, turned))
+        assert scores is not None
+        figures: Row = {"members": len(scores.positives), "others": len(scores.negatives)}
         measures = {"auc": auc, **{f"tpr_at_{100 * r:g}_percent": partial(tpr_at, fpr=r) for r in RATES}}
         for label, measure in measures.items():
-            if (estimate := measure(told)) is None:  # fewer than 1,000 others
+            if (estimate := measure(scores)) is None:  # fewer than 1,000 others
                 continue
             ends = [round(estimate.low, 4), round(estimate.high, 4)]
             figures[label] = {"mean": round(estimate.value, 4), "ci95": ends}
-            if without is not None and (beside := measure(without)) is not None:
-                figures[f"{label}_control"] = round(beside.value, 4)
+            if without is not None and (unrelated := measure(without)) is not None:
+                figures[f"{label}_control"] = round(unrelated.value, 4)
         if math.isfinite(cell.epsilon):
             allowed = tpr_bound(torch.tensor(RATES).numpy(), epsilon=cell.epsilon, delta=DELTA)
             figures |= {

@@ -23,7 +23,6 @@ _DIGITS = 4  # recorded decimals; further ones depend on the number of images co
 Controls = Mapping[VictimId, Tensor]  # (K, C, H, W) guesses that never saw the update, for some victims
 NEARLY = 0.03  # root mean squared difference up to which two images are nearly the same, 30 dB
 CLOSER = 10 ** (-MARGIN_PSNR / 10)  # most that a guess may leave of the variance that the nearest image leaves
-ROUNDED = 1e-6  # 1 - likeness^2 of an exact guess, by single precision
 TWIN = 6.0  # least lead of the nearest public image at an original that shows the same scene
 OTHER_UPDATES, MOST_CONTROLS = 3, 8  # number of other clients' updates whose guesses are controls, and the most guesses
 
@@ -181,12 +180,10 @@ def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor
     if others.candidates is None:
         return -math.inf
     found = [identify(each[None], original[None], others.candidates).lead for each in extra]
+    lead, near = near_lead(original, others.candidates)
     leads = [float(each) for each in found if each is not None]
-    rest = 1 - (own.likeness or 0.0) ** 2
-    if rest > ROUNDED:  # no public image is closer than a guess that equals the original
-        lead, near = near_lead(original, others.candidates)
-        if (near >= SAME or lead >= TWIN) and rest > CLOSER * (1 - near**2):
-            leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
+    if (near >= SAME or lead >= TWIN) and 1 - (own.likeness or 0.0) ** 2 > CLOSER * (1 - near**2):
+        leads.append(own.lead or 0.0 if lead >= TWIN else lead - LEAD)
     return max(leads, default=-math.inf)
 
 
