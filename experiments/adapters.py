@@ -212,22 +212,18 @@ def page(rows: RowFile) -> str:
     parts = [
         "# Adapters, cell by cell",
         "<!-- Written by experiments/adapters.py --page; do not edit. -->",
-        "What the upload of one step reveals of SST-2 sentences when clients train LoRA adapters next to queries and"
-        " values, and the head. Figures are the F1 of an update's different words, without special tokens. In *step 1*"
-        " B is still zero; *step 10* follows nine steps on others' texts. Uploads are weights, as `peft` saves them."
+        "What the upload of one step reveals of SST-2 sentences when clients train the head and LoRA adapters next to"
+        " queries and values, by `experiments/adapters.py`. Figures are the F1 of an update's different words, without"
+        " special tokens. In *step 1* B is still zero; *step 10* follows nine steps on others' texts."
         f" Learning rates are {OPTIMIZERS['sgd']:g} (SGD) and {OPTIMIZERS['adamw']:g} (AdamW). *Words* is the number of"
-        " different words of an update. In brackets, if any: texts reconstructed word for word, proven ones, and the"
-        " mean number of words named that are not there"
+        " different words of an update. In brackets: shares of texts reconstructed word for word and proven, and the"
+        " mean number of named words that are in no text"
         + (", *alike* those that the attack itself marks as named for their likeness only" if alike else "")
         + ".",
-        f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Words named in"
-        f" all cells: {_false_of_each(every)}; a pretrained model's false words mostly have embeddings like those of"
-        " true ones, and the attack counts them apart from chance."
+        f"In {len(every)} cells {sum(row['wrongly_proven'] for row in every)} texts were wrongly proven. Named words:"
+        f" {_false_of_each(every)}; a pretrained model's false words mostly have embeddings like those of true ones."
         " The control, the same words against another client's texts, has an F1 of at most"
-        f" {max(row['control_f1'] for row in every):.2f}, from words that most sentences have. The median cost is"
-        f" {seconds:.1f} CPU seconds an update.",
-        "`python experiments/adapters.py --models minilm --minutes 30 --out experiments/rows/adapters` measures empty"
-        " cells; `--page` writes this page.",
+        f" {max(row['control_f1'] for row in every):.2f}. The median cost is {seconds:.1f} CPU seconds an update.",
     ]
     for model in dict.fromkeys(row["model"] for row in every):
         longest = LONGEST[model]
