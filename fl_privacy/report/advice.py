@@ -74,9 +74,9 @@ def advice_from(
     allowed = f"{accuracy_loss:g} points of accuracy"
     unknown = [*table.unknown, *(d.name for d in defended if d not in known)]
     lines = [
-        f"Measured on {_measured_on(table)}: {len(known)} defenses, of which {len(affordable)} cost at most"
-        f" {allowed} and {len(safe)} of these have {goal_in_words(candidates, psnr_below)}.",
-        *([f"Not known, since not all of it was measured: {', '.join(unknown)}."] if unknown else []),
+        f"Measured on {_measured_on(table)}: {len(known)} defenses. {len(affordable)} cost at most {allowed}, and"
+        f" {len(safe)} of these meet the goal: {goal_in_words(candidates, psnr_below)}.",
+        *([f"Not known, since not everything was measured: {', '.join(unknown)}."] if unknown else []),
         *_private_by_name_alone(table),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
@@ -85,7 +85,7 @@ def advice_from(
     if why := _open(table, batch_size) if pixels else withheld(candidates[0]):
         if least is None:
             return [*lines, why]
-        return [*lines, why, f"Of the defenses tried, {least.name} leaks least: {read_of(least.by_threat[threat])}."]
+        return [*lines, why, f"{least.name} leaks least of the defenses tried: {read_of(least.by_threat[threat])}."]
     if fit := [d for d in safe if not withheld(d.by_threat[threat])]:
         best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
@@ -280,17 +280,16 @@ def withheld(candidate: Candidate) -> str:
     if not modality_judged_by(candidate.judged_by).pixels:
         return (
             f"No defense is recommended for {kind}s for now: attacks made for a single defense have reconstructed"
-            f" {kind}s behind defenses behind which attack=auto reconstructed none."
+            f" {kind}s where attack=auto reconstructed none."
         )
     why = ""
     if candidate.over_control is None:
-        unknown = "what the best guess without the update reaches was not measured with it"
-        why = f"{unknown}, so that the attack may have failed"
+        why = "it was not compared with the best guess without the update, so the attack may have failed"
     elif candidate.over_control <= 0:
         short = metric(-candidate.over_control, candidate.judged_by)
         ends = f"{short} below" if candidate.over_control else "no better than"
         why = f"the attack behind it is {ends} the best guess without the update"
-        why += ", which is the sign of an attack that failed"
+        why += ", a sign that the attack failed"
     return f"{candidate.name} is not recommended: {why}." if why else ""
 
 
@@ -299,7 +298,8 @@ def doubts(candidate: Candidate) -> str:
     if not candidate.rests_on_few:
         return ""
     number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
-    return f"This rests on {number} alone: attack more (victims=20) before you rely on it."
+    were = "was" if candidate.groups == 1 else "were"
+    return f"Only {number} {were} attacked: attack more (victims=20) before you rely on this."
 
 
 def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> str:
@@ -307,7 +307,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):
-        return "Some uploads leaked images and others texts, which no figure compares."
+        return "Some uploads hold images and others texts: no figure compares them."
     if quiet := defense_choice.unread_undefended(candidates):
         return nothing_told(quiet)
     best = defense_choice.best_unread(candidates, psnr_below)
@@ -320,16 +320,17 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     goal = goal_in_words(candidates, psnr_below) + "".join(words for about, words in limits.items() if about in asked)
     if best is None:
         least = min(candidates, key=lambda c: c.extent)
-        said = f"None of {len(candidates)} has {goal}; {least.name} comes closest ({leakage_in_words(least)})."
+        comes = f"{least.name} comes closest ({leakage_in_words(least)})"
+        said = f"None of {len(candidates)} meets the goal ({goal}); {comes}."
         quiet_ones = [c for c in candidates if c.images and not (c.undefended or c.read or c.unknown or c.exposed)]
         open_ones = [c.name for c in quiet_ones if None in c.inferred.values()]
         kind, unknown = kind_in_words(candidates[0]), ", ".join(open_ones)
         return f"{said} Behind {unknown} no {kind} was reconstructed; the rest is unknown." if open_ones else said
     number = sum(c.unread(psnr_below) for c in candidates)
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
-    price = f"{best.name} (accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)})"
-    said = f"{number} of {len(candidates)} have {goal}; the most accurate is {price}."
-    said = f"Of {len(candidates)}, only {price} has {goal}." if number == 1 else said
+    price = f"accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)}"
+    said = f"{number} of {len(candidates)} meet the goal ({goal}); the most accurate is {best.name} ({price})."
+    said = f"Only {best.name} of {len(candidates)} meets the goal ({goal}): {price}." if number == 1 else said
     return " ".join(filter(None, [said, withheld(best), doubts(best)]))
 
 
@@ -338,7 +339,7 @@ def leakage_in_words(candidate: Candidate) -> str:
     name, kind = candidate.judged_by, kind_in_words(candidate)
     single = "" if math.isfinite(candidate.upper) else f" of one {kind}"
     by = f" [{candidate.by}]" if candidate.by else ""
-    exposed = f", and {candidate.exposed} as what the defense put in their place" if candidate.exposed else ""
+    exposed = f", and {candidate.exposed} as the defense's substitutes" if candidate.exposed else ""
     unknown = candidate.unjudged - candidate.failures
     failed = f", while an attack failed on {candidate.failures}" if candidate.failures else ""
     failed += f", while {unknown} have no known original" if unknown > 0 else ""

@@ -24,18 +24,19 @@ MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the 
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
+MEMBERSHIP = ("members", "participants")  # questions on who took part
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 READ_MEANS: Mapping[str, str] = {
     "image": (
-        "An image counts as reconstructed if the guess alone identifies it among {} others of the same kind, as by"
-        " chance at most one guess in as many does; it need not look like it."
+        "An image counts as reconstructed if the guess alone identifies it among {} others of the same kind, as at most"
+        " one guess in as many does by chance. The guess need not look like the image."
     ),
     "row": (
         "A row counts as reconstructed if each feature is right to a hundredth of its range, or if the row is nearer to"
-        " the guess than {} others; guesses that fit other rows as well, drawn in their place, count for nothing."
+        " the guess than {} others. A guess that fits randomly drawn rows as well does not count."
     ),
-    "text": "A text counts as reconstructed if four fifths of its different words are right, in any order.",
+    "text": "A text counts as reconstructed if at least four fifths of its different words are right, in any order.",
 }
 
 
@@ -106,7 +107,7 @@ class AuditRecord:
 
     @property
     def _own_not_attacked(self) -> str:
-        """Say why the app's own training was not attacked; empty if it was."""
+        """Return why the app's own training was not attacked; empty if it was."""
         own = next((step for step in self.steps if step.scenario.name == "all"), None)
         if own is None or own.counts is not None or not own.reason:
             return ""
@@ -122,13 +123,38 @@ class AuditRecord:
         if (step := self.shown_first) is not None and step.leaks:
             if step.scenario.name not in ASKED:
                 return f"The attack used {step.scenario.source or step.scenario.uploads}"
-            return "Clients were asked for such uploads; a client with little data may send them too"
+            return "The audit asked clients for such uploads; in training, a client with little data may send them"
         if observers := {one.observer for one in self.aggregate if one.leaks}:
             if "server" not in observers:
-                return "Nothing but the final model is needed"
+                return "Only the final model is needed"
             return "The training's own uploads reveal it, with all their examples and steps"
         attacked = any(step.counts for step in self.steps)
         return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
+
+    @property
+    def officer(self) -> list[tuple[str, str]]:
+        """Return two questions of a data protection officer, each with its answer without the full stop."""
+        members = [one for one in self.aggregate if one.question in MEMBERSHIP and isinstance(one.estimate, Estimate)]
+        person = ["Yes: data are sent in the clear"] if self._of("data") else []
+        if any(step.leaks for step in self.steps):
+            person.append("Yes, from uploads as in the red bars: the examples themselves were reconstructed")
+        elif self._unjudged:
+            person.append("Not known: compare the guesses with your own records")
+        for one in sorted(members, key=lambda one: not one.leaks)[:1]:
+            control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
+            better = "better than" if one.leaks else "no better than"
+            rest = "" if one.leaks else ", though other attacks may succeed"
+            person.append(f"From the whole training: {better} by guessing ({one.estimate.value:.2f}{control}){rest}")
+        if self.tone == LEAK:
+            approval = "Not as it is: defend the clients, and audit again"
+        elif self.broken or self.going_on or not (self._uploads_attacked or members):
+            approval = "Not by this page: it does not show what uploads reveal about single examples"
+        else:
+            approval = "Not by this page alone: these attacks found no leak, which is no guarantee"
+        return [
+            ("Can anyone find out whether a person is in the data?", ". ".join(person) or "Not tested"),
+            ("Can this training be approved?", approval),
+        ]
 
     @property
     def next_step(self) -> str:
@@ -141,16 +167,16 @@ class AuditRecord:
         step = self.shown_first
         if self.subject == "app" and step is not None and step.leaks and step.scenario.name in ASKED:
             defense, cost = noise_to_try(step.kind)
-            return f"Try a defense: this command with --with-defense '{defense}' compares both{cost} (docs/defend.md)"
+            return f"Repeat this audit with --with-defense '{defense}' to compare both{cost} (docs/defend.md)"
         if self.tone == LEAK or self._unjudged:
-            look = "Look at the reconstructions, and give the site's own examples by --data for figures and a control"
+            look = "Look at the reconstructions, or give the site's own examples by --data to get figures and a control"
             hide = "Hide single uploads from the server by secure aggregation (docs/secure_aggregation.md)"
             return hide if self.tone == LEAK else look
         if self.broken or self.going_on:
             return "Audit the app again" if self.broken else "Wait: this page is updated as results arrive"
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
         late = any("--seconds" in step.reason for step in self.steps)
-        rest = "Judge from what is sent, which is listed below" if self.lines else "Solve the problems named here"
+        rest = "Judge by the list below of everything that is sent" if self.lines else "Solve the problems named here"
         return longer if self._uploads_attacked else "Give the attacks more time with --seconds" if late else rest
 
     @property
@@ -218,17 +244,17 @@ class AuditRecord:
             were = "was" if counts.read == 1 else "were"
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
             why = " yet" if self.going_on else f": {self._why}"
-            return f"No upload was attacked{why}. From gradients, which never leave in this form, {of}"
+            return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
         if self.going_on:
             return "No upload was attacked yet"
         if any(one.estimate for one in self.aggregate):
             return (
-                "No single example was attacked, and the questions asked about uploads were answered no better than by"
-                " guessing: this describes these attacks and is no guarantee"
+                "No single example was attacked, and uploads revealed no more about clients than guessing does: this"
+                " describes these attacks and is no guarantee"
             )
-        asked = "no client that was asked sent" if self.lines else "the server asked no client for"
+        asked = "no client sent" if self.lines else "the server asked no client for"
         nothing = f"Nothing to audit: {self.silence or f'{asked} anything'}"
-        return nothing if self.silent else f"Not attacked: {self._why}; what leaves is listed below"
+        return nothing if self.silent else f"Not attacked: {self._why}; everything that is sent is listed below"
 
     @property
     def _why(self) -> str:

@@ -86,7 +86,7 @@ class PageRow:
 def benchmark_in_words(measured: MeasuredBenchmark) -> str:
     """Name the defense that leaks least."""
     board = _chosen(measured)
-    open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command goes on."
+    open_end = f" Not finished: {measured.jobs_done} of {measured.jobs} jobs are done; the same command resumes."
     said = f"{_headline(measured, board)}.{open_end * (measured.jobs_done < measured.jobs)}"
     return f"{said} {' '.join(_found(measured, board))}".strip()
 

@@ -186,7 +186,7 @@ def render_audit_brief(folder: Path) -> str:
 
 def _audit_meaning(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> str:
     if record.tone == LEAK:
-        return f"Whoever runs the server can learn this from clients' uploads. They deserve the care of the {kind}s."
+        return f"Whoever runs the server can learn this from clients' uploads, so protect uploads like the {kind}s."
     if record.broken or record.going_on:
         return "The audit did not end, so this is no clearance."
     if not attacked:
@@ -204,18 +204,18 @@ def _who(record: "AuditRecord", kind: str) -> list[str]:
         "The attacker follows the protocol, knows the app's code, and sees the model that each client got.",
     ]
     clear = [finding for finding in record.findings if finding.severity != "look"]
-    return lines + [f"In the clear, unattacked: {one.what}, in {one.times} of {one.of} replies." for one in clear[:3]]
+    return lines + [f"Sent in the clear: {one.what}, in {one.times} of {one.of} replies." for one in clear[:3]]
 
 
 def _audit_risks(record: "AuditRecord", attacked: Sequence[Answer], kind: str) -> list[str]:
-    lines = [line.removesuffix("; what leaves is listed below") for line in record.further[:3]]
+    lines = [line.removesuffix("; everything that is sent is listed below") for line in record.further[:3]]
     if attacked and (worst := max(attacked, key=attrgetter("share")).counts) is not None and worst.judged:
         lines.append(
             f"Up to {100 * worst.at_most:.0f} % of {kind}s behind such uploads may be reconstructed (95 % confidence)."
         )
     epsilons = ", ".join(f"{name} {max(values):.3g}" for name, values in record.stated.items() if values)
     guarantee = f"Clients state differential privacy ({epsilons}), which this page does not check"
-    lines.append(f"{guarantee}." if epsilons else "No guarantee supports this: all of it is observation.")
+    lines.append(f"{guarantee}." if epsilons else "There is no guarantee: all figures are observations.")
     return [*(f"{line.rstrip('.')}." for line in lines), _AGAIN]
 
 
@@ -262,7 +262,7 @@ def render_brief(run: Run) -> str:
 
 def _meaning(verdict: Verdict, kind: str) -> str:
     told = " and ".join(TOLD.get(about, about) for about in verdict.told)
-    care = f"Such uploads deserve the care that the {kind}s themselves get."
+    care = f"Such uploads need the same protection as the {kind}s themselves."
     if verdict.ground is Ground.NO_TRUTH and verdict.proven:
         return (
             f"{kind.capitalize()}s were reconstructed, and the attacker can prove that {verdict.proven} of them are"
@@ -274,11 +274,10 @@ def _meaning(verdict: Verdict, kind: str) -> str:
         Ground.TOLD: f"Whoever runs the server can infer {told} from clients' uploads, better than by guessing.",
         Ground.REHEARSED: "No client's upload was attacked, so nothing is known about what clients leak. An undefended"
         f" upload of one {kind}, which the server made itself, leaks it.",
-        Ground.BOUNDED: f"Differential privacy bounds what any attacker can learn about one {kind}, those below and all"
-        " others, as long as clients draw their noise as they say.",
+        Ground.BOUNDED: f"Differential privacy limits what any attacker, tried here or not, can learn about one {kind},"
+        " if clients draw their noise as stated.",
         Ground.NOTHING: "Nothing was attacked, so nothing is known about what the uploads leak.",
-        Ground.UNTOLD: "The answers were no better than chance here. A stronger attack may do better; this is no"
-        " clearance.",
+        Ground.UNTOLD: "The attacks inferred no more than chance here. A stronger attack may; this is no clearance.",
         Ground.OLDER: "An older version judged this run by a measure that empty pictures pass and recognizable ones"
         " fail. Run it again before you rely on it.",
         Ground.NO_TRUTH: f"The attack guessed {kind}s, but most originals are not known here, so nothing says how close"
@@ -368,14 +367,14 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
 
 def _guaranteed(privacy: Spent | None) -> str:
     if privacy is None or privacy.epsilon is None:
-        return "No guarantee supports this: there is no epsilon, so all of it is observation."
+        return "There is no guarantee: without an epsilon, all figures are observations."
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
     if privacy.promises_little:
-        return f"No meaningful guarantee supports this: {spent} lets an attacker learn everything."
+        return f"There is no meaningful guarantee: {spent} allows an attacker to learn everything."
     right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
     return (
-        f"Differential privacy bounds every attacker: {spent}, by which at most {right} of guesses are right on"
-        " whether the protected data were there."
+        f"Differential privacy bounds every attacker: {spent}. At most {right} of guesses at whether the protected"
+        " data were there are right."
     )
 
 

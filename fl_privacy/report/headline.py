@@ -104,8 +104,10 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
     came_out = read_words = ""
     if (put := verdict.exposed) is not None and put.recognizable > verdict.counts.read:
-        which = f"{put.recognizable} of the {put.n} {kind}s that the defense put in their"
-        came_out = f", but {'the one that the defense put in its' if put.n == 1 else which} place came out"
+        which = f"the {kind}" if put.n == 1 else f"{put.recognizable} of the {put.n} {kind}s"
+        came_out = (
+            f", but {which} that the defense substituted {'was' if put.recognizable == 1 else 'were'} reconstructed"
+        )
     exposed = _Clause(came_out)
     if (words := counts.words).read:
         texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
@@ -113,7 +115,7 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
         read_words = f"; {words.read} of {words.there} words of {texts} {were} reconstructed"
     if not counts.read:
         return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may leak")]
-    return [first, uploads, exposed, _Clause(_other_rounds(verdict), leads=False), _Clause(read_words)]
+    return [first, uploads, _Clause(_rounds(verdict), leads=False), exposed, _Clause(read_words)]
 
 
 def _result(verdict: Verdict, kind: str) -> str:
@@ -122,10 +124,8 @@ def _result(verdict: Verdict, kind: str) -> str:
     if not counts.read:
         how_many = "did not reconstruct the" if counts.judged == 1 else f"reconstructed none of {counts.judged}"
         return _capital(f"{_who(verdict)} {how_many} {examples}")
-    who = _capital(observer(facts))
     how_many = "the" if counts.judged == 1 else _few_words(counts)
-    attack = f" with {facts.attack}" if facts.attack else ""
-    return f"{who} reconstructed {how_many} {examples}{attack}{_knowing(verdict)}"
+    return f"{_capital(observer(facts))}{_knowing(verdict)} reconstructed {how_many} {examples}"
 
 
 def _capital(text: str) -> str:
@@ -178,16 +178,15 @@ def _knowing(verdict: Verdict) -> str:
     rivals = [r for r in verdict.readings if most and r.round == most.round and r.attacker is not most.attacker]
     if most is None or not most.counts.read or not rivals or most.counts.share in {r.counts.share for r in rivals}:
         return ""
-    return f" ({'which knew' if most.attacker == 'adaptive' else 'which did not know'} the defense)"
+    return f", {'knowing' if most.attacker == 'adaptive' else 'not knowing'} the defense,"
 
 
-def _other_rounds(verdict: Verdict) -> str:
+def _rounds(verdict: Verdict) -> str:
     most, rounds = verdict.most, verdict.by_round
     if most is None or len(rounds) < 2:
         return ""
-    others = [round for round in (max(rounds), min(rounds)) if round != most.round]
-    beside = "".join(f"; in round {round}, {read_in_words(rounds[round].counts)}" for round in others)
-    return f", in round {most.round}{beside}"
+    shown = sorted({most.round, max(rounds), min(rounds)})
+    return ": " + ", ".join(f"{read_in_words(rounds[round].counts)} in round {round}" for round in shown)
 
 
 def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
@@ -213,8 +212,8 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         return []
     if verdict.ground is Ground.OLDER:
         return [
-            "The figures were compared with no control, so it is unknown whether the reconstructions exceed a guess"
-            " without the update."
+            "There was no control, so it is unknown whether the reconstructions are better than a guess without the"
+            " update."
         ]
     sentences = []
     if verdict.ground is Ground.NO_TRUTH:
@@ -226,20 +225,20 @@ def _basis(verdict: Verdict, kind: str) -> list[str]:
         sentences.append(_ways(verdict.counts, kind, verdict.most.statistic(IMAGE_METRIC)))
         if (words := verdict.counts.words).read:
             sentences.append(
-                "Each different word counts once, in any order, and only above what its frequency in public texts"
-                f" predicts; words inferred that are in no text: {words.wrong or 'none'}."
+                "Each different word counts once, in any order, and only beyond what word frequencies in public texts"
+                f" predict. Wrongly inferred words: {words.wrong or 'none'}."
             )
     sentences.append(tried_in_words(verdict, kind))
     sentences += _others(verdict)
     counts = [reading.counts for reading in verdict.readings]
     if verdict.ground is not Ground.FAILED and (failures := max(c.failures for c in counts)):
-        sentences.append(f"The attack failed on {failures} more, which count as neither.")
+        sentences.append(f"The attack failed on {failures} more, which are not counted.")
     if verdict.ground is not Ground.NO_TRUTH and (unknown := max(c.unknown for c in counts)):
-        sentences.append(f"The originals of {unknown} more are unknown here, so these count as neither.")
+        sentences.append(f"The originals of {unknown} more are unknown here, so these are not counted.")
     if verdict.exposed:
         sentences.append(
-            f"The {kind}s that the defense put in their place count by {bound_in_words(verdict.exposed)}; no figure"
-            " says what they show of the originals: look at the pictures."
+            f"A {kind} that the defense substituted counts as reconstructed if {bound_in_words(verdict.exposed)}; no"
+            " figure says how much of the original it shows: look at the pictures."
         )
     return [*sentences, *_open_ends(verdict, kind)]
 
@@ -255,11 +254,11 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
     }
     (low, high), apart = counts.interval, ""
     if counts.identified:
-        blurred = "" if psnr and psnr.min >= CLEAR else ", or is so if both are blurred; a viewer may see less"
+        blurred = "" if psnr and psnr.min >= CLEAR else ", perhaps only after both are blurred; it may look different"
         apart = f" Identified: the guess is nearer to the original than to all other {kind}s{blurred}."
     return (
-        f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} Of such {kind}s,"
-        f" {100 * low:.0f} to {100 * high:.0f} % can be reconstructed in this way (95 % confidence)."
+        f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} In this way,"
+        f" {100 * low:.0f} to {100 * high:.0f} % of such {kind}s can be reconstructed (95 % confidence)."
     )
 
 
@@ -298,15 +297,17 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
         return []
     sentences, bounded, number = [], verdict.ground is Ground.BOUNDED, verdict.counts.groups
     if not bounded and 0 < number < FEW:
-        sentences.append(f"This rests on {number} upload{'' if number == 1 else 's'} alone.")
+        sentences.append(
+            f"Only {number} upload{'' if number == 1 else 's'} {'was' if number == 1 else 'were'} attacked."
+        )
     if verdict.facts.undefended and not bounded:
         sentences.append(
-            "Clients did not defend themselves: that nothing was reconstructed describes this attack, not a protection."
-            " A stronger one (more iterations, attack=auto) may reconstruct more."
+            "Clients had no defense, so nothing protects them: a stronger attack (more iterations, attack=auto) may"
+            " reconstruct more."
         )
     if verdict.bound is not None and not bounded:
         sentences.append(
-            f"Epsilon {ratio(verdict.bound.epsilon)} is no bound for this: it lets an attacker name the right"
+            f"Epsilon {ratio(verdict.bound.epsilon)} is too large to protect: an attacker may name the right"
             f" {kind} among {verdict.bound.candidates + 1:,} up to {percent(verdict.bound.at_most)} of the time."
         )
     adaptive = any(reading.attacker == "adaptive" for reading in verdict.readings)
@@ -329,7 +330,7 @@ _TO_DO = {
     Ground.UNREAD: _NO_PROOF,
     Ground.BY_CHANCE: _NO_PROOF,
     Ground.TOLD: "Put noise on what clients upload (defense=dp_sgd), or upload less often.",
-    Ground.REHEARSED: "Have clients answer probes, so that uploads of their own are attacked.",
+    Ground.REHEARSED: "Add probe_mod to the clients, so that their own uploads are attacked.",
     Ground.UNTOLD: "Attack examples as well: attack=auto.",
     Ground.NOTHING: "Attack examples: attack=auto.",
     Ground.OLDER: "Run it again.",

@@ -43,10 +43,10 @@ def _decimal(value: float | None) -> str:
 
 MEASURES: dict[str, MeasureTitle] = {
     "tpr_at_0.1_percent": MeasureTitle(
-        "TPR at 0.1 % FPR", "members found where one of a thousand others is taken for one; 0.1 % by chance"
+        "TPR at 0.1 % FPR", "members found if one in a thousand others is mistaken for one; 0.1 % by chance"
     ),
     "tpr_at_1_percent": MeasureTitle(
-        "TPR at 1 % FPR", "members found where one of a hundred others is taken for one; 1 % by chance"
+        "TPR at 1 % FPR", "members found if one in a hundred others is mistaken for one; 1 % by chance"
     ),
     "auc": MeasureTitle("AUC", "area under the ROC curve; 0.5 by chance", _decimal),
     "balanced_accuracy": MeasureTitle(
@@ -62,12 +62,15 @@ MEASURES: dict[str, MeasureTitle] = {
 HEADINGS = {
     "membership": (
         "Who took part",
-        "Was an example among what a client trains on? Asked about its own client, and for others about one that has"
-        " members of their class.",
+        "Did a client train on this example? For members the client is their own, for others one that has members of"
+        " their class.",
     ),
-    "source": ("Whose it is", "Which of the clients has an example that one of them is known to have?"),
-    "attribute": ("What they are like", "What is the example behind an update like, apart from its class?"),
-    "property": ("What a client has", "Which share of a client's examples is of each class?"),
+    "source": ("Whose it is", "One client has this example: which one?"),
+    "attribute": (
+        "What they are like",
+        "Which attribute, other than its class, does the example behind an update have?",
+    ),
+    "property": ("What a client has", "What share of a client's examples does each class have?"),
 }
 """Question -> heading and text."""
 
@@ -139,9 +142,9 @@ def _in_words(finding: Finding, name: str, measure: Measure, *, among: int) -> s
 
 
 _PLAINLY = {
-    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) where one of a thousand others is taken for"
+    "tpr_at_0.1_percent": "{value} of the members are found ({interval}) if one in a thousand others is mistaken for"
     " one",
-    "tpr_at_1_percent": "{value} of the members are found ({interval}) where one of a hundred others is taken for one",
+    "tpr_at_1_percent": "{value} of the members are found ({interval}) if one in a hundred others is mistaken for one",
     "asr": "{value} of the answers are right ({interval})",
 }
 """Measure -> its meaning in plain words."""
@@ -221,17 +224,17 @@ def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
     recomputed = MISSING
     if record.rdp is not None and record.pld is not None:
         recomputed = f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
-    power = "Such a test can show at most" if most else "A false claim would have been noticed from"
+    power = "Such a test can show at most" if most else "This test finds most false claims from"
     rows = [
-        ("Promised", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
-        ("Recomputed from what is stated", recomputed),
+        ("Claimed", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
+        ("Recomputed from the stated facts", recomputed),
         ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
         (power, ratio(record.noticed)),
     ]
     if record.estimate is not None:
         least = f" ({ratio(record.estimate_least)} or more if the scores are Gaussian, as they look)"
         limits = "" if record.estimate_least is None else least
-        rows.append(("Estimated of one training, no bound", f"about {ratio(record.estimate)}{limits}"))
+        rows.append(("Estimate from one training (no bound)", f"about {ratio(record.estimate)}{limits}"))
     return rows
 
 

@@ -16,37 +16,34 @@ _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 TERMS = {
     "Adaptive attacker": "one that knows the public description of the defense",
     "AUC": "how well an attack ranks members before others: 0.5 is guessing, 1 is always right",
-    "Belief change (BPKI)": "how far seeing the update moves an attacker's belief about the values of pixels; 0 is not"
-    " at all",
+    "Belief change (BPKI)": "how much the update changes an attacker's belief about pixel values; 0 is not at all",
     "CAP": "accuracy times distance, averaged over the strengths of a defense; high is good (SPN's paper)",
-    "Client, server, round": "clients hold data and train on it; the server averages what they upload; a round is one"
+    "Client, server, round": "clients train on their own data; the server averages their uploads; a round is one"
     " such exchange",
-    "Confidence, 95 % CI": "the range in which the true value lies in 95 of 100 repetitions; wide where little was"
-    " measured",
+    "Confidence, 95 % CI": "a range that holds the true value in 95 of 100 repetitions; wide if little was measured",
     "Defense": "a change of clients' updates so that less can be reconstructed from them",
-    "Epsilon, delta": "of differential privacy: the smaller epsilon, the less an upload depends on any one example,"
-    " whoever attacks; delta is the chance that this fails",
-    "Gradient, update, upload": "how a client's examples would change the model: what leaves a client in place of its"
-    " data",
+    "Epsilon, delta": "numbers of differential privacy: the smaller epsilon, the less an upload depends on any one"
+    " example, against any attacker; delta is the probability that this fails",
+    "Gradient, update, upload": "how a client's examples change the model; it leaves the client instead of the data",
     "Honest but curious": "a server that follows the protocol, and attacks what it receives",
     "Identified": "the original is nearer to the guess than about a thousand others, also after changes that hide"
     " nothing, such as a negative or a mirror image",
-    "Label": "the class that an example belongs to",
+    "Label": "the class of an example",
     "LPIPS": "distance of two images as people see it, 0 for equal ones",
     "Malicious server": "one that sends clients models that were made to leak",
     "Membership": "whether an example is among those that a client trains on",
     "MSE, rMSE": "squared error of the pixels, and the error relative to the image; 0 for equal images",
-    "Proven": "the attacker itself can show that no other example fits the upload",
+    "Proven": "the attacker can show, without the original, that no other example fits the upload",
     "PSNR": "similarity of two images in decibels: about 8 for unlike ones, over 30 hardly distinguishable; a flat"
     " gray picture can reach 16, so it alone says little",
-    "Recognizable": "above a bound that a paper set for this, and above what a guess without the update reaches",
-    "Reconstructed": "exactly, or so closely that the example is identified among many others, or above a published"
-    " bound and above what a guess without the update shows",
-    "Secure aggregation": "the server learns the sum of all uploads and no single one",
+    "Recognizable": "above a paper's bound for this, and above what a guess without the update reaches",
+    "Reconstructed": "equal to the original, or identified among many others, or recognizable above a published bound"
+    " and above what a guess without the update shows",
+    "Secure aggregation": "the server learns only the sum of all uploads",
     "SSIM": "similarity of two images by their structure, 1 for equal ones",
     "Student's t": "the usual way to get a 95 % range for a mean of few values",
     "Token F1": "share of a text's words, or parts of words, that were reconstructed, in any order",
-    "TPR at 1 % FPR": "share of members found when one of a hundred others is taken for one",
+    "TPR at 1 % FPR": "share of members found if one in a hundred others is mistaken for a member",
 }
 """Title -> meaning."""
 

@@ -221,7 +221,7 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
-        few = ", which rests on few uploads" if best.rests_on_few else ""
+        few = ", on few uploads" if best.rests_on_few else ""
         said = f"Behind {best.name}, the most accurate of its kind, the attacks reconstructed nothing"
         return f"{said}: {read_of(best)}{few}"
     if (plain := unread_undefended(candidates)) is not None:
@@ -230,7 +230,7 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     if defended and all(candidate.read for candidate in defended):
         tried = "the one defense that was" if len(defended) == 1 else f"each of the {len(defended)} defenses that were"
         return f"Clients' {kind_in_words(candidates[0])}s were reconstructed behind {tried} tried"
-    return f"No defense has {goal_in_words(candidates, psnr_below)}"
+    return f"No defense meets the goal: {goal_in_words(candidates, psnr_below)}"
 
 
 def _series(rows: Sequence[StudyRow]) -> dict[str, int]:

@@ -91,7 +91,10 @@ def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[
     table = replace(TABLE, attackers=attackers)
     said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", psnr_below=15))
     assert "Take" not in said and "Nothing is recommended" in said and "fl-privacy trade-off tiny" in said
-    assert " ".join(attackers) in said and "costly leaks least: none of 8 images reconstructed" in said
+    assert (
+        " ".join(attackers) in said
+        and "costly leaks least of the defenses tried: none of 8 images reconstructed" in said
+    )
 
 
 @pytest.mark.parametrize(("judged_by", "kind"), [("token_f1", "text"), ("cells_right", "row")])
@@ -123,9 +126,9 @@ def over(control: float | None) -> MeasuredTable:
 @pytest.mark.parametrize(
     ("control", "said"),
     [
-        (-1.5, "1.5 dB below the best guess without the update, which is the sign of an attack that failed"),
+        (-1.5, "1.5 dB below the best guess without the update, a sign that the attack failed"),
         (0.0, "no better than the best guess without the update"),
-        (None, "what the best guess without the update reaches was not measured"),
+        (None, "it was not compared with the best guess without the update, so the attack may have failed"),
         (0.5, "Take fast"),
     ],
 )
@@ -294,7 +297,7 @@ def test_what_was_not_measured_is_named_and_not_taken() -> None:
     unheard = replace(defense("unheard", 0.9, read(1), read(1), 0.0), by_threat=plain)
     table = replace(TABLE, defenses=(*TABLE.defenses, unheard), unknown=("unfinished",))
     said = advice_from(table, accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert "Not known, since not all of it was measured: unfinished, unheard." in said
+    assert "Not known, since not everything was measured: unfinished, unheard." in said
     assert any(line.startswith("Take fast") for line in said)
     said = advice_from(table, accuracy_loss=2, threat="honest", psnr_below=15)
     assert any(line.startswith("Take unheard") for line in said)
@@ -313,7 +316,7 @@ def test_texts_are_judged_by_what_is_said_of_texts() -> None:
 
     told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert said[-1].startswith("Of the defenses tried, b leaks least: none of 8 texts reconstructed, though up to 31 %")
+    assert said[-1].startswith("b leaks least of the defenses tried: none of 8 texts reconstructed, though up to 31 %")
     mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
     with pytest.raises(UserError, match="A table of images, or one of texts"):
         advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
@@ -445,7 +448,7 @@ def test_the_package_has_an_answer_of_images_and_recommends_none_without_a_contr
     assert run_command_line(["advise", "data=mnist_mini", "accuracy_loss=30", *size]) == 0
     said = capfd.readouterr().out
     assert not re.search(r"^(Take|At a higher price)", said, re.MULTILINE)
-    assert said.count("was not measured with it" if size else "Nothing is recommended for uploads of") == 2
+    assert said.count("was not compared with the best guess" if size else "Nothing is recommended for uploads of") == 2
     assert len(re.findall(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)) == said.count("Measured on") == 2
 
 

@@ -13,8 +13,8 @@ from tests.report import kinds
 from tests.results.runs import config, defended, record, round_report, score
 
 SECTIONS = [
-    "What was attacked", "What it rests on", "What was not tested", "What risk remains", "Where it belongs", "Glossary",
-    "Records and signature",
+    "What was attacked", "Assumptions", "What was not tested", "What risk remains",
+    "Which documents need this page", "Glossary", "Records and signature",
 ]  # fmt: skip
 
 SAID = {
@@ -52,7 +52,7 @@ def test_the_verdict_is_plain_and_nothing_of_clients_is_shown(tmp_path, case):
     assert re.findall(r"<h2>([^<]*)</h2>", text) == SECTIONS
     assert "<img" not in text and str(tmp_path) not in text and "base64" not in text
     assert not [word for word in kinds.WORDS if "##" in word and word in words], "no text of a client's"
-    assert "No guarantee supports this" in words
+    assert "There is no guarantee" in words
     assert re.search(r"brief · \S+ · \d{1,2} [A-Z][a-z]+ \d{4}", words)
 
 
@@ -94,12 +94,12 @@ def test_the_page_of_an_interrupted_run_says_so(tmp_path):
         (
             1.0,
             1e-5,
-            "bounds every attacker: epsilon 1 at delta 1e-05 by the end of the training, by which at most 73",
+            "bounds every attacker: epsilon 1 at delta 1e-05 by the end of the training. At most 73",
         ),
-        (3.3e5, 1e-5, "No meaningful guarantee supports this: epsilon 3.3e+05"),
-        (math.inf, 1e-5, "No meaningful guarantee supports this: epsilon ∞"),
-        (1.0, 0.5, "No meaningful guarantee supports this: epsilon 1 at delta 0.5"),
-        (None, 1e-5, "No guarantee supports this: there is no epsilon"),
+        (3.3e5, 1e-5, "There is no meaningful guarantee: epsilon 3.3e+05"),
+        (math.inf, 1e-5, "There is no meaningful guarantee: epsilon ∞"),
+        (1.0, 0.5, "There is no meaningful guarantee: epsilon 1 at delta 0.5"),
+        (None, 1e-5, "There is no guarantee: without an epsilon"),
     ],
 )
 def test_an_epsilon_that_bounds_nothing_is_no_protection(tmp_path, epsilon, delta, said):
@@ -110,6 +110,6 @@ def test_an_epsilon_that_bounds_nothing_is_no_protection(tmp_path, epsilon, delt
         folder.finish()
     words = words_of(write_brief(folder.path))
     page = write_report([folder.path]).read_text()
-    little = "No meaningful" in said
+    little = "no meaningful" in said
     assert said in words and ("bounds every attacker" in words) == (epsilon == 1.0 and not little)
     assert ("promises little" in words) == ("promises little" in page) == little

@@ -37,7 +37,7 @@ def test_the_strongest_attack_is_told_first() -> None:
     assert strongest([weak, strong], "membership")[0] is strong
     (view,) = views_of([weak, strong])
     assert [row.finding.title for row in view.rows] == ["Strong", "Weak"]
-    said = "Strong: 30.0 % of the members are found (95 % interval 29.0 % to 31.0 %) where one of a hundred others"
+    said = "Strong: 30.0 % of the members are found (95 % interval 29.0 % to 31.0 %) if one in a hundred others"
     assert said in view.told.replace("\N{NO-BREAK SPACE}", " ")
     assert "guessing gets 1.0 %, and its epsilon allows 20.0 %" in view.told.replace("\N{NO-BREAK SPACE}", " ")
     assert view.chart is not None and "allowed by epsilon 1" in view.chart

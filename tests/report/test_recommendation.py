@@ -70,7 +70,7 @@ def test_what_failed_or_was_read_in_place_of_the_images_does_not_come_closest():
     wide = replace(GOOD, name="wide", upper=16.0)
     text = answer([exposed, failing, wide, replace(OPEN, undefended=True)], 15)
     assert "; wide comes closest" in text
-    assert answer([exposed, failing, wide, replace(OPEN, undefended=True)]).startswith("Of 4, only wide")
+    assert answer([exposed, failing, wide, replace(OPEN, undefended=True)]).startswith("Only wide of 4 meets the goal")
 
 
 def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
@@ -79,24 +79,24 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
     unknown = replace(candidate("unknown", 0.55, None, 5.0), unjudged=3)
     for tempting in (one_read, negatives, unknown):
         assert best_unread([OPEN, tempting, USELESS]) == USELESS
-    assert answer([OPEN, one_read, USELESS]).startswith("Of 3, only useless")
+    assert answer([OPEN, one_read, USELESS]).startswith("Only useless of 3 meets the goal")
     assert answer([OPEN, one_read]).startswith(
-        "None of 2 has no attacked image reconstructed; one read comes closest (1 of 20 images"
+        "None of 2 meets the goal (no attacked image reconstructed); one read comes closest (1 of 20 images"
     )
     assert "while 3 have no known original" in answer([replace(OPEN, read=20), unknown])
-    assert "3 separate uploads alone" in answer([OPEN, replace(USELESS, groups=3)])
+    assert "Only 3 separate uploads were attacked" in answer([OPEN, replace(USELESS, groups=3)])
 
 
 def test_the_answer_names_it_with_its_price():
     text = answer([OPEN, GOOD, USELESS])
-    assert text.startswith("2 of 3 have no attacked image reconstructed")
+    assert text.startswith("2 of 3 meet the goal (no attacked image reconstructed)")
     assert (
         "the most accurate is good (accuracy 50.0 %, 83.3 % of the undefended; none of 20 images reconstructed, though"
         " up to 14 % of such images may leak [adaptive attacker], mean PSNR 12.9 dB (95 % sure: below 13.4 dB), 13.9"
         " dB for the best reconstruction)" in text
     )
     assert "open comes closest (20 of 20 images reconstructed, mean PSNR 30.0 dB" in answer([OPEN])
-    assert answer([OPEN, USELESS]).startswith("Of 2, only useless (")
+    assert answer([OPEN, USELESS]).startswith("Only useless of 2 meets the goal")
     assert answer([]) == ""
 
 
@@ -155,7 +155,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
     lede = html.unescape(re.search(r'<p class="lede">(.*?)</p>', page, re.DOTALL)[1])
     assert (
         "B leaks least (none of 6 (up to 39 %) reconstructed, mean token F1 " in lede
-        and "has no attacked text reconstructed" in lede
+        and "meets the goal (no attacked text reconstructed)" in lede
     )
     assert "Token F1 and accuracy" in page and "ROUGE-L and accuracy" in page and "PSNR" not in lede
     outcomes = [
@@ -170,7 +170,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
 def test_images_and_texts_are_not_compared(tmp_path):
     mixed = [runs.record(tmp_path, undefended=True), texts(tmp_path, accuracy=0.9)]
     lede = re.search(r'<p class="lede">(.*?)</p>', write_report(mixed).read_text(), re.DOTALL)[1]
-    assert "which no figure compares" in lede and "leaks least" not in lede
+    assert "no figure compares them" in lede and "leaks least" not in lede
 
 
 def test_a_defense_that_was_never_asked_of_members_is_not_among_those_that_were_read():
@@ -200,6 +200,9 @@ def test_an_upper_end_is_said_where_it_bounds_anything(name, mean, upper, said):
 def test_a_text_is_recommended_no_defense_however_well_it_hides():
     quiet = replace(QUIET, judged_by="token_f1", psnr=0.1, upper=0.2, largest=0.2)
     said = answer([replace(quiet, name="none", undefended=True, read=20, identified=0), quiet])
-    assert "has no attacked text reconstructed" in said and "No defense is recommended for texts for now" in said
-    assert "is not recommended: what the best guess" in answer([replace(OPEN, undefended=True), GOOD])
+    assert "meets the goal (no attacked text reconstructed)" in said
+    assert "No defense is recommended for texts for now" in said
+    assert "is not recommended: it was not compared with the best guess" in answer(
+        [replace(OPEN, undefended=True), GOOD]
+    )
     assert "not recommended" not in answer([replace(OPEN, undefended=True), replace(GOOD, over_control=1.0)])

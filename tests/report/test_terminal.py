@@ -19,7 +19,7 @@ CHOOSE = "This defense does not prevent it: make it stronger, or choose another 
 LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "reconstructed": (
         kinds.attack,
-        f"The server reconstructed 6 of 6 attacked images with inverting_gradients, {MADE}. {CHOOSE} quick`.",
+        f"The server reconstructed 6 of 6 attacked images, {MADE}. {CHOOSE} quick`.",
     ),
     "nothing reconstructed": (
         lambda out: record(out, noise=0.9, victims=20),
@@ -29,8 +29,8 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "by an attacker that knows the defense": (
         lambda out: record(out, changes=defended(scale=0.1), noise=0.9, adaptive=0.05),
-        "The server reconstructed 6 of 6 attacked images with inverting_gradients (which knew the defense),"
-        f" {MADE}, not from training batches, in round 1; in round 12, 6 of 6. {CHOOSE} quick`.",
+        f"The server, knowing the defense, reconstructed 6 of 6 attacked images, {MADE}, not from training batches: 6"
+        f" of 6 in round 1, 6 of 6 in round 12. {CHOOSE} quick`.",
     ),
     "by a malicious server": (
         kinds.malicious,
@@ -38,9 +38,9 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "of the server itself": (
         kinds.audit,
-        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images with inverting_gradients,"
-        " from undefended uploads of one image each that the server made itself. Have clients answer probes, so that"
-        " uploads of their own are attacked.",
+        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images, from undefended uploads of"
+        " one image each that the server made itself. Add probe_mod to the clients, so that their own uploads are"
+        " attacked.",
     ),
     "originals unknown": (
         lambda out: kinds.audit(out, known=False, rehearsed=False),
@@ -49,8 +49,8 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "texts": (
         kinds.texts,
-        "The server reconstructed 6 of 6 attacked texts with dager, from uploads of one text each that were made for"
-        f" the attack. {CHOOSE} text`.",
+        "The server reconstructed 6 of 6 attacked texts, from uploads of one text each that were made for the attack."
+        f" {CHOOSE} text`.",
     ),
     "inferred": (
         kinds.inference,
@@ -76,8 +76,8 @@ def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: P
     basis = headline_of(verdict_of(read_run(kinds.attack(tmp_path)))).basis
     assert basis == (
         "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
-        " all other images, or is so if both are blurred; a viewer may see less. Of such images, 54 to 100 % can be"
-        " reconstructed in this way (95 % confidence). Attack: inverting_gradients (4,800 iterations), run by an"
+        " all other images, perhaps only after both are blurred; it may look different. In this way, 54 to 100 % of"
+        " such images can be reconstructed (95 % confidence). Attack: inverting_gradients (4,800 iterations), run by an"
         " honest-but-curious server, on one upload per image, without an image prior."
     )
 

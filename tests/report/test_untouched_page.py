@@ -14,6 +14,7 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_file import PAGE
 from fl_privacy.report.audit_page import AuditRecord, render_audit
 from fl_privacy.report.audit_parts import CountedLeak, Line
@@ -69,9 +70,10 @@ def test_a_headline_says_why_no_upload_was_attacked(reason: str) -> None:
         page.headline.startswith(f"No upload was attacked: {reason}. From gradients") and "could" not in page.headline
     )
     alone = replace(page, answers=missed)
-    assert alone.headline == f"Not attacked: {reason}; what leaves is listed below"
+    assert alone.headline == f"Not attacked: {reason}; everything that is sent is listed below"
     none = replace(page, answers=[])
-    assert none.headline == "Not attacked: no attack here fits what this app uploads; what leaves is listed below"
+    said = "Not attacked: no attack here fits what this app uploads; everything that is sent is listed below"
+    assert none.headline == said
 
 
 def test_an_audit_of_which_nothing_came_has_no_empty_sections() -> None:
@@ -148,7 +150,7 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     own = step("All its examples", None, reason="too many steps")
     own = replace(own, scenario=replace(own.scenario, uploads="the training's own uploads, of 9 examples in 3 steps"))
     red = AuditRecord(app="a", answers=[step("One", 2), own], lines=[LINE])
-    assert "Clients were asked for such uploads" in red.when and red.when in red.further
+    assert "The audit asked clients for such uploads" in red.when and red.when in red.further
     assert "Your real training was not attacked: too many steps" in red.also and "defense" in red.next_step
     assert f"{red.next_step}." in html.unescape(render_audit(red)) and "worst case" not in render_audit(red)
     gray = AuditRecord(app="a", answers=[step("One", 0)], lines=[LINE])
@@ -160,6 +162,34 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     assert 'class="red" y="4" width="50.0%"' in pictured(sent)[0] and "In the clear: rows" in pictured(sent)[0]
     late = AuditRecord(app="a", answers=[step("One", None, reason=LATE)], lines=[LINE])
     assert "--seconds" in late.next_step and late.when == ""
+
+
+def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> None:
+    def answers(**parts: Any) -> list[str]:
+        page = AuditRecord(app="a", lines=[LINE], **parts)
+        header = html.unescape(render_audit(page)).split("</header>")[0]
+        assert all(f"<dt>{question}</dt><dd>{answer}.</dd>" in header for question, answer in page.officer)
+        return [answer for _, answer in page.officer]
+
+    guessed = Estimate(value=0.52, low=0.4, high=0.6, chance=0.5)
+    members = Answer(question="members", estimate=guessed, control=replace(guessed, value=0.5))
+    found = replace(guessed, value=0.9, low=0.85, high=0.95)
+    leaking = replace(members, estimate=found, control=guessed)
+    assert answers(answers=[step("One", 2)]) == [
+        "Yes, from uploads as in the red bars: the examples themselves were reconstructed",
+        "Not as it is: defend the clients, and audit again",
+    ]
+    assert answers(answers=[step("One", 0), members]) == [
+        "From the whole training: no better than by guessing (0.52; control 0.50), though other attacks may succeed",
+        "Not by this page alone: these attacks found no leak, which is no guarantee",
+    ]
+    said, approval = answers(answers=[step("One", 0), leaking])
+    assert (
+        "better than by guessing (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval
+    )
+    assert answers(answers=[step("One", None, reason=LATE)]) == [
+        "Not tested", "Not by this page: it does not show what uploads reveal about single examples",
+    ]  # fmt: skip
 
 
 def test_only_the_scenario_of_the_headline_is_unfolded() -> None:

@@ -103,8 +103,8 @@ def test_what_the_server_made_itself_is_no_leak_of_a_client_and_is_said_first():
     assert (found.tone, found.ground) == ("open", Ground.REHEARSED)
     assert found.as_plain()["uploads"] == "server" and found.as_plain()["most"]["read"] == 4
     assert headline_of(found).text == (
-        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images with auto, from undefended"
-        " uploads of one image each that the server made itself"
+        "No client's upload was attacked: the server reconstructed 4 of 4 attacked images, from undefended uploads of"
+        " one image each that the server made itself"
     )
     unread = headline_of(verdict_on(counts_of(images(*[NOTHING] * 4)), facts=rehearsed)).text
     assert unread.startswith(
@@ -211,7 +211,7 @@ def test_the_first_line_says_how_many_words_of_how_many_texts_were_read():
     ]
     said = headline_of(replace(verdict_on(counts_of(uploads)), modality=TEXTS))
     assert said.tone == "leak" and said.text.endswith("; 41 of 44 words of 4 texts were reconstructed")
-    assert "words inferred that are in no text: 1" in said.basis
+    assert "Wrongly inferred words: 1." in said.basis
     assert "words" not in headline_of(replace(verdict_on(counts_of(images(NEGATIVE))), modality=IMAGES)).text
 
 
