@@ -129,7 +129,7 @@ IN_SETTINGS = ("guard", "inference", "malicious")
 
 
 class MovedFinder(MetaPathFinder):
-    """Finder of moved modules: old names import the same module, with one warning."""
+    """Import finder by which old module names import the moved module, with one warning."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -164,6 +164,6 @@ def new_name(fullname: str) -> str | None:
 
 
 def answer_to_old_names() -> None:
-    """Let ``import`` find moved modules, once."""
+    """Install the import finder for moved modules, once."""
     if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, MovedFinder())  # before what would load a moved package's modules a second time

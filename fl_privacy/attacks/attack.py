@@ -20,21 +20,21 @@ Report = Callable[[float], None]  # (share, in [0, 1], of the work on a group of
 
 
 def no_progress(done: int, total: int) -> None:
-    """Report to nobody."""
+    """Ignore progress."""
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Map shares of a part, in [0, 1], to the span from ``begin`` to ``end``."""
+    """Map a progress in [0, 1] to the range from ``begin`` to ``end``."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Map the progress of a part to the span from ``begin`` to ``end`` of the whole."""
+    """Map a part's progress to the range from ``begin`` to ``end`` of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
-    """Guesses the batch behind each update.
+    """An attack that guesses the batch behind each update.
 
     Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding one changes no
     other result. A victim that can't be attacked gets a ``failure``.
@@ -49,7 +49,7 @@ class ReconstructionAttack(Protocol):
 
 @runtime_checkable
 class Trained(Protocol):
-    """An attack with a part that was trained on images."""
+    """An attack with a component that was trained on images."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
         """Return its training data, for images (C, H, W), or ``None``."""
@@ -96,7 +96,7 @@ def within(seconds: float) -> Iterator[Limit]:
 
 
 def even_share(among: int) -> AbstractContextManager[Limit]:
-    """Limit the first of ``among`` pieces of work to an even share of the time."""
+    """Limit one of ``among`` remaining pieces of work to an even share of the time left."""
     return within(seconds_left() / among)
 
 
@@ -123,7 +123,7 @@ def seconds_left() -> float:
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` while there is time, and always the first."""
+    """Yield ``items`` until the time is over, but at least the first."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

@@ -21,7 +21,7 @@ _CONTRAST = 0.25  # standard deviation of the pixels of photographs around their
 
 @dataclass(frozen=True, eq=False)
 class PixelPrior:
-    """A normal distribution of images, of each class or of all: ``mean + basis z`` with standard normal z."""
+    """A normal distribution of images, by class or for all: ``mean + basis z`` with standard normal z."""
 
     means: Tensor  # (K, N) of each class
     bases: Tensor  # (K, M, N), or (1, M, N) for all, scaled by the standard deviations

@@ -101,7 +101,7 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Show ``options``, a typed dictionary, in the signature of a preset, with its paper's values.
+    """Add ``options``, a typed dictionary, to a preset's signature, with its paper's values as defaults.
 
     ``depending`` options, whose value depends on the preset's own parameters, show ``None``.
     """

@@ -86,7 +86,7 @@ _THRESHOLD = 3.0
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Bound zeros, or the known share of smallest values, by the smallest value that was kept."""
+    """Bound unshared elements, or the known share of smallest values, by the smallest magnitude that was kept."""
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
         part = {name: update[name] for name in layers}
@@ -102,7 +102,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Bound elements that were cut by the bound alone."""
+    """Bound clipped elements from one side only, by the clipping bound."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -131,7 +131,7 @@ def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
 
 
 def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
-    """Bound elements by all that rounds to the level observed, unless the noise is larger than the bins."""
+    """Bound elements to the values that round to the observed level, unless the noise is larger than the bins."""
     bins = {name: _bin(t, effect.bits, stochastic=effect.rounding != "nearest") for name, t in update.items()}
     rounded = sum(float((high - low).square().sum()) / 12 for low, high in bins.values())
     drowned = rounded <= noise_std**2 * sum(t.numel() for t in update.values())
@@ -150,7 +150,7 @@ def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor,
 
 
 def shared_columns(weight: str, dropped: float | None, update: Tensors, noise_std: float) -> Bounds:
-    """Leave the zero columns of ``weight``, under noise the smallest, unconstrained, as after Soteria."""
+    """Leave the zero columns of ``weight`` (under noise: those of least norm) unconstrained, as after Soteria."""
     if weight not in update:
         return {}
     t = update[weight]
@@ -169,7 +169,7 @@ def only_layer(layer: str, update: Tensors, noise_std: float) -> Bounds:
 
 
 def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: float) -> Bounds:
-    """Bound layers with noise within ``reach`` of what was observed; the others are exact."""
+    """Bound noised layers to within ``reach`` of the observed values; the other layers are exact."""
     noised = effect.noised(update)
     if len(noised) == len(update):
         return {}
@@ -177,7 +177,7 @@ def bare_layers(effect: NoisedLayers, reach: float, update: Tensors, noise_std: 
 
 
 def widest(bounds: Iterable[Bounds]) -> Bounds:
-    """Join ``bounds`` into the widest for each element."""
+    """Join ``bounds`` elementwise: the lowest lower and the highest upper bound."""
     result: dict[str, tuple[Tensor, Tensor]] = {}
     for one in bounds:
         for name, (low, high) in one.items():
@@ -196,7 +196,7 @@ Transform = Callable[[Tensor], Tensor]  # (N, C, H, W) -> the same, differentiab
 
 @dataclass(frozen=True, eq=False)
 class AssumedTransform:
-    """Transforms that each guessed image is assumed to have gone through; ``chosen`` (V, B) are their indices."""
+    """Transforms assumed to have been applied to each guessed image; ``chosen`` (V, B) holds their indices."""
 
     transforms: Sequence[Transform]
     chosen: Tensor
@@ -212,12 +212,12 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Choose one of ``number`` transforms (B,) for each image: in turn for a single image, at random for a batch."""
+    """Choose one of ``number`` transforms (B,) for each image: in turn for one image, at random for several."""
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List the transforms that ``policies`` can apply, with all signs, ``by_probability`` with operations left out."""
+    """List all transforms that ``policies`` can apply, with both signs; ``by_probability``: also skipped operations."""
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
         parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]
@@ -232,7 +232,7 @@ _FEWEST = 64  # least number of elements for which a median estimates a spread
 
 
 def estimate_noise_std(update: Tensors) -> float:
-    """Estimate the standard deviation of noise on every element: the least median magnitude of a tensor over 0.6745.
+    """Estimate the noise's standard deviation: the least median magnitude of a tensor, divided by 0.6745.
 
     That tensor holds little but noise; what else it holds makes the estimate too large. Tensors of less than 64
     elements count only without larger ones.
@@ -242,7 +242,7 @@ def estimate_noise_std(update: Tensors) -> float:
 
 
 def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
-    """Estimate the norm that an update was clipped to, without the noise's part n s^2 of the squared norm.
+    """Estimate the clipping norm from an update's squared norm minus the noise's share n s^2.
 
     It is at least a hundredth of the observed norm, since the difference may drown in noise.
     """
@@ -251,14 +251,14 @@ def estimate_clip_norm(update: Tensors, noise_std: float) -> float:
 
 
 def estimate_step(tensor: Tensor) -> float:
-    """Estimate the spacing of a quantized tensor's levels: the least difference of two values, 0 if there is one."""
+    """Estimate the spacing of a quantized tensor's levels: the least difference of two values; 0 for one level."""
     levels = torch.unique(tensor.double())
     return float(levels.diff().min()) if len(levels) > 1 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenGradient:
-    """Gradients that a private loss, known only to the clients, sends back into the features.
+    """Gradients that a client's secret loss adds at the features.
 
     Attributes:
         strength: expected size of an element, relative to the factor of the cross entropy, over the root mean square of
@@ -271,7 +271,7 @@ class HiddenGradient:
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """Return the variables for a layer with weight ``weight`` (K, F)."""
+        """Return the unknown variables for a layer with weight ``weight`` (K, F)."""
         rms = self.weight_rms or float(weight.square().mean().sqrt())
         return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 
@@ -286,7 +286,7 @@ class Unknowns:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UpdateConstraints:
-    """Bounds and clipping known of V victims' updates of one round."""
+    """Known bounds and clipping of V victims' updates in one round."""
 
     bounds: Bounds  # (V, *shape) each, of the tensors that are not known exactly
     clip: Clips | None
@@ -299,7 +299,7 @@ class UpdateConstraints:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KnownFeatures:
-    """Inputs of a layer of V victims, if its gradient reveals them exactly."""
+    """Inputs of a layer for V victims, exactly revealed by its gradient."""
 
     front: nn.Module  # images (B, C, H, W) -> (B, F)
     values: Tensor  # (V, B, F); zeros if not known
@@ -318,7 +318,7 @@ class KnownFeatures:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Constraints:
-    """Everything known of V victims' images and losses.
+    """All known constraints on V victims' images and losses.
 
     Attributes:
         transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess

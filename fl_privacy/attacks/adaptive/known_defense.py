@@ -64,7 +64,7 @@ is as large as the head's weights."""
 
 
 def looks_noisy(effect: effects.Effect) -> bool:
-    """Return ``True`` if every element carries noise whose size shows in the update, as with coarse random rounding."""
+    """Return ``True`` if every element has noise that is visible in the update, as from coarse random rounding."""
     if isinstance(effect, effects.Quantized):
         return effect.rounding == "stochastic" and 0 < (effect.bits or 0) < _MANY_BITS
     return isinstance(effect, effects.Noise | effects.ClippedExamples | effects.SlicedNoise)
@@ -305,7 +305,7 @@ class KnownDefense:
 
     @property
     def hidden(self) -> constraints.HiddenGradient | None:
-        """Return the strongest hidden gradient, which alone is guessed; those of the same features add up to it."""
+        """Return the strongest hidden gradient; it alone is guessed, since those of the same features add up."""
         return max(self._hidden, key=lambda hidden: hidden.strength, default=None)
 
     @property
@@ -318,7 +318,7 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return the client's possible transforms, with several defenses all sequences up to ``MOST_SEQUENCES``."""
+        """Return the client's possible transforms; several defenses give sequences, at most ``MOST_SEQUENCES``."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -330,7 +330,7 @@ class KnownDefense:
 
     @property
     def smoothness(self) -> float:
-        """Return the weight of total variation of one round, in units of ``Problem.blank_loss``."""
+        """Return one round's weight of total variation, in units of ``Problem.blank_loss``."""
         return max((m.smoothness for m in self.countermeasures), default=0.0)
 
     @property
@@ -338,7 +338,7 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
-        """Bound the undefended tensors of ``update`` by the first ``number`` rules; others are as observed."""
+        """Bound the undefended tensors behind ``update`` by the first ``number`` rules; others equal the observed."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return constraints.widest(rule(update, std) for rule in rules)
@@ -387,7 +387,7 @@ def _as_seen(parts: Description) -> Description:
 
 
 def without_countermeasure(parts: Description) -> list[str]:
-    """Name the ``parts`` without a known countermeasure; they are attacked as if unknown."""
+    """Name the ``parts`` that have no countermeasure and are attacked as if unknown."""
     unknown = countermeasures_against.dispatch(object)
     names = [part.name for part in parts if countermeasures_against.dispatch(type(part.effect)) is unknown]
     return list(dict.fromkeys(names))

@@ -34,7 +34,7 @@ Found = Mapping[int, Reconstruction]  # reconstructions by position
 
 @dataclass
 class StageState:
-    """The victims of a group that are left, and what stages found out about them, by position.
+    """A group's remaining victims, and the stages' findings about them by position.
 
     Attributes:
         starts: images that one may start from, and the attacks that found them.
@@ -107,7 +107,7 @@ def _rounds(state: StageState) -> int:
 
 
 def separate(state: StageState, report: Report) -> Found | None:
-    """Separate a batch by the independence of its images."""
+    """Separate a batch's images by their statistical independence."""
     if not _has_equations(state.group.first) or state.group.first.upload.num_examples == 1:
         return None
     attack = CocktailParty(steps=min(20, _rounds(state)))
@@ -127,7 +127,7 @@ starts from the solution."""
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Solve for images; unproven solutions are the first starts."""
+    """Solve for images; unproven solutions become starts of the descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -145,7 +145,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Find features that a later fully connected layer leaks exactly; the descents use them."""
+    """Solve for features that a later fully connected layer leaks exactly, for use in the descents."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -162,7 +162,7 @@ def solve_features(state: StageState, report: Report) -> Found | None:
 
 
 def deconvolve(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images behind first layers that a client keeps, and that no colluding client knows."""
+    """Reconstruct images behind private first layers that no colluding client reveals."""
     known = state.group.first.knowledge
     if known.private is None or known.colluder is not None or known.features is not None:
         return None
@@ -181,7 +181,10 @@ ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from wh
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Find images at a model between the one sent and the one returned; starts unless steps are too many to replay."""
+    """Match the update at a model between the sent and the returned one.
+
+    The images are starts of the descents, or the result if there are too many steps to replay.
+    """
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
     if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":
@@ -205,7 +208,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Find the likeliest images under the defense, which are compared with the descents'."""
+    """Find the likeliest images under the defense, to be compared with the descents' images."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None
@@ -226,7 +229,7 @@ ROUNDS_RACED = 8  # most rounds of the same examples that descents match; the li
 
 
 def descend(state: StageState, report: Report) -> Found:
-    """Race descents from several starts; keep the likelier of the best one and the likeliest images."""
+    """Race descents from several starts; keep the likelier of their best images and the likeliest images."""
     race, evaluations = entered(state)
     if race.attempts and state.evaluations is None:
         logger.info(sub_attacks.how_to_repeat(evaluations, len(race.attempts), cut=state.cut))
@@ -243,7 +246,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Set up the race, with the evaluations given or affordable; a start that is no solution replaces another."""
+    """Set up the race with the given or affordable evaluations; a start that is no solution replaces another start."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -269,7 +272,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return the likelier of descents' results and likeliest images, by position."""
+    """Return by position the likelier of the descents' results and the likeliest images."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:

@@ -49,7 +49,7 @@ class _Members:
 
 
 class TextMembers(_Members):
-    """DAGER, and for unproven texts the bag of words, descents and LAMP's moves.
+    """Sub-attacks on texts: DAGER, then for unproven texts the bag of words, descents and LAMP's moves.
 
     As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update.
     """
@@ -136,7 +136,7 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 
 
 class TableMembers(_Members):
-    """Exact solutions by the first layer, TabLeak for the rest, and behind a defense the likeliest rows.
+    """Sub-attacks on rows: exact solutions by the first layer, TabLeak, and behind a defense the likeliest rows.
 
     Of the first two the result nearer to the update is kept; the search for the third starts from it, too.
     """

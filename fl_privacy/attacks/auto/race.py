@@ -45,7 +45,7 @@ _LEAST_VARIATION = 0.01  # least total variation of an image
 
 @dataclass(frozen=True, eq=False)
 class Judgment:
-    """Judgment of V attempts.
+    """Scores of V attempts.
 
     Attributes:
         mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
@@ -81,7 +81,7 @@ _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
 @torch.no_grad()
 def judge(problem: Problem, variables: Tensor) -> Judgment:
-    """Judge the attempts ``variables`` (V, N), with their images cut to [0, 1]."""
+    """Score the attempts ``variables`` (V, N), with their images cut to [0, 1]."""
     images = problem.images(variables).clamp(0, 1)
     transform = problem.constraints.transform
     seen = transform(images) if transform else images
@@ -104,7 +104,7 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return the fall of the logarithm of the widest tensor's mismatch that free pixels explain.
+    """Return how much free pixels lower the logarithm of the widest tensor's mismatch.
 
     It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
     """
@@ -125,7 +125,7 @@ _EASED = 10.0  # largest factor by which total variation is eased from one rung 
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One contender's attempt at one victim.
+    """One sub-attack's attempt at one victim.
 
     Attributes:
         member, position: numbers of the contender and of the victim.
@@ -162,7 +162,7 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the result in the ``row`` of ``judged``, or itself if that is no better.
+        """Return the result in the ``row`` of ``judged``, or this attempt if that is no better.
 
         Images given by a layer's equations are left only if others suit the widest tensor better by more than noise.
         """
@@ -175,7 +175,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, the best first; those that suit the widest tensor worse come after given images."""
+    """Sort attempts, best first. Those with a worse mismatch in the widest tensor come after given images."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -184,7 +184,7 @@ def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 @torch.no_grad()
 def other_labels(prepared: Prepared, observation: Observation, number: int) -> list[Tensor]:
-    """Return up to ``number`` alternative labels (B,), most likely first, without the inferred ones."""
+    """Return up to ``number`` alternatives to the inferred labels (B,), most likely first."""
     layer = labeling.output_layer(observation.model, observation.num_classes)
     size = observation.upload.num_examples
     if layer is None or size == 1 or prepared.rounds[0].unrolls:
@@ -204,7 +204,7 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 
 @torch.no_grad()
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
-    """Infer labels (B,) anew from ``images`` (B, C, H, W); ``None`` if they stay the same.
+    """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
 
     Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images, which are closer to
     the client's than noise. Images keep their labels as far as the counts allow.
@@ -232,7 +232,7 @@ _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labe
 
 
 class Race:
-    """The contenders for one group of victims, with the attempts ``entered`` at each.
+    """The sub-attacks on one group of victims, with the attempts ``entered`` for each victim.
 
     Raises:
         NotAttackableError: no contender can attack the group.

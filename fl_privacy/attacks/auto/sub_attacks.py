@@ -47,7 +47,7 @@ _PILOTED = 0.1  # share of the time left that the next measurement may take
 
 @dataclass(frozen=True)
 class Rung:
-    """A step of successive halving: attempts with equal evaluations, in ``stages`` of less total variation."""
+    """A round of successive halving: attempts with equal evaluations, in ``stages`` of decreasing total variation."""
 
     attempts: int
     evaluations: int
@@ -55,13 +55,13 @@ class Rung:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return the most attempts that ``evaluations`` suffice to compare."""
+    """Return how many attempts can be compared with ``evaluations``."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the most evaluations of a victim whose rungs fit in ``evaluations``, with ``beside`` given attempts."""
+    """Return the most evaluations of a victim whose rounds fit in ``evaluations``, with ``beside`` given attempts."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -72,7 +72,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """Measure the seconds of one evaluation, by ever more of them."""
+    """Measure the seconds of one evaluation, by timing increasing numbers of them."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -89,7 +89,7 @@ def seconds_of(work: Callable[[], object]) -> float:
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return how many evaluations of each victim there is time for, and log it; ``work`` does a number of them."""
+    """Return, and log, how many evaluations of each victim fit in the time; ``work`` does a number of them."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -97,13 +97,13 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Say how many evaluations repeat a budget in seconds; ``cut`` if the clock ended exact solutions."""
+    """Return a sentence on the evaluations that repeat a budget in seconds; ``cut`` if time ended exact solutions."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last rung in stages.
+    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last round in stages.
 
     No attempt gets less than one iteration of L-BFGS.
     """
@@ -133,7 +133,7 @@ _MOVES = 20  # moves in an iteration of L-BFGS
 
 @dataclass(frozen=True, kw_only=True)
 class GrayStart:
-    """Start near gray, within ``spread`` around 0.5, from which descents get further than from noise."""
+    """Start near gray, within ``spread`` around 0.5, from which descents end with less loss than from noise."""
 
     spread: float = 0.2
 
@@ -143,7 +143,7 @@ class GrayStart:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SubAttack:
-    """A descent, whose attempts differ in start and smoothness."""
+    """A descent whose attempts differ in start and smoothness."""
 
     name: str
     attack: GradientInversion  # attack without total variation, which the attempts add
@@ -159,7 +159,7 @@ of a zero gradient."""
 def entries(
     observation: Observation, most: int, placed: Callable[[GradientInversion], GradientInversion]
 ) -> list[Entry]:
-    """List at most ``most`` attempts, those first that leak most; ``placed`` sets device and dtype."""
+    """List at most ``most`` attempts, the strongest first; ``placed`` sets device and dtype."""
     found = (replace(contender, attack=placed(contender.attack)) for contender in _sub_attacks_for(observation))
     curved, layered, squared, signed, usual = found
     # quasi-Newton methods get far if no layer has a kink or is a transformer's

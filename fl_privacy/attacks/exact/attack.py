@@ -33,7 +33,7 @@ _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Descend to images (V, C, H, W), float64, with the known features and gradients of the first layers.
+    """Fit images (V, C, H, W), float64, by descent to the known features and the first layers' gradients.
 
     Their mismatch (V,), as a mean share of squared lengths, is returned, too. ``evaluations`` are those of each victim.
     """
@@ -124,7 +124,7 @@ class NormalizedLayer(FirstLayer):
 
 
 def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
-    """Find the layer behind batch norm; ``None`` without it, or if its batch is not known."""
+    """Find the layer behind batch norm; ``None`` without one, or if its batch size is unknown."""
     plan, sent, shape = observation.plan, observation.assumed(), observation.input_shape
     size = observation.upload.num_examples
     if plan.batch_norm != "train" or (plan.shares != "gradient" and number_of_steps(size, plan) != 1):
@@ -158,7 +158,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for two inputs (2, N), the center plus and minus the spread, by the signs of the gradients (M, N), (M,)."""
+    """Solve for two inputs (2, N) by the signs of the gradients (M, N), (M,): the center plus and minus the spread."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -167,7 +167,7 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient (M, N), joined with the bias's (M, 1) behind batch norm in training mode.
+    """Return the weight's gradient (M, N), with the bias's (M, 1) appended behind batch norm in training mode.
 
     Examples relative to their mean take one from the rank of the weight's gradient.
     """

@@ -52,7 +52,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Compares a batch's gradient with an update's, taken for a mean gradient at values sent, in double precision."""
+    """Compares a batch's gradient with an update, as a mean gradient at the sent values, in double precision."""
 
     observation: Observation
     model: nn.Module
@@ -112,7 +112,7 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def equals(self, distance: float) -> bool:
-        """Return ``True`` for a distance of rounding, in the precision in which all of the gradient was computed."""
+        """Return ``True`` if ``distance`` is only rounding, in the precision of the gradient's computation."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
@@ -123,7 +123,7 @@ class Reproduction:
         return self.observation.loss or CROSS_ENTROPY
 
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
-        """Return the distance of the gradient of ``batch`` from the one observed, relative to the latter's length.
+        """Return the distance of ``batch``'s gradient from the observed one, relative to the latter's norm.
 
         A common factor is ignored, since clients clip, unless ``any_scale`` is off. The worst tensor counts, so that no
         small layer hides.
@@ -139,7 +139,7 @@ class Reproduction:
         return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return the relative length of ``weight`` times the gradient of ``batch``, in its largest tensor."""
+        """Return ``weight`` times the relative norm of ``batch``'s gradient, in its largest tensor."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 
@@ -163,7 +163,7 @@ class Reproduction:
 
 
 def least_squares(known: Tensor, sums: Tensor) -> Tensor:
-    """Find the shortest X (n, k) for which ``known`` (m, n) X is nearest to ``sums`` (m, k), of any rank.
+    """Solve ``known`` (m, n) X = ``sums`` (m, k) for the X (n, k) of least norm by least squares, for any rank.
 
     It runs on the CPU: on a GPU ``torch.linalg.lstsq`` fails without full rank, as with two equal examples.
     """
@@ -172,14 +172,14 @@ def least_squares(known: Tensor, sums: Tensor) -> Tensor:
 
 
 def model_as_sent(observation: Observation) -> nn.Module:
-    """Return the frozen model with the attacker's values, in double precision."""
+    """Return the frozen model with the sent values, in double precision."""
     state, plan = observation.assumed(), observation.plan
     device = next(iter(state.parameters.values())).device
     return frozen_copy(observation.model, state, plan, device=device, dtype=torch.float64)
 
 
 def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -> Reconstruction:
-    """Infer the labels and the certainty of solved images; known labels are in their order if ``ordered``."""
+    """Infer labels and certainty of solved images; known labels are in the images' order if ``ordered``."""
     observation = reproduction.observation
     labels, source = observation.knowledge.labels, "known"
     if labels is None or read.unique or not ordered:  # known labels are not in the order of the images
@@ -220,7 +220,7 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """Cut ``images`` to [0, 1], unless they were ``solved`` for and have another scale; then return a note on it.
+    """Cut ``images`` to [0, 1]. Solved ones with another scale are kept, with a note on it.
 
     Rows of a table with a ``schema`` are kept if solved for, or else replaced by its nearest rows.
     """
@@ -267,7 +267,7 @@ Times = Callable[[int], list[int] | None]
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each of the different ``images`` (R, ...) as often as it occurs, with a sentence on that.
+    """Repeat each distinct image (R, ...) as often as it occurs in the batch, with a sentence on that.
 
     The output layer's gradient sums the loss's slopes over the different examples: n p - c under a cross entropy, with
     n occurrences, c of these by class. A batch of unknown size may be larger than its rank.
@@ -300,7 +300,7 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return the occurrences, by the batch's size, of different ``inputs`` (R, ...) of ``network`` or the model.
+    """Return how often each distinct input (R, ...) of ``network`` or the model occurs in the batch.
 
     Under losses of classes the slopes have lengths in proportion to them. Slopes of others are linear in targets, whose
     sums are whole.
@@ -355,7 +355,7 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return the observation of one example whose batch repeats it; ``None`` unless the output layer shows that.
+    """Return the observation of one example that makes up the whole batch; ``None`` unless the output layer shows that.
 
     Its gradient has rank 1 then. With two outputs it always has.
     """

@@ -31,7 +31,7 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return orthonormal rows R (V, B, N) that span those of G (V, M, N), and whether each G has rank B (V,)."""
+    """Return orthonormal bases R (V, B, N) of the row spaces of G (V, M, N), and whether each G has rank B (V,)."""
     gradients = weights.double()
     values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
     top = vectors[..., -count:]
@@ -39,7 +39,7 @@ def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) on the basis R.
+    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) in the basis R.
 
     Each row a R has a c = 1, where (G R^T) c = g.
     """
@@ -117,7 +117,7 @@ _SURE = (0.8, 0.95)
 
 
 def unmixed_by_silence(columns: Tensor, bias: Tensor, start: Tensor, projected: Tensor, shift: Tensor) -> Tensor | None:
-    """Refine A (B, B) near ``start`` by silent neurons; ``None`` if the refinement breaks down.
+    """Refine A (B, B) near ``start`` by neurons that are zero for some images; ``None`` if this breaks down.
 
     As D^T = C A^-1, column i of A^-1 is a direction in which C is zero at the outputs that image i leaves silent; C
     A^-1 1 = g gives sign and scale. ``columns`` are C = G R^T (M, B), ``bias`` g (M,), ``projected`` P = R W^T (B, M),

@@ -22,7 +22,7 @@ _NOISE = 2.0  # silent outputs of a ReLU are below this multiple of the depth of
 
 @dataclass(frozen=True, eq=False)
 class Convolution:
-    """A convolution without groups, padded with zeros, of inputs of ``shape`` (C, H, W)."""
+    """A convolution without groups, with zero padding, of inputs of ``shape`` (C, H, W)."""
 
     module: nn.Conv2d
     shape: tuple[int, ...]
@@ -69,14 +69,14 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Zero the silent outputs (V, ...) of a ReLU; values below 0 show the noise."""
+    """Zero the ReLU outputs (V, ...) that noise explains; values below 0 show the noise's size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Inputs of a convolution, solved for."""
+    """Solved inputs of a convolution."""
 
     values: Tensor  # (V, C, H, W)
     left: Tensor  # (V,) residual share of the right-hand sides
@@ -161,7 +161,7 @@ def _unlike_neighbors(images: Tensor) -> Tensor:
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:
-    """Solve ``normal(x) = right`` (V, ...) for the shortest x of V victims, preconditioned by ``diagonal``, above 0.
+    """Solve ``normal(x) = right`` (V, ...) for the x of least norm, preconditioned by a positive ``diagonal``.
 
     ``normal`` is symmetric and not negative.
     """
@@ -207,7 +207,7 @@ _STEPS = 4
 
 @dataclass(frozen=True, eq=False)
 class BlindInputs:
-    """The inputs of a layer that solve the equations of one victim best.
+    """The inputs of a layer that best solve one victim's equations.
 
     ``values`` (C, H, W) are of mean absolute value 1 and either sign. ``left`` is the squared residual as a share of a
     random guess's, ``next`` that of the second best, orthogonal inputs.
@@ -219,12 +219,12 @@ class BlindInputs:
 
     @property
     def unique(self) -> bool:
-        """Return ``True`` if only these solve the equations to rounding."""
+        """Return ``True`` if no other inputs solve the equations to rounding."""
         return self.left < 1e-6 and self.left < 1e-3 * self.next
 
 
 def can_be_blind(layer: Convolution) -> bool:
-    """Return ``True`` if a layer may have enough channels for its places, and few enough of both."""
+    """Return ``True`` if a layer's numbers of channels and positions allow a solution without its slopes."""
     places = layer.shape[1] * layer.shape[2]
     taps = layer.module.kernel_size[0] * layer.module.kernel_size[1]
     return layer.shape[0] >= places and places * places <= MOST_UNKNOWNS and 4 <= taps <= 25
@@ -232,7 +232,7 @@ def can_be_blind(layer: Convolution) -> bool:
 
 @torch.no_grad()
 def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs | None:
-    """Solve ``gradient = slopes * inputs`` of one image for the inputs; ``None`` if the rank is too low.
+    """Solve ``gradient = slopes * inputs`` for one image's inputs; ``None`` if the rank is too low.
 
     ``gradient`` (O, C, kernel) is that of the weight, in float64.
     """
@@ -328,7 +328,7 @@ Shown = tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for the inputs (V, C, H, W), and return the residual share (V,) too.
+    """Solve for the inputs (V, C, H, W); also return the residual share (V,).
 
     Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
     falls.

@@ -28,12 +28,12 @@ from fl_privacy.types.schema import schema_of
 
 
 class NotFullyConnectedError(NotAttackableError):
-    """The reason why a model's first layer gives no linear system for its pixels."""
+    """The reason why a model's first layer is no linear system in the pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class FirstLayer:
-    """A fully connected layer on pixels that were at most shifted and scaled one by one.
+    """A fully connected layer on pixels that were at most shifted and scaled individually.
 
     ``weight`` and ``bias`` name its parameters (M, N) and (M,); its input (N,) is ``shift + scale * pixels``.
     """
@@ -48,13 +48,13 @@ class FirstLayer:
         return self.weight, self.bias
 
     def pixels(self, inputs: Tensor) -> Tensor:
-        """Turn inputs of the layer (..., N) into pixels (..., N)."""
+        """Convert inputs of the layer (..., N) to pixels (..., N)."""
         return (inputs - self.shift) / self.scale
 
 
 @dataclass(frozen=True, eq=False)
 class Probed:
-    """The first layer that images of zeros, ones and noise enter (``random``, (C, H, W)), and its inputs for them."""
+    """The first layer, and its inputs for images of zeros, ones and noise (``random``, (C, H, W))."""
 
     name: str
     module: nn.Module
@@ -154,7 +154,7 @@ def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: fl
 
 
 def agreed_ratios(weight: Tensor, bias: Tensor) -> Tensor:
-    """Find the different ratios W_i / b_i (R, N), of W (M, N), that at least two rows share, most rows first."""
+    """Find the distinct ratios W_i / b_i (R, N) of W (M, N) that at least two rows share, most frequent first."""
     sound = bias.abs() > 1e-4 * bias.abs().max()
     ratios = weight[sound].double() / bias[sound].double()[:, None]
     same = torch.cdist(ratios, ratios) <= 1e-3 * ratios.norm(dim=1)
@@ -381,7 +381,7 @@ class PatchEmbedding:
 def find_patch_embedding(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool
 ) -> PatchEmbedding | None:
-    """Find the model's patch embedding; ``None`` if its first layer is none.
+    """Find the model's patch embedding; ``None`` if its first layer is something else.
 
     If the model calls no layer with parameters, raise ``NotFullyConnectedError``.
     """

@@ -23,7 +23,7 @@ _FARTHEST = 8.0  # largest absolute value by which activations are distinguished
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """An elementwise activation function that grows monotonically.
+    """A monotonic elementwise activation function.
 
     It has ``value`` z -> a, ``inverse`` a -> z, for a ReLU only where it is not silent, and ``slope`` a -> da/dz.
     """
@@ -75,7 +75,7 @@ ACTIVATIONS: Sequence[Activation] = (
 
 
 def activation_between(output: Tensor, after: Tensor) -> Activation | None:
-    """Return the activation that turns ``output`` into ``after``; ``None`` for anything else."""
+    """Return the activation function that maps ``output`` to ``after``; ``None`` for anything else."""
     if output.shape[0] != after.shape[0] or output.numel() != after.numel():
         return None
     lowest = output.flatten().argmin()
@@ -104,7 +104,7 @@ class ChainLayer:
 
 @dataclass(frozen=True, eq=False)
 class LayerChain:
-    """Layers of which each takes only the activations of the one before, the first of them a convolution.
+    """Layers that each take only the previous layer's activations; the first is a convolution.
 
     ``layers`` lead from the image (C, H, W) to a fully connected one with a bias; later ones do not matter. The first
     input is ``shift + scale * pixels``, (C, H, W).

@@ -101,7 +101,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model; ``None`` if its computation depends on values, or can't be followed."""
+    """Trace a model; ``None`` if its computation depends on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -119,7 +119,7 @@ _MOST_PLACES = 1200  # pixels that enter a convolution whose equations are solve
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """Activations and gradients between the layers, known for V images."""
+    """Known activations and gradients between the layers, for V images."""
 
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values) that were too few to solve
@@ -135,7 +135,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a fully connected layer at its end.
+    """A network of convolutions, fixed batch norms, ReLUs and shortcuts, with a final fully connected layer.
 
     ``graph`` is in float64, ``head`` the last layer's node; ``shapes`` are (C, H, W) or (N,), without the batch.
     """
@@ -211,7 +211,7 @@ def _blind(network: Residual) -> list[fx.Node]:
 
 @torch.no_grad()
 def known_between(network: Residual, gradients: Tensors) -> Known:
-    """Solve for the activations of V images by ``gradients`` (V, *shape), as near to the image as equations reach."""
+    """Solve for activations of V images from ``gradients`` (V, *shape), as close to the image as equations allow."""
     own = {name: value.double() for name, value in gradients.items()}
     slopes = own[f"{network.head.target}.bias"]
     at, values, found = _started(network, own, slopes)

@@ -59,13 +59,13 @@ class SparseFactors:
 
 
 def column_space(weight: Tensor, count: int) -> Tensor | None:
-    """Return :func:`columns_of` (M, B); ``None`` unless the rank, up to rounding, is ``count`` (B)."""
+    """Return :func:`columns_of` (M, B); ``None`` unless the numerical rank is ``count`` (B)."""
     found = columns_of(weight, count)
     return found if found is not None and found.shape[1] == count else None
 
 
 def columns_of(weight: Tensor, most: int) -> Tensor | None:
-    """Return orthonormal columns (M, R) that span those of a weight's gradient (M, N), in float64.
+    """Return an orthonormal basis (M, R) of the column space of a weight's gradient (M, N), in float64.
 
     ``None`` if the rank R, up to rounding in the gradient's own precision, is above ``most``. After Halko et al. 2011.
     """
@@ -83,7 +83,7 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Yield better and better factors of one victim's gradient, one value for each round of ``starts`` starts.
+    """Yield ever better factors of one victim's gradient, once for each round of ``starts`` starts.
 
     Columns q of Q make L q as sparse as a ReLU; scales follow from g.
 
@@ -112,7 +112,7 @@ def sparse_factors(
 def factors_near(
     columns: Tensor, weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor
 ) -> SparseFactors | None:
-    """Polish a guess at D (M, B) to :func:`sparse_factors`; ``None`` if its columns become dependent."""
+    """Refine a guess at D (M, B) like :func:`sparse_factors`; ``None`` if its columns become dependent."""
     own, directions = _Gradient(weight, bias, layer, basis), basis.T @ columns
     pool, directions = _Pool(own), directions / directions.norm(dim=0)
     pool.extend(torch.cat([_sparsest(own.rows, directions, schedule, own.noise) for schedule in (_SHARP, _SOFT)], 1))

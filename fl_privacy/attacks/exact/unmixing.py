@@ -27,7 +27,7 @@ _PROGRESS = 0.01  # share of the misfit by which a step has to reduce it for ano
 
 @dataclass(frozen=True, eq=False)
 class Behind:
-    """The part of the network behind a layer, for images of ``image_shape`` (C, H, W)."""
+    """The rest of the network behind a layer, for images of ``image_shape`` (C, H, W)."""
 
     model: nn.Module
     path: str
@@ -35,7 +35,7 @@ class Behind:
     loss: Loss = CROSS_ENTROPY
 
     def signal(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return D (B, M), with its graph, for z (B, M) and classes (B,)."""
+        """Return D (B, M), differentiable, for z (B, M) and classes (B,)."""
         layer, black = self.model.get_submodule(self.path), outputs.new_zeros(len(outputs), *self.image_shape)
         with torch.enable_grad(), leaving({self.path: layer}, lambda *_: outputs):
             loss = self.loss(self.model(black), labels)
@@ -45,7 +45,7 @@ class Behind:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A layer's gradient on the basis of its rows."""
+    """A layer's gradient in the basis of its row space."""
 
     behind: Behind
     projected: Tensor  # P (B, M)
@@ -54,7 +54,7 @@ class Mixture:
     noise: float  # variance of an element of G
 
     def signal(self, mixing: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z and D (B, M) for A (B, B) and classes (B,), D with its graph."""
+        """Return z and D (B, M) for A (B, B) and classes (B,); D is differentiable."""
         outputs = (mixing @ self.projected + self.bias).detach().requires_grad_()
         return outputs, self.behind.signal(outputs, labels)
 

@@ -43,7 +43,7 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
 
 
 def applies(layer: nn.Module, seen: tuple[int, ...], batch_size: int) -> bool:
-    """Return ``True`` if ``recover_by_lemma`` is exact for inputs of shape ``seen``."""
+    """Return ``True`` if ``recover_by_lemma`` is exact for inputs of the shape ``seen``."""
     if batch_size != 1 or not isinstance(layer, nn.Linear | nn.Conv2d) or layer.bias is None:
         return False
     if isinstance(layer, nn.Linear):
@@ -116,7 +116,7 @@ class Recovery:
 
 @torch.no_grad()
 def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
-    """Return the shape of one example at the layer that ``front`` ends at."""
+    """Return the shape of one example at the end of ``front``."""
     return tuple(front(next(front.parameters()).new_zeros(1, *observation.input_shape)).shape[1:])
 
 
@@ -190,7 +190,7 @@ def best_reconstruction(
     films: Mapping[int, tuple[Snapshot, ...]],
     sentences: tuple[str, ...] = (),
 ) -> Reconstruction:
-    """Return the best of the attempts ``rows`` at ``observation``, with the ``images`` (V, B, C, H, W) of all."""
+    """Return the best of the attempts ``rows`` at ``observation``; ``images`` (V, B, C, H, W) are those of all."""
     losses = found.loss[rows.start : rows.stop]
     if not losses.isfinite().any():
         return failed(observation, "The objective is not finite at any start; check the update.")

@@ -77,7 +77,7 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 
 
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return the class and the row (F,) of each class with a single or equal rows: its mean.
+    """Return (class, row (F,)) for each class whose rows are all equal, as if single: the row is the mean.
 
     Without counts, their variance is the smoothing, or if unknown, next to nothing.
     """

@@ -37,7 +37,7 @@ class LogisticOptimum:
 
 
 def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
-    """Return (K, F) sums of the client's rows, each times y - p of the class: W / C, exact at the optimum."""
+    """Return the sums (K, F) of the client's rows weighted by y - p of each class: W / C, exact at the optimum."""
     return np.asarray(optimum.weights / optimum.inverse_penalty)
 
 

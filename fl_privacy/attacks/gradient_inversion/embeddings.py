@@ -15,7 +15,7 @@ from fl_privacy.types import Observation
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WordEmbeddings(ImageSource):
-    """Inputs of a :class:`TextModel` from embeddings of words (V, B, L, d), in units of the tokens' root mean square.
+    """Embeddings of words (V, B, L, d) as inputs of a :class:`TextModel`, in units of the tokens' root mean square.
 
     ``table`` holds the embeddings (n, d) of the tokens, and ``norm`` is ``Settings.embedding_norm``.
     """
@@ -26,7 +26,7 @@ class WordEmbeddings(ImageSource):
     norm: float = 0.0
 
     def start(self, blank: VictimContext) -> Tensor:
-        """Return the first variables (B L d,): embeddings of texts known before, else drawn."""
+        """Return the initial variables (B L d,): embeddings of previously known texts, or random ones."""
         drawn, texts = self.first(blank), blank.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
             return drawn.flatten()
@@ -38,7 +38,7 @@ class WordEmbeddings(ImageSource):
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, blank: VictimContext) -> Tensor:
-        """Return a mask (B L,), 1 for a token."""
+        """Return the mask (B L,), which is 1 at tokens."""
         batch, longest, _ = blank.shape
         lengths = known_lengths(blank.observation)
         if lengths is None:
@@ -82,7 +82,7 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the texts' lengths (B,): those given, or a single one's by the positions' gradient."""
+    """Return the texts' lengths (B,), as given, or inferred from the positions' gradient for a single text."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told
@@ -94,6 +94,6 @@ def known_lengths(observation: Observation) -> Tensor | None:
 
 
 def longest_text(observations: Sequence[Observation]) -> int:
-    """Return the length L that all texts fit in."""
+    """Return the length L of the longest possible text."""
     found = [(known_lengths(o), o.input_shape[0]) for o in observations]
     return max(longest if lengths is None else int(lengths.max()) for lengths, longest in found)

@@ -32,7 +32,7 @@ _COARSE = 4  # side of the random images on which noise is rehearsed, before the
 
 
 def noise_over_gradient(observation: Observation) -> float | None:
-    """Return the norm of the noise in the update over that of the gradient, at most 3.
+    """Return the ratio of the update's noise norm to its gradient norm, at most 3.
 
     Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
     weight and bias; their sums are noise, or rounding of 1e-6. It is ``None`` without an output layer, with too few
@@ -146,7 +146,7 @@ CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 
 @dataclass(frozen=True)
 class Usual:
-    """Statistics of undefended gradients: shares of scattered zeros and of empty columns, and relative noise."""
+    """Statistics of undefended gradients: shares of scattered zeros and of zero columns, and relative noise."""
 
     scattered: float
     columns: float
@@ -154,7 +154,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """Measure undefended gradients of noise images, as a ReLU leaves zeros, too."""
+    """Measure these statistics on gradients of noise images, since ReLUs also leave zeros."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -175,7 +175,7 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer the parts of a defense that the update shows."""
+    """Infer a defense from the traces in the update."""
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
@@ -193,7 +193,7 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer the defense of each observation whose attacker is given none.
+    """Infer the defense of each observation whose attacker does not know it.
 
     ``clips`` takes an update that shows nothing, or noise, for one clipped to its own norm.
     """
@@ -219,7 +219,7 @@ def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = 
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Return the share of zeros in no empty row or column, which silent neurons leave."""
+    """Return the share of zeros outside of zero rows and columns, which dead neurons cause."""
     zeros = total = 0
     for value in update.values():
         if value.dim() > 1:
@@ -258,7 +258,7 @@ def _cut(update: Tensors) -> Description:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of an even grid, up to the largest magnitude, that ``value`` lies on, if any."""
+    """Return the bits of the uniform grid, up to the largest magnitude, that contains ``value``, if any."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

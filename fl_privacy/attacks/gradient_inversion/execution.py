@@ -29,7 +29,7 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class FasterEvaluation:
-    """``Problem.evaluate``, replaced by a program for the shapes of one call, if one can be made.
+    """A faster program for ``Problem.evaluate`` at the shapes of one call, if one can be made.
 
     Attributes:
         most, least: most victims and fewest evaluations that win back the time of making it.
@@ -68,7 +68,7 @@ class FasterEvaluation:
 
 
 class RecordedEvaluation(FasterEvaluation):
-    """``Problem.evaluate``, recorded once and then run without autograd, with the same result to the last bit."""
+    """``Problem.evaluate``, recorded once and rerun without autograd, with bit-identical results."""
 
     made_at, most, least = 20, 4, 1000
 
@@ -99,7 +99,7 @@ def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tensors_of(problem: Problem) -> list[Tensor]:
-    """List the tensors whose rows are victims."""
+    """List the tensors whose first dimension is the victim."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def compiler() -> str | None:
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
-    """Return ``True`` if a compiled program wins back the time of compiling; no time is measured.
+    """Return whether compiling is likely to save more time than it takes; nothing is timed.
 
     On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
     takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations, whatever the number
@@ -196,7 +196,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return ``True`` if loss and gradient agree for each victim where finite values are expected."""
+    """Return ``True`` if loss and gradient of each victim agree; expected values that are not finite are ignored."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -254,7 +254,7 @@ compute, and gain little otherwise."""
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Use one CPU thread if a layer takes less than ``WORTHWHILE``, and keep freed memory."""
+    """Use one CPU thread if a layer has fewer than ``WORTHWHILE`` multiplications, and keep freed memory."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -284,7 +284,7 @@ Capture = Callable[[Run], tuple[Callable[[], object], tuple[Tensor, Tensor]]]
 
 
 def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor]]:
-    """Capture the kernels that ``run`` launches, after a few runs on their own stream, as PyTorch requires.
+    """Capture the kernels of ``run`` in a CUDA graph, after warm-up runs on a separate stream.
 
     A ``run`` that waits for the GPU raises ``RuntimeError``.
     """
@@ -301,7 +301,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
 
 
 class CapturedEvaluation(FasterEvaluation):
-    """``Problem.evaluate``, captured once its shapes have come a few times, if possible."""
+    """``Problem.evaluate``, captured as a CUDA graph once its shapes have recurred, if possible."""
 
     made_at, renewed, most, least = 10, True, 64, 60
 

@@ -24,7 +24,7 @@ LATENT = -1  # number of the input among the layers of a generator
 
 @dataclass(frozen=True)
 class NamedGenerator:
-    """A generator given by its file ``path``, opened at first need and then kept."""
+    """A generator given by its file ``path``, loaded on first use."""
 
     path: str | None
 
@@ -48,7 +48,7 @@ class NamedGenerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(ImageSource):
-    """Images that a generator makes, B for each victim.
+    """Images from a generator, B for each victim.
 
     Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1
     ball (GIFD, Fang et al. 2023).

@@ -30,7 +30,7 @@ _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mix
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` as one of a mixture, on which alone its update depends."""
+    """Return ``observation`` as that of a single mixed image, on which alone its update depends."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation
@@ -39,7 +39,7 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace mixtures in ``found`` by the image that those of the same example share.
+    """Replace mixtures in ``found`` by the image common to those of the same example.
 
     The attacker has to know the defense, and public images. Batches stay.
     """
@@ -71,7 +71,7 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 
 @torch.no_grad()
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
-    """Find the image, with its label, that ``mixtures`` of the same example share, by expectation maximization.
+    """Find the common image, with its label, of ``mixtures`` of one example, by expectation maximization.
 
     A pixel of a mixture is unchanged or negated, with probabilities by its expectation: the shares, by labels, of the
     image and of the others' class means. Mixtures less these are noisy views of the image, whose mean and variances
@@ -132,7 +132,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """The last update of some examples, its ``position`` in the caller's sequence, ``earlier`` ones, and all places."""
+    """An example's last update, its ``position`` in the caller's sequence, ``earlier`` updates, and all positions."""
 
     position: int
     observation: Observation
@@ -141,7 +141,7 @@ class Victim:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """Return all that victims of a group share in each round, but for the values sent."""
+        """Return the properties that victims of a group share in each round, except the sent values."""
         found = list[tuple[object, ...]]()
         for one in (self.observation, *self.earlier):
             known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
@@ -153,7 +153,7 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make one victim of each observation, or of those known to come from the same examples.
+    """Make one victim of each observation, or of all observations known to hold the same examples.
 
     Only attackers that know the defense join rounds, as an adaptive attacker does.
     """
@@ -258,7 +258,7 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Attack ``group`` in this context, with a report of the share of the work done.
+        """Attack ``group`` in this context, and report its share of the progress.
 
         After ``NotAttackableError`` its victims fail, after another error of theirs each is attacked alone.
         """
@@ -294,7 +294,7 @@ class Groups:
 
 
 class GroupAttack(ABC):
-    """Attack on groups of victims, each by :meth:`solve`; other members are arguments of :class:`Groups`."""
+    """An attack on groups of victims, each by :meth:`solve`; its options are arguments of :class:`Groups`."""
 
     of_rounds: ClassVar[Rounds] = "joined"
 
@@ -321,7 +321,7 @@ def failed(observation: Observation, reason: str) -> Reconstruction:
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """Return a failed reconstruction after an unforeseen ``error``, or raise that if memory ran out."""
+    """Return a failed reconstruction for an unexpected ``error``; raise the error if memory ran out."""
     if is_out_of_memory(error):
         raise error
     logger.debug("The attack on %s broke off.", observation.id, exc_info=error)
@@ -333,7 +333,7 @@ Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each of a group, by position, by an attack without descent."""
+    """Reconstruct each victim of a group, by position, with an attack without descent."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 
@@ -353,14 +353,14 @@ def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Rep
 
 
 def expect_gradient(observation: Observation) -> None:
-    """Raise ``NotAttackableError`` unless the update is a gradient or a sum of gradients, but not from Adam."""
+    """Raise ``NotAttackableError`` unless the update is a gradient or sum of gradients; Adam's steps are not."""
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     if of_adam or observation.knowledge.bounds is not None:
         raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
 
 
 def without_labels(observation: Observation) -> Reconstruction:
-    """Return a failed reconstruction without a gradient to infer labels from."""
+    """Return a failed reconstruction for an update without a gradient to infer labels from."""
     return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
 
 

@@ -52,7 +52,7 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Infer the loss of a client, with a sentence on how, empty for plain cross entropy.
+    """Infer a client's loss, with a sentence on how; the sentence is empty for plain cross entropy.
 
     ``model`` is frozen, with the values sent, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
@@ -71,7 +71,7 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def precision_of(gradient: Tensor) -> torch.dtype:
-    """Return the type that a gradient was computed in, even if it was scaled afterwards.
+    """Return the floating-point type in which a gradient was computed, even if it was scaled afterwards.
 
     Half precision has so few values that many are equal.
     """
@@ -168,7 +168,7 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 
 
 def without_adam(observation: Observation) -> Observation:
-    """Return the observation of the gradient g behind one step of Adam; any other observation stays.
+    """Return the observation of the gradient behind one step of Adam; other observations are unchanged.
 
     Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. A weight
     in single precision holds r to half of its last digit over the learning rate. With PyTorch's settings sizes below
@@ -307,14 +307,14 @@ _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = 
 
 @dataclass(frozen=True, eq=False)
 class Disclosed:
-    """An observation with a loss, in a mode without draws, of inputs in [0, 1], or why it can't be attacked."""
+    """An observation with inferred loss, deterministic mode and inputs in [0, 1], or why it can't be attacked."""
 
     observation: Observation
     wrong: str | None = None
 
 
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
-    """Complete each observation by what can be inferred."""
+    """Add everything that can be inferred about the client to each observation."""
     states: dict[tuple[int, int], ModelState] = {}
     found = []
     for observation in observations:

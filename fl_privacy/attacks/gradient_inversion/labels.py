@@ -25,7 +25,7 @@ _TRIALS = 32  # images of noise that stand for a batch whose labels are counted,
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of the output layer, ``leaf``, and of the network, with their graph."""
+    """Outputs (B, K) of the output layer (``leaf``) and of the network, differentiable."""
 
     leaf: Tensor
     outputs: Tensor
@@ -48,7 +48,7 @@ class Head:
 
 
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Solve for labels (B,) or rows (B, K) that give ``slopes`` (B, K), and return the share left unexplained.
+    """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K); also return the unexplained share.
 
     Classes are found by the direction of their slopes alone, so that class weights and clipping do no harm. Rows solve
     linear equations, since usual losses are linear in their targets.
@@ -121,7 +121,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Find labels (B,), sorted, whose summed slopes point in the direction of ``evidence`` (K,).
+    """Find sorted labels (B,) whose summed slopes point in the direction of ``evidence`` (K,).
 
     Each class has the slopes of noise; labels are added, then changed, one by one. Lengths do not count, since class
     weights change them.
@@ -159,7 +159,7 @@ def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer
 def usual_outputs(
     model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, rng: torch.Generator, gradient: Tensors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer by random inputs.
+    """Estimate the mean softmax (K,) and the mean input (F,) of a client's output layer from random inputs.
 
     Their mean softmax is drawn to equal shares, the more the further their answers are apart.
 
@@ -228,7 +228,7 @@ _MOST_EXPECTED = 2.0**50
 def choose_labels(
     observation: Observation, policy: LabelPolicy, model: nn.Module, *, loss_scale: float, seed: int
 ) -> tuple[Tensor | None, str]:
-    """Choose labels (B,) or (B, K), ``None`` if they are optimized, and name their source.
+    """Choose labels (B,) or (B, K), or ``None`` to optimize them, and name their source.
 
     If there are none, raise ``NotAttackableError`` with the reason.
     """
@@ -323,7 +323,7 @@ def _labels_of(
 
 
 def nearest_counts(expected: Tensor, total: int, number: int) -> list[Tensor]:
-    """List ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,).
+    """List the ``number`` sorted lists of labels whose counts are nearest to ``expected`` (K,).
 
     All others differ from the first, the nearest, in one label.
     """
@@ -371,7 +371,7 @@ def infer_labels(
 def expected_counts(
     gradient: Tensors, layer: OutputLayer, batch_size: int, probabilities: Tensor, features: Tensor
 ) -> Tensor | None:
-    """Estimate the counts (K,) of the classes before rounding; see :func:`infer_labels`."""
+    """Estimate the unrounded counts (K,) of the classes; see :func:`infer_labels`."""
     evidence = _evidence(gradient, layer)
     if evidence is None:
         return None

@@ -14,7 +14,7 @@ from fl_privacy.types import Tensors
 
 
 class AngularDistance(torch.autograd.Function):
-    """Half the squared distance (V,) of two unit vectors, 1 minus their cosine, with all digits down to zero.
+    """Half the squared distance (V,) of two unit vectors, which is 1 minus their cosine, accurate near zero.
 
     It maps the lengths (V,) of both vectors, the squared distance (V,) of the parts not given, the number of parts, and
     the guessed and observed parts (V, n), of any n. For q = g - |g| o / |o| of each part, it is D = |q|^2 / 2 |g|^2,
@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of a formed gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
+    """Statistics of an explicit gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
 
     gradient: Tensor
     target: Target
@@ -223,7 +223,7 @@ class Products:
 
 @dataclass(frozen=True, eq=False)
 class Zero:
-    """Statistics of a gradient that is zero everywhere."""
+    """Statistics of an all-zero gradient."""
 
     target: Target
     guess: None = None

@@ -22,7 +22,7 @@ _HISTORY = 100
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """The best variables (V, N) and loss (V,), and losses (T, V), thinned, and nan once a victim has finished.
+    """The best variables (V, N) and loss (V,), and thinned losses (T, V), NaN after a victim has finished.
 
     ``snapshots`` holds the best variables (N,) of filmed victims at some rows of the history.
     """
@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims ``over`` (V,), note the ``iteration`` (V,) of all, and count those left."""
+        """Mark the victims ``over`` (V,), store each ``iteration`` (V,), and count the remaining victims."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -127,7 +127,7 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by populations of candidates, an iteration each; see :func:`minimize`.
+    """Minimize ``problem`` by populations of candidates, one for each iteration; see :func:`minimize`.
 
     ``variables`` (V, N) have shape, dtype and device alone: the populations start around 0.
     """
@@ -156,7 +156,7 @@ def search(
 def judged(
     problem: Problem, candidates: Tensor, victims: Tensor, capacity: int, loss: Callable[[Problem, Tensor], Tensor]
 ) -> Tensor:
-    """Return the ``loss`` (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), ``capacity`` at a time."""
+    """Return the ``loss`` (A, P) of ``candidates`` (A, P, N) for ``victims`` (A,), at most ``capacity`` at once."""
     losses, owners = [], victims.repeat_interleave(candidates.shape[1])
     for rows, some in zip(*(torch.split(each, capacity) for each in (owners, candidates.flatten(0, 1))), strict=True):
         with differentiable_twice():
@@ -165,7 +165,7 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A loss of variables (V, N), the first ``pixels`` of which are images, or texts that can be decoded.
+    """A loss of variables (V, N); the first ``pixels`` of them are images, or embeddings of texts.
 
     ``attempts`` neighboring rows are attempts at the same victim.
     """
@@ -186,7 +186,7 @@ class Minimizable(Protocol):
 
 
 def filmed_rows(observations: Iterable[Observation]) -> list[int]:
-    """List the rows to film."""
+    """List the rows of which snapshots are taken."""
     return [row for row, o in enumerate(observations) if o.filmed]
 
 

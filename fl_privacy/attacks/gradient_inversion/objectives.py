@@ -16,7 +16,7 @@ LayerWeights = Mapping[str, float]
 
 
 class Objective(Protocol):
-    """Statistics of each uploaded tensor -> loss (V,) of each victim.
+    """A function of the statistics of each uploaded tensor that returns each victim's loss (V,).
 
     Attributes:
         elementwise: ``True`` if the size of gradients counts; they are then formed element by element.
@@ -42,7 +42,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List the tensors whose weight is not 0; raise ``UserError`` if a pattern matches nothing or all are muted."""
+    """List the tensors with nonzero weight; ``UserError`` if a pattern matches nothing or all weights are 0."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -68,7 +68,7 @@ def _lengths(squared: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class OfLayers:
-    """An objective with weights of layers."""
+    """An objective with a weight for each layer."""
 
     layers: LayerWeights = field(default_factory=dict)
     elementwise: bool = field(default=True, init=False)
@@ -78,7 +78,7 @@ class OfLayers:
         return bool(self.layers)
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the coefficients of the tensors ``names`` if it is a weighted sum of distances, else ``None``."""
+        """Return the tensors' coefficients if the objective is a weighted sum of distances, else ``None``."""
         return None
 
 

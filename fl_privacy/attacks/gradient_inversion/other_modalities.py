@@ -38,7 +38,7 @@ _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Evidence about the columns of a batch: ``present`` (F,) is ``False`` for categories that no row has.
+    """Inferred facts about a batch's columns: ``present`` (F,) is ``False`` for categories that no row has.
 
     ``shares`` (K, F) hold the share of each category in the rows of each class, and the mean of each number.
     """
@@ -48,7 +48,7 @@ class Evidence:
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
-    """Return the path of the linear layer with a bias that the rows (B, F) enter, if it is the first."""
+    """Return the path of the linear layer with bias that takes the rows (B, F) first; ``None`` without one."""
     for path, module in model.named_modules():
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
@@ -222,7 +222,7 @@ def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
 
 
 def assigned(cost: Tensor) -> Tensor:
-    """Assign a column (B,) to each row of ``cost`` (B, B), with the least sum."""
+    """Assign one column (B,) to each row of ``cost`` (B, B), with the least total."""
     if len(cost) == 1:
         return torch.zeros(1, dtype=torch.long)
     try:
@@ -234,7 +234,7 @@ def assigned(cost: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
-    """The common result of many attempts at the same ``rows`` (B, F), as a model takes them.
+    """The consensus of many attempts at the same ``rows`` (B, F), as a model takes them.
 
     ``certainty`` (B, C) in [0, 1] is 1 less the entropy of a cell over the attempts, as a share of the largest.
     """
@@ -248,7 +248,7 @@ class Pooled:
 
 
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
-    """Return the median of attempts whose rows were put into the best one's order (TabLeak, section 4.1).
+    """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
 
     ``attempts`` (R, B, F) are as a model takes them, with ``losses`` (R,); only rows of the same label, of ``labels``
     (R, B), are exchanged.
@@ -301,7 +301,7 @@ class Restarted:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The search for examples of one kind.
+    """Search settings for one kind of examples.
 
     Attributes:
         adapted: (settings, observation) -> settings for such examples.
@@ -330,12 +330,12 @@ class Search:
 
 
 def search_of(model: object) -> Search:
-    """Return the search for the kind of examples that ``model`` takes."""
+    """Return the search settings for the kind of examples that ``model`` takes."""
     return SEARCHES[modality_of(model)]
 
 
 def as_wide(labels: Tensor | None, longest: int) -> Tensor | None:
-    """Pad labels that are next tokens (B, L) to ``longest`` tokens; others stay."""
+    """Pad next-token labels (B, L) to ``longest`` tokens; other labels are unchanged."""
     if labels is None or labels.dim() != 2 or labels.is_floating_point():
         return labels
     return F.pad(labels, (0, longest - labels.shape[1]), value=-100)

@@ -189,7 +189,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Describe an attack on the group of ``first`` to the countermeasures."""
+    """Describe the attack on the group of ``first`` for the countermeasures."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -221,7 +221,7 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """All that is computed once for a group, of shape (B, C, H, W) each, with the last of the ``rounds`` first."""
+    """Everything computed once for a group with examples of shape (B, C, H, W); ``rounds`` has the last round first."""
 
     settings: Settings
     seed: int

@@ -22,7 +22,7 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The input of a prior: ``images`` (V, B, C, H, W), before any transformation known of the client.
+    """The input of a prior: ``images`` (V, B, C, H, W), before any assumed transformation.
 
     ``attempts`` neighboring rows are of the same victim; ``batch_statistics`` computes those of transformed images.
     """

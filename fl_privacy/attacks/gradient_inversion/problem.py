@@ -131,7 +131,7 @@ class Problem:
         return self.of_outputs.expected(logits.reshape(-1, self.shape[0], self.num_classes))
 
     def hidden_gradients(self, variables: Tensor) -> Sequence[Tensor | None]:
-        """Return the gradients (V, B, F) that a private loss sends back into the features, one a round."""
+        """Return the hidden gradients (V, B, F) at the features, one for each round."""
         unknowns = self.constraints.unknowns
         if unknowns is None:
             return [None] * len(self.rounds)
@@ -179,7 +179,7 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, the unit of smoothness, at most ``_LARGE`` of a zero gradient's.
+        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` zero losses.
 
         If a gradient hardly depends on the images, gray ones come far nearer: to 1e-5 of its distance behind a LeNet
         with sigmoids.
@@ -215,7 +215,7 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """Match other ``targets``, unclipped and with all values known."""
+        """Return the problem for other ``targets``, without clipping and with all values known."""
         pairs = zip(self.rounds, targets, strict=True)
         return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 

@@ -26,7 +26,7 @@ A.4: "scale the original images and reconstructed images to the range (0,1)").""
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Images are ``mean + std * variables``; papers that optimize normalized images use their data's values."""
+    """The scale of the variables: images are ``mean + std * variables``; some papers optimize normalized images."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -38,12 +38,12 @@ class Space:
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
-        """Cut the variables of images to [0, 1]; others keep every bit."""
+        """Cut the variables of images to [0, 1]; other variables are unchanged."""
         return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
 
 
 def project(images: Tensor, how: Projection) -> Tensor:
-    """Bring ``images`` (V, B, C, H, W) to [0, 1]."""
+    """Project ``images`` (V, B, C, H, W) to [0, 1]."""
     if how == "clamp":
         return images.clamp(0, 1)
     if how == "minmax":
@@ -54,7 +54,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 
 def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
-    """Bring finished guesses (..., C, H, W) to [0, 1]; one of a single level is always cut."""
+    """Scale or cut finished guesses (..., C, H, W) to [0, 1]; a constant one is always cut."""
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
@@ -63,7 +63,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VictimContext:
-    """A victim without a guess yet, of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
+    """Context for starting a victim's guess of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
     ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """
@@ -120,7 +120,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images, or, with ``of_class``, of those of each example's class."""
+    """Start from the mean of public images; with ``of_class``, of those of each example's class."""
 
     of_class: bool = False
 
@@ -216,11 +216,11 @@ class ImageSource(Protocol):
         ...
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return the weighted penalty (V,) of unlikely variables."""
+        """Return the weighted penalty (V,) for unlikely variables."""
         return variables.new_zeros(len(variables))
 
     def confined(self, variables: Tensor, held: Tensor, shape: Shape) -> Tensor:
-        """Bring ``variables`` back to their range after an iteration."""
+        """Project ``variables`` to their range after an iteration."""
         return variables
 
     def following(
@@ -256,7 +256,7 @@ pseudo-inverse of the embeddings (SAPAG)."""
 
 
 def expect_choices(settings: Any) -> None:
-    """Raise ``UserError`` unless all fields of the dataclass ``settings`` with literals as their type hold one."""
+    """Raise ``UserError`` if a field of the dataclass ``settings`` with a literal type has another value."""
     for each in fields(settings):
         if get_origin(each.type) is Literal:
             one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))
@@ -264,7 +264,7 @@ def expect_choices(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rearranging:
-    """Moves among the iterations of a descent on embeddings of words.
+    """Moves of words between the iterations of a descent on embeddings.
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log

@@ -30,7 +30,7 @@ _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of 
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel(GroupAttack):
-    """Match an update of many local steps by one gradient of all the images, at a model on the way.
+    """Match an update of many local steps by one gradient of all images, at a model between its start and end.
 
     The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
     model w + a u. Images and a are found together, by signed Adam on the angle between that gradient and the update,

@@ -33,7 +33,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def surprise(self, tokens: Tensor) -> Tensor:
-        """Return the mean negative log likelihood (n,) of a token of texts (n, L), in nats."""
+        """Return the mean negative log likelihood (n,) of a token in texts (n, L), in nats."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
         for length, (known, counts, contexts, *of_contexts) in enumerate(self._counts, start=1):
@@ -84,7 +84,7 @@ _BETTER = 1e-2  # share of the usual difference between orders by which a new on
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """The moves of words that one attack tries; ``capacity`` guesses are compared at a time."""
+    """The moves of words that an attack tries; at most ``capacity`` guesses are compared at once."""
 
     moves: Rearranging
     language: LanguageModel | None
@@ -174,7 +174,7 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Build the moves of an attack on the group of ``observation``, if it makes any.
+    """Build the moves for the group of ``observation``, if the attack makes any.
 
     Without a model of text, raise ``NotAttackableError``; without public texts for a language model, ``UserError``.
     """
@@ -190,7 +190,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words, by each kind of move; the first is unchanged."""
+    """Draw orders (V, T, L) of the first ``lengths`` (V,) of L words by each kind of move; the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

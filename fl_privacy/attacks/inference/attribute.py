@@ -25,7 +25,7 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeInference:
-    """Infers an attribute of the example behind an update of a single one (Cui et al. 2023, "RecUP-FL", Sec. 3).
+    """Infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
     Classifiers learn it from the gradients of public examples at the values sent; log probabilities are summed over
     rounds.
@@ -64,7 +64,7 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Sums (V, A) of log probabilities, by method, of the victims that were seen (V,)."""
+    """Summed log probabilities (V, A), by method, of the victims observed so far (V,)."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)

@@ -76,12 +76,12 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return the ratio of probabilities to those expected from their means over models without the example."""
+    """Return the ratio of probabilities to those expected from the mean over models without the example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of a client's model to the other clients', as reference models without training."""
+    """Return log ratios (C, K) of a client's model to other clients' models, as free reference models."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)
@@ -91,7 +91,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals of the attacked model and of reference models, on candidates and then the attacker's examples.
+    """Signals of the attacked model and of reference models, on candidates followed by the attacker's examples.
 
     Attributes:
         own: (N, S) of the attacked model.
@@ -106,14 +106,14 @@ class Compared:
     candidates: int
 
     def usual(self, values: Tensor) -> Tensor:
-        """Return means (N, ...) of ``values`` (M, N, ...) over the reference models without the example."""
+        """Return the mean (N, ...) of ``values`` (M, N, ...) over the reference models without the example."""
         counted = (self.outside & self.references.isfinite().all(2)).reshape(
             *self.outside.shape, *(1,) * (values.dim() - 2)
         )
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return features (N, F): signals, and as differences to the usual ones, in deviations over ``others`` (N,)."""
+        """Return features (N, F): signals and differences to reference models, in deviations of ``others`` (N,)."""
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -121,7 +121,7 @@ class Compared:
 
 
 def by_rmia(found: Compared) -> Tensor:
-    """Return RMIA's score; ties, as of examples that dominate the whole population, follow the ratio."""
+    """Return RMIA's score; the ratio breaks ties, as between examples that dominate the whole population."""
     number, own = found.candidates, (-found.own[:, 0]).exp()
     usual = found.usual((-found.references[..., 0]).exp())
     there = usual[number:].isfinite()
@@ -138,7 +138,7 @@ def by_lira(found: Compared) -> Tensor:
 
 
 def stacked(found: Compared) -> Tensor:
-    """Return log odds by a logistic regression on all signals and their differences to the usual ones.
+    """Return log odds from a logistic regression on all signals and their differences to reference models.
 
     It learns from each reference model's own examples and others, compared with the other reference models, so that no
     model that was trained on a candidate takes part; NaN with a single reference model.
@@ -183,7 +183,7 @@ BY_REFERENCES: dict[str, tuple[str, str, Callable[[Compared], Tensor]]] = {
 
 
 class ByReferences(FinalLoss):
-    """Scores by reference models, of the final model or of all global models; NaN without the attacker's examples."""
+    """Scores by reference models, of the final or of all global models; NaN without examples of the attacker."""
 
     models = "final"
     compare: Callable[[Compared], Tensor]
@@ -220,7 +220,7 @@ def by_references(models: str, name: str) -> type[ByReferences]:
 
 @torch.no_grad()
 def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, end: int = END) -> tuple[Tensor, Tensor]:
-    """Test which texts a language model ends word for word, given their beginnings (Carlini et al. 2023, Def. 3.1).
+    """Test which texts a language model completes word for word from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     Returns:
         ``True`` (N,) for each long enough text if the greedy continuation is its end, and log probabilities (N,) that a

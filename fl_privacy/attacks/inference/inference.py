@@ -32,7 +32,7 @@ class Canaries:
         checks.one_of("inference.canaries.unit", self.unit, ("auto", "client", "example"))
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
-        """Refuse by a ``UserError``, since a run inserts canaries by itself."""
+        """Raise ``UserError``: a run inserts canaries by itself, so no attack begins."""
         raise UserError(
             "inference=canaries is expected of fl-privacy run, which inserts them, but something else asked for them;"
             " choose another inference here."
@@ -40,7 +40,7 @@ class Canaries:
 
 
 class Inference(Protocol):
-    """An attack's settings; any object with these members is one."""
+    """Protocol of an inference attack's settings."""
 
     @property
     def about(self) -> About: ...
@@ -54,11 +54,11 @@ class Watch(Protocol):
     """Observes the rounds of a training, in constant memory."""
 
     def add(self, read: ReadRound) -> None:
-        """Process a round, of which nothing may be kept."""
+        """Process a round without keeping it."""
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return the answers by method: (C, N) scores, higher for yes, or (N, K) shares for a property."""
+        """Return each method's answers: scores (C, N), higher for yes, or shares (N, K) for a property."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]: ...

@@ -34,7 +34,7 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the normal probability (C, K), by mean and deviation of the other columns, of being below each value.
+    """Return the normal probability (C, K) of a value below this one, by mean and deviation of the other columns.
 
     NaN with fewer than two other finite columns. For statistics that are higher for members, it is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
@@ -116,7 +116,7 @@ class Membership:
 
 @dataclass(frozen=True, eq=False)
 class MembershipWatch:
-    """Membership methods over the same rounds."""
+    """Membership methods that observe the same rounds."""
 
     methods: dict[str, MembershipMethod]
 

@@ -20,7 +20,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rehearsal:
-    """Public examples and uploads by which an attacker who knows the defense learns.
+    """Public examples and uploads from which an attacker who knows the defense learns.
 
     ``attributes`` (N,) are besides the class; ``uploads`` are of one example each, at the given values, the first ones.
     """
@@ -31,7 +31,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round and the examples in question.
+    """The uploads of one round, and the candidates.
 
     Attributes:
         observations: one for each of K clients that replied.
@@ -200,7 +200,7 @@ def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Average the log probabilities of the share ``LOWEST`` of least likely tokens, (N,), from (N, K, L) and (N, L)."""
+    """Return the mean log probability (N,) of the share ``LOWEST`` of least likely tokens, from (N, K, L), (N, L)."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)

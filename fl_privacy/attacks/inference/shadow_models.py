@@ -21,7 +21,7 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Signals of the global models, and of reference models, on candidates and then the attacker's P examples.
+    """Signals of global and reference models, on candidates followed by the attacker's P examples.
 
     Attributes:
         seen: signals (N, 8) of the attacked training: after its last round, and means over its rounds.
@@ -93,7 +93,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods, and what those that train reference models have in common."""
+    """Options of the methods, and what methods with reference models share."""
 
     shadows: int = 64
     shadow_rounds: int = 1

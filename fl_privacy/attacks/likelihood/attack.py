@@ -62,7 +62,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Undefended uploads of a client for given images and labels."""
+    """Computes a client's undefended uploads for guessed images and labels."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -236,7 +236,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss, with the images of ``others``, by row."""
+        """Return each victim's loss with the images of the victims ``others``, by row."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -274,7 +274,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; those of one model sent share gradients."""
+    """Build the likelihood of all updates of ``victims``; updates from one sent model share gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())

@@ -80,7 +80,7 @@ class PrivateConvolution:
         return cls(first, cut, _geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
-        """Return the patch at each place, (N, patch, places), of images (N, C, H, W)."""
+        """Return the patch at each position, (N, patch, positions), of images (N, C, H, W)."""
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +131,7 @@ def _matching() -> attack.GradientInversion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindDeconvolution(grouping.GroupAttack):
-    """Reconstruct images behind a private first convolution whose shape is known and whose weights are not.
+    """Reconstruct images behind a private first convolution with known shape and unknown weights.
 
     The first public layer's inputs follow from the public gradients
     (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares for convolution and image start
@@ -309,7 +309,7 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One turn of S attempts at an image: the map given the image, then the image given the map.
+    """One alternation of S attempts at an image: the map given the image, then the image given the map.
 
     Attributes:
         put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
@@ -322,7 +322,7 @@ class Turn:
     filled: Tensor  # (S, O, P) the same with each attempt's fit at the unknown places
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Return the next coefficients (S, M), the next turn and the mean squared misfit (S,)."""
+        """Return the next coefficients (S, M), the next alternation, and the mean squared misfit (S,)."""
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)
         gram = patches @ patches.mT + _FLAT * torch.eye(patches.shape[1]).to(z)

@@ -21,7 +21,7 @@ _SAMPLES = 16  # draws by which a defense without a formula is simulated
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """A Gaussian belief about the uploads of V victims, by name of the tensor.
+    """A Gaussian distribution of the undefended uploads of V victims, by tensor name.
 
     Attributes:
         std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
@@ -35,7 +35,7 @@ class Belief:
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the belief with further noise; several kinds together count as normal."""
+        """Return the distribution with additional noise; a sum of several kinds counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -44,7 +44,7 @@ class Belief:
 
 @dataclass(frozen=True, kw_only=True)
 class Clientele:
-    """The clients' computation of uploads."""
+    """How the clients compute uploads."""
 
     batch_size: int
     uploaded_per_matched: float  # factor from the guessed gradient to the upload
@@ -54,7 +54,7 @@ class Clientele:
 
     @property
     def step_noise(self) -> float:
-        """Return the factor from noise on the gradient of every local step to that observed."""
+        """Return the factor from noise on each local step's gradient to noise on the upload."""
         return self.uploaded_per_matched * math.sqrt(self.local_steps) * self.upload_noise
 
     @property
@@ -67,7 +67,7 @@ Step = Callable[[Belief], Belief]
 
 @runtime_checkable
 class HasLikelihood(Protocol):
-    """An effect with a likelihood of its own.
+    """An effect that defines its likelihood.
 
     ``log_likelihood(observed, gradients) -> (V,)``: the observed update and V victims' undefended uploads (V, *shape),
     both by name, differentiable by the latter.
@@ -174,14 +174,14 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Everything that the likelihood of an effect may depend on; ``observed`` are (V, n) by name."""
+    """Everything that an effect's likelihood may depend on; ``observed`` are (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
     clientele: Clientele
 
     def each(self, measure: Callable[[Tensors], float]) -> Tensor:
-        """Measure the update of every victim, (V, 1)."""
+        """Apply a measure to each victim's update, (V, 1)."""
         number = len(next(iter(self.observed.values())))
         values = [measure({name: value[row] for name, value in self.observed.items()}) for row in range(number)]
         return torch.tensor(values)[:, None].to(next(iter(self.observed.values())))
@@ -189,7 +189,7 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the step of ``effect`` on a belief; ``None`` if it is unknown.
+    """Return the function of ``effect`` on a distribution; ``None`` if unknown.
 
     A function under ``@likelihood_of.register`` adds an effect without ``log_likelihood`` or ``simulate``.
     """
@@ -405,7 +405,7 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return the loss of a value between ``low`` and ``high``, whose edges are soft by ``std``."""
+    """Return the loss of a value between ``low`` and ``high``, with edges smoothed by ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)
 

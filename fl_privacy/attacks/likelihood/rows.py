@@ -44,7 +44,7 @@ _STEPS = (0.1, 0.4, 1.2, 4.0)  # and steps from the present one, in tolerances
 
 @dataclass(frozen=True, eq=False)
 class RowPrior:
-    """A tree of dependent columns (Chow and Liu 1968), with the class as the last of the D columns."""
+    """A tree-shaped distribution of columns (Chow and Liu 1968); the class is the last of the D columns."""
 
     schema: Schema
     edges: Tensor  # (numbers, E) upper ends of the numbers' intervals, infinite as padding
@@ -188,7 +188,7 @@ def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
 
 @dataclass(eq=False)
 class RowSearch:
-    """S searches at once for the rows (S, B, F) with labels (S, B) of one victim, one row at a time."""
+    """S parallel searches for the rows (S, B, F) and labels (S, B) of one victim, one row at a time."""
 
     likelihood: Likelihood
     moves: RowMoves
@@ -249,7 +249,7 @@ class RowSearch:
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change cells of a row, several together, its class or all of it, at a ``temperature`` in nats."""
+        """Change cells of a row (several together, its class, or all), at a ``temperature`` in nats."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -279,7 +279,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the probability (B, C) of each cell of the only search, among its alternatives alone."""
+        """Return the probability (B, C) of each cell of a single search, among its alternatives."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)

@@ -21,7 +21,7 @@ _WHOLE = 0.02  # largest distance of a number of examples from a whole number
 
 @dataclass(frozen=True, kw_only=True)
 class Fishing(ServerAttack):
-    """Makes the output layer depend on one class alone, and on one direction of the features above a threshold.
+    """Makes the output layer depend on one class, and on one feature direction above a threshold.
 
     With all rows zero but that of class c, far behind, only examples of c have a gradient in the network (class
     fishing). With a threshold, the difference to class fishing is the gradient of all examples above it, and the bias

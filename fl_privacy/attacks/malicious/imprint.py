@@ -30,7 +30,7 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """Adds to an image a pattern whose strength is the number of bins that its brightness has passed.
+    """A block that adds a pattern to an image, in proportion to the number of brightness bins passed.
 
     All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image.
 
@@ -87,7 +87,7 @@ def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
-    """Return ``number`` edges, ascending float64, with as many images between any two, or raise ``UserError``.
+    """Return ``number`` ascending edges, float64, with equally many images in each bin, or raise ``UserError``.
 
     They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4). Brightness is normal, or else
     as in ``public`` images (N, C, H, W).
@@ -123,7 +123,7 @@ _THINNED = 0.5  # share of zeros in rows above which a defense put them there: b
 
 @dataclass(frozen=True, kw_only=True)
 class Imprint(ServerAttack):
-    """Makes rows of a fully connected layer measure brightness, each with another threshold (Fowl et al. 2022, Eq. 4).
+    """Makes rows of a fully connected layer measure brightness, each with its threshold (Fowl et al. 2022, Eq. 4).
 
     A single image between two thresholds is the ratio of the differences of the rows' weight and bias gradients; images
     that share a bin come out mixed. After local steps only the change of weights shows, and the bin's brightness
@@ -190,7 +190,7 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pixels (N, D), ``True`` for single images (N,), and the bins (N,), the strongest first.
+        """Return pixels (N, D), whether each is a single image (N,), and the bins (N,), the strongest first.
 
         ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and ``rounding`` is the standard deviation
         of the upload's rounding.
@@ -208,7 +208,7 @@ class Imprint(ServerAttack):
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
-        """Return the thresholds, ascending, with ``hardtanh`` also the end of the last bin."""
+        """Return the ascending thresholds, with ``hardtanh`` including the end of the last bin."""
         return brightness_edges(self.bins + (self.activation == "hardtanh"), self.mean, self.std, self.public)
 
 

@@ -21,7 +21,7 @@ _DEEP = 1e4  # depth below zero of a dead ReLU's input
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistent(ServerAttack):
-    """Sends one client the model, and the others one whose last ReLU never fires.
+    """Sends the model to one client, and to all others one whose last ReLU never fires.
 
     Layers below that ReLU, and weights above it, then change in the sum by the one client's data alone (Pasquini et al.
     2022, section 4). Mixed biases are left out.
@@ -51,7 +51,7 @@ class Inconsistent(ServerAttack):
         return state if client == self.client else self.dead(model, state)
 
     def dead(self, model: nn.Module, state: ModelState) -> ModelState:
-        """Return ``state`` with nothing above zero in front of the last ReLU, which a layer with a bias precedes."""
+        """Return ``state`` with all inputs of the last ReLU negative, by the bias of the layer before it."""
         expect_whole(model, state, "Inconsistent models")
         images = self.public[:2].to(next(iter(state.parameters.values())))
         relus = {name: module for name, module in model.named_modules() if isinstance(module, nn.ReLU)}

@@ -95,7 +95,7 @@ class MembershipTrap(server_attack.ServerAttack):
         return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
 
     def asked(self, traps: "_Layers") -> Tensor:
-        """Return the candidates (N, C, H, W) that there is room for."""
+        """Return the candidates (N, C, H, W) for which there are enough neurons."""
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:

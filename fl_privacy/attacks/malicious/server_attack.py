@@ -49,14 +49,14 @@ class ServerAttack(ABC):
     public: Tensor = field(init=False, repr=False, compare=False, default_factory=lambda: torch.empty(0, 1, 1, 1))
 
     def informed(self, public: Tensor) -> Self:
-        """Return a copy for a server with ``public`` images (N, C, H, W)."""
+        """Return a copy of the attack for a server that has ``public`` images (N, C, H, W)."""
         knowing = copy.copy(self)
         object.__setattr__(knowing, "public", public)
         return knowing
 
     @property
     def only(self) -> int | None:
-        """Return the only client that can be attacked; ``None`` for all."""
+        """Return the id of the only attackable client; ``None`` for all."""
         return None
 
     def architecture(self, model: nn.Module, input_shape: tuple[int, ...], clients: int) -> nn.Module:
@@ -65,23 +65,26 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return values for ``client``; ``state`` stays as it is. UserError: the model has no usable layer."""
+        """Return the crafted values for ``client``; ``state`` is unchanged.
+
+        UserError: the model has no usable layer.
+        """
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return the sent values and the reply of ``client``, which answers repeatedly on the same batch."""
+        """Return the sent values and the reply of ``client``, which may be asked repeatedly on the same batch."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images, each with its certainty, from one client's reply, or from the mean of all.
+        """Return images, each with its certainty, from one client's reply or from the mean of all replies.
 
         Unless ``reads_images``, an update for a further attack is returned.
         """
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
-    """Raise ``UserError``, which ``who`` begins, if clients keep layers of ``model``."""
+    """Raise ``UserError``, beginning with ``who``, if clients keep layers of ``model`` private."""
     if missing := [name for name, _ in model.named_parameters() if name not in state.parameters]:
         raise UserError(
             f"{who}: the whole model is expected to be sent, but clients keep {missing[0]}; use defense=none."
@@ -169,7 +172,7 @@ _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
 def is_one_image(
     pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), without the originals.
+    """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), by their values alone.
 
     ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
     ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.

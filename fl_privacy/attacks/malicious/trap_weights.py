@@ -23,7 +23,7 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the f
 
 @dataclass(frozen=True, kw_only=True)
 class TrapWeights(server_attack.ServerAttack):
-    """Makes random halves of each row negative and, with the same values a little smaller, positive.
+    """Makes a random half of each row negative; the other half has the same magnitudes, scaled down slightly.
 
     The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image is
     that image: its weight gradient over its bias gradient.

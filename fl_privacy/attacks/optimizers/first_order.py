@@ -26,7 +26,7 @@ class ConstantRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepDecay:
-    """Times ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
+    """Multiply by ``factor`` at 3/8, 5/8 and 7/8 of the iterations (Geiping et al. 2020)."""
 
     factor: float = 0.1
 
@@ -48,7 +48,7 @@ class CosineRate:
 
 @dataclass(frozen=True, kw_only=True)
 class StairDecay:
-    """Times ``factor`` after every ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
+    """Multiply by ``factor`` after each ``every`` iterations (torch.optim.lr_scheduler.StepLR)."""
 
     factor: float = 0.89
     every: int = 50
@@ -61,7 +61,7 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Take the sign of the first ``images`` entries of ``gradient`` (V, N), hard, soft or not at all."""
+    """Replace the first ``images`` entries of ``gradient`` (V, N) by their sign, a soft sign, or keep them."""
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -142,7 +142,7 @@ class GradientDescent(FirstOrder):
 
 
 class FirstOrderRun:
-    """The loop around a settings' ``move``. Rows are victims and never mix."""
+    """The iteration loop around a ``move``. Rows are independent victims."""
 
     def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._iterations, self._images, self._done = settings, iterations, images, 0

@@ -156,7 +156,7 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Take up the trials' evaluation, and return the rows (V,) whose search is over."""
+        """Process the trials' evaluations, and return the rows (V,) whose search has ended."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching

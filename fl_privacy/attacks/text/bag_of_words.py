@@ -41,7 +41,7 @@ class Bag:
 
 
 def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Bag | str]:
-    """Find the tokens of victims of one model and plan, or a sentence that says why there are none."""
+    """Find the tokens of victims with one model and plan, or return a sentence on why there are none."""
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
@@ -203,7 +203,7 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class BagOfWords(GroupAttack):
-    """Find the words of the texts, and how often each occurs, by the rows of the embeddings' gradient (ours).
+    """Find the words of the texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
     Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
     distinct. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale

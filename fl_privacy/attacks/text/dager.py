@@ -56,7 +56,7 @@ class _Read:
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
-    """Extend prefixes by every token whose state lies in the span, until no token continues them, the longest first.
+    """Extend prefixes by every token whose state is in the span, until none fits; return the longest first.
 
     ``tolerance``: largest distance from the span. ``texts``: number of texts; fewer are returned if some are equal.
     """
@@ -124,7 +124,7 @@ class Dager(grouping.GroupAttack):
         whole("attack.rounds", self.rounds, at_least=1, example=4)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Search in the precision of the values sent, and verify in double."""
+        """Search in the precision of the sent values, and verify in double precision."""
         first = group.first
         grouping.expect_gradient(first)
         model, like = readable_model(model_as_sent(first)), next(iter(first.sent.parameters.values()))
@@ -232,7 +232,7 @@ class Peeled:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Peels texts off a batch while :func:`disaggregated` leads to certain ones."""
+    """Removes known texts from a batch's gradient while :func:`disaggregated` gives certain ones."""
 
     model: TextModel  # model with the values sent, in double precision
     searched: TextModel  # the same in the precision of the values sent

@@ -36,7 +36,7 @@ class Assembled:
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """The search that assembles texts from candidate tokens."""
+    """Search that assembles texts from candidate tokens."""
 
     model: TextModel
     span: Span
@@ -56,7 +56,7 @@ class Assembly:
         return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Set the :attr:`unit` by texts of random candidates."""
+        """Set :attr:`unit` from texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -123,7 +123,7 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position that come nearest to the span among random others.
+    """Keep the candidates at each position that are nearest to the span when combined with random others.
 
     A token's state depends mostly on itself, so random texts distinguish right tokens from wrong ones.
     """
@@ -148,7 +148,7 @@ def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Asse
 def assemble(
     assembly: Assembly, *, lengths: Lengths, tolerance: float, rng: torch.Generator, rounds: int, enough: Enough
 ) -> list[Assembled]:
-    """Assemble as many texts as ``lengths`` holds, the nearest to the span if not all are well within ``tolerance``.
+    """Assemble one text for each of ``lengths``; return the nearest to the span if not all are within ``tolerance``.
 
     Every token in no text yet starts a search. Texts are fewer if ``enough`` accepts these, with copies.
     """
@@ -224,7 +224,7 @@ _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the varian
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Parts of the gradient that belong to each word and each position."""
+    """The gradient, split by word and by position."""
 
     words: Tensor  # (V, m) D_w, float64
     positions: Tensor  # (P, m) E_p, whose sum is that of the words
@@ -245,7 +245,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts by the first block's parts of ``words`` (V,); ``None`` if the model doesn't allow it."""
+    """Guess the texts from the first block's parts for ``words`` (V,); ``None`` for an unsupported model."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -307,7 +307,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Return the share of each word's part from each position (V, P), at least 0 and 1 in all."""
+    """Return the share of each word's part at each position (V, P), nonnegative with sum 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -331,7 +331,7 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradients of the words ``alone`` (T,) need each token's keys and queries.
+    """Return how much (T, n) the gradients of single words (T,) depend on each token's keys and queries.
 
     The ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all heads.
     """

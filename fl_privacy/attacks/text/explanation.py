@@ -87,7 +87,7 @@ _WHOLE = 0.05  # largest distance of copies of a text with a label from a whole 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares the update of some texts with the one observed, by the ``model`` as sent, in double precision."""
+    """Compares the update of guessed texts with the observed one, by the sent ``model`` in double precision."""
 
     observation: Observation
     model: TextModel
@@ -103,11 +103,11 @@ class Explanation:
         return None if labels is None else Batch(tokens, labels)
 
     def distance(self, batch: Batch) -> float:
-        """Return the distance of the update of ``batch`` from the one observed; infinite for other numbers of texts."""
+        """Return the distance of ``batch``'s update from the observed one; infinite for another number of texts."""
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """Find the batch of ``texts`` (L,), some with copies, that alone has the update observed, to its very scale.
+        """Find the batch of ``texts`` (L,), possibly repeated, whose update equals the observed one in scale too.
 
         At any scale, a copy could replace a text that hardly adds to the update; hence clipping clients are excluded.
         ``texts``: (L,) different ones. ``rank``: first span's, a lower bound on the different tokens and positions.

@@ -20,7 +20,7 @@ _ROUNDING = 1e-7  # share of the largest singular value below which others are r
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Row space of the gradient of linear layers, which holds their inputs (DAGER, theorem 3.1)."""
+    """Row space of linear layers' gradients, which contains their inputs (DAGER, theorem 3.1)."""
 
     basis: Tensor  # (r, d) orthonormal rows, float64
     width: int  # d
@@ -102,7 +102,7 @@ def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> T
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """Return ``model`` if it is one of text; raise NotAttackableError for another."""
+    """Return ``model`` if it is a text model, else raise NotAttackableError."""
     if not isinstance(model, TextModel):
         raise NotAttackableError(f"A model of text is expected, but {type(model).__name__} is none.")
     return model
@@ -110,7 +110,7 @@ def readable_model(model: nn.Module) -> TextModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Knowledge of the lengths of a batch's texts.
+    """Known lengths of a batch's texts.
 
     ``number``: texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
@@ -121,7 +121,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens that spans can hold, for a language model all but the last; positions show the longest."""
+        """Count the tokens by the spans (without a language model's last) and find the longest by the positions."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -159,7 +159,7 @@ CLEAR = 10.0  # least ratio of the nearest other token's distance to that of the
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The tokens that each position may hold."""
+    """The possible tokens at each position."""
 
     tokens: Sequence[Tensor]  # (n,) for each position, the nearest first; empty or missing beyond the longest text
     distances: Sequence[Tensor]  # (n,) their distances from the span
@@ -175,7 +175,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return ``True`` if ``texts`` (L,) consist of candidates, and all others are clearly farther."""
+        """Return ``True`` if ``texts`` (L,) consist of candidates, and all other tokens are clearly farther."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -189,7 +189,7 @@ class Candidates:
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
-    """Return the tokens (n,) whose embedding got a gradient, which are all in the texts; every token if all did."""
+    """Return the tokens (n,) whose embedding has a gradient: all tokens of the texts; every token if all have one."""
     found = gradient.get(model.word_weight)
     if found is None:
         return torch.arange(model.words.num_embeddings, device=model.words.weight.device)

@@ -26,7 +26,7 @@ _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero m
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """A linear layer that no attention comes before.
+    """A linear layer before any attention.
 
     Attributes:
         through: name of the parameter (d, n) between that input and this layer, such as an adapter's A, if any.
@@ -40,7 +40,7 @@ class Entrance:
 
 
 def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
-    """Find the uploaded linear layers that see single tokens: they get the same input for a token common to texts."""
+    """Find uploaded linear layers whose input depends on a single token and its position."""
     names = {id(p): name for name, p in model.named_parameters()}
     named = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"}
     weighted = {path: m for path, m in named.items() if isinstance(getattr(m, "weight", None), nn.Parameter)}
@@ -84,7 +84,7 @@ def _same_inputs(one: Tensor, two: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update that are sums over a layer's inputs for single tokens."""
+    """Rows (m, n) of an update that are sums over a layer's inputs, one for each token."""
 
     rows: Tensor  # float64
     module: str  # path of the layer whose input is a function of token and position
@@ -92,7 +92,7 @@ class View:
 
 
 def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[View]:
-    """Return the views of an update; layers with one input share a view."""
+    """Return the views of an update; layers with the same input share one."""
     gradient = slopes(observation, [entrance.weight for entrance in entrances])
     direct: dict[str, list[Tensor]] = {}
     views = []
@@ -153,7 +153,7 @@ FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return the largest number of tokens of which few are false: ``expected`` (k,) ones among the first 1 to k."""
+    """Return the largest k for which few of the first k tokens are false, by the ``expected`` (k,) false ones."""
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0
@@ -173,7 +173,7 @@ class Pairs:
 
 
 class EvidenceCandidates:
-    """All tokens at all positions, as inputs of the layers that see single tokens of the ``model`` as sent."""
+    """All tokens at all positions, as inputs of the layers that see single tokens of the sent ``model``."""
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
         self._model, self.length = model, length if positioned else 1
@@ -292,7 +292,7 @@ def _usual(shares: Tensor, width: int) -> Tensor:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find for each victim the tokens with a larger share in its views than chance gives.
+    """Find each victim's tokens with a larger share in its views than by chance.
 
     Views of inputs, or those behind an adapter's A, count, whichever name more tokens; ``None`` if they hold all
     directions.

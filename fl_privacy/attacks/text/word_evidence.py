@@ -31,7 +31,7 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Expectations of the rows of words."""
+    """Expected statistics of the rows of words."""
 
     models: tuple[WordModel, ...]  # one for each class of a text, then one without any direction
     energy: float  # mean squared length of a token's contribution
@@ -111,7 +111,7 @@ _MOST = 8  # largest number of times that a word occurs
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
-    """Estimate how often each word occurs (k,), at least once, by the squared length of its row.
+    """Estimate how often each word occurs (k,), at least once, from its row's squared norm.
 
     For c occurrences it is c + c (c - 1) common times that for one.
 
@@ -234,7 +234,7 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 
 @torch.no_grad()
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
-    """Return the rows of the tensor ``name`` in updates with one plan and one model.
+    """Return the rows of the tensor ``name`` in updates with the same plan and model.
 
     Weight decay is subtracted, and so is the median row of a head, tied or not, since the model expects most tokens
     alike, and of rows rounded to one value.
@@ -329,7 +329,7 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> FoundWords:
-    """Find the words that a language model's head shows in its ``rows``, n = 1; see ``found_words``.
+    """Find words from the ``rows`` of a language model's head, n = 1; see ``found_words``.
 
     Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
     or a sure model hide it: then none is named. An expected but absent token's row has the others' common direction.
@@ -353,7 +353,7 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Return ``True`` if most of the first victim's rows are of absent tokens, and few enough are touched."""
+    """Return ``True`` if most of the first victim's rows belong to absent tokens, and few enough have a gradient."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
@@ -407,7 +407,7 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 
 
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
-    """Return the tokens (k,) whose ``score`` is so large that few are expected to be noise, the surest first.
+    """Return the tokens (k,) whose ``score`` is too large for noise, except for a few, the surest first.
 
     The number expected by noise alone is bounded as in :func:`few_false` (Benjamini and Hochberg 1995, with weights by
     Genovese et al. 2006).

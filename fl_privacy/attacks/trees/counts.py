@@ -47,7 +47,7 @@ class Leaf:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FirstTree:
-    """Counts of the first tree.
+    """Row and label counts of the first tree.
 
     Attributes:
         leaves: sequence from left to right, like ``Tree.leaves``.
@@ -131,7 +131,7 @@ def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndar
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return for each leaf, from left to right, the features on its path with their bounds."""
+    """Return the bounds of the features on each leaf's path, from left to right."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     held = 0
@@ -208,7 +208,7 @@ def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Divide the others' new trees of bagging rounds among their ``sites``, as an observer that is not told whose.
+    """Assign the others' new trees of bagging rounds to ``sites`` for an observer that does not know their origin.
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models
     without sums of hessians (as NVFlare sends them since 2.7.2) leave the thresholds. Sites of equal size with data of

@@ -61,7 +61,7 @@ def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarra
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Return (S, U, W) 64-bit words: the leaves of U trees that each of S states allows."""
+    """Return (S, U, W) 64-bit words that mark which leaves of U trees each of S states can reach."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -83,7 +83,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:
-    """Return the place of the one bit that is set in words (..., W)."""
+    """Return the position of the single set bit in words (..., W)."""
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
@@ -134,7 +134,7 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse a bagging round as a client sees it that knows the models and its ``own`` reply: the others' new trees.
+    """Parse the others' new trees of a bagging round, as seen by a client that knows the models and its ``own`` reply.
 
     With two clients, this is the other's exchange, but for its base score in the first round, which is of the client
     that the server counted first.
@@ -156,7 +156,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
 
 
 def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
-    """Return the trees that the client fitted, in order, each with the trees before it.
+    """Return the trees that the client fitted, in order, each with the trees that precede it.
 
     Raises:
         UserError: the rounds are of different objectives or numbers of features.

@@ -28,7 +28,7 @@ SOFTMAX = ("multi:softprob", "multi:softmax")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree:
-    """One decision tree, with an entry for each node.
+    """One decision tree, as arrays with an entry for each node.
 
     Attributes:
         left, right: children; -1 in leaves.
@@ -52,7 +52,7 @@ class Tree:
 
     @cached_property
     def nodes(self) -> np.ndarray:
-        """Return the reachable nodes, each before its children, whose right one comes first."""
+        """Return the reachable nodes, parents before children, right children first."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()

@@ -141,7 +141,7 @@ class BoxProblem:
 
 
 class Chain:
-    """The rows of one chain.
+    """The state of one search: its rows.
 
     Attributes:
         states: (N, F) intervals of the grid.
@@ -247,7 +247,7 @@ MOST_ROWS = 20_000  # largest number of rows that are searched for
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """An attacker's knowledge of the population, if any.
+    """What the attacker knows about the population, if anything.
 
     Attributes:
         categories: feature -> possible codes. The schema of a federation is public.
