@@ -24,7 +24,7 @@ KNOWN: dict[str, type["Effect"]] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """Effect of one part of a defense, identified by its class's name, also in files.
+    """Effect of one part of a defense; its class's name identifies it, also in files.
 
     Subclasses are frozen dataclasses of numbers, text, booleans, tuples of them and other effects. A field ``None`` is
     hidden from readers, unless the class says otherwise. Third-party defenses declare one of these, or a subclass.
@@ -47,22 +47,22 @@ class Effect:
 
 
 class Undeclared(Effect):
-    """Unknown effect: no accountant covers it, and no countermeasure is taken."""
+    """Unknown effect: accountants don't cover it, and attacks take no countermeasure."""
 
 
 UNDECLARED = Undeclared()
 
 
 class PostProcessing(Effect):
-    """Effect that depends on its input update alone, hence costs no privacy after noise."""
+    """Effect that depends only on its input update and so costs no privacy after noise."""
 
 
 class Heuristic(Effect):
-    """Effect that hides by other means than calibrated noise, hence gives no guarantee."""
+    """Effect that hides data by other means than calibrated noise, and so gives no guarantee."""
 
 
 class PerExample(Effect):
-    """Change of each example by itself, which does not affect the accountants' arguments."""
+    """Change of each example by itself, which leaves accountants' arguments valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,7 +293,7 @@ Description = tuple[Part, ...]
 
 
 def mixing(parts: Description | None) -> Mixed | None:
-    """Return the mixing effect if nothing else in the defense changes images each time."""
+    """Return the mixing effect if the defense changes images at random in no other way."""
     changing = [part.effect for part in parts or () if isinstance(part.effect, OtherImages | Transformed)]
     return changing[0] if len(changing) == 1 and isinstance(changing[0], Mixed) else None
 

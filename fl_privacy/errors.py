@@ -19,7 +19,7 @@ class UserError(Exception):
 
 @contextmanager
 def blamed_on(who: str) -> Iterator[None]:
-    """Turn an exception of ``who``, possibly third-party code, into a ``UserError`` that names both.
+    """Turn an exception in ``who``, possibly third-party code, into a ``UserError`` that names both.
 
     Interrupts, disk and memory errors pass through. The traceback stays attached as the cause.
     """
@@ -46,7 +46,7 @@ def neutral(text: str) -> str:
 
 
 def say(text: object, *, aside: bool = False) -> None:
-    """Print ``text``, made neutral, to the standard output, or ``aside`` to the standard error."""
+    """Print ``text``, with control characters neutralized, to standard output, or with ``aside`` to standard error."""
     print(neutral(str(text)), file=sys.stderr if aside else sys.stdout, flush=True)
 
 
@@ -59,12 +59,12 @@ _NO_MEMORY = ("can't allocate memory", "cannot allocate memory", "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return ``True`` if PyTorch, without its own exception on CPUs, or its loader ran out of memory."""
+    """Return ``True`` if the error means that PyTorch or its loader ran out of memory, on a GPU or a CPU."""
     return isinstance(error, RuntimeError | ImportError) and any(said in str(error).lower() for said in _NO_MEMORY)
 
 
 def what_was_asked(error: BaseException) -> str:
-    """Return the requested memory in an allocator's error, ``313.6 TB at once``, or a loader's library; else empty."""
+    """Return the requested memory in an allocator's error (``313.6 TB at once``), or a loader's library, or ""."""
     if isinstance(error, ImportError):
         return f"to load {visible(str(error)).partition(':')[0]}"
     found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", str(error))
@@ -84,7 +84,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Format an error with its place, ``KeyError: 'fc' (model.py, line 12)``."""
+    """Format an error with its location, ``KeyError: 'fc' (model.py, line 12)``."""
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""

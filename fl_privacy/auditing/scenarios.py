@@ -80,7 +80,7 @@ Ask = Callable[[OnlyExamples | None], WatchedReply | Failure]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AskedClient(WatchedReply):
-    """A client that can be asked again for its answer to its first message, and to that of its ``latest`` reply."""
+    """A client that can repeat its answers to its first message and to the message of its ``latest`` reply."""
 
     number: int
     ask: Ask
@@ -132,7 +132,7 @@ class Scenarios:
     _text: bool = field(default=False, init=False, repr=False)
 
     def aggregate(self, traces: Sequence[ClassTrace]) -> Iterator[Answer]:
-        """Yield the training uploads' leakage beyond single examples; call it after ``attack_all``.
+        """Yield answers on the training uploads as a whole, beyond single examples; call it after ``attack_all``.
 
         ``traces`` are of clients whose labels were observed.
         """
@@ -401,7 +401,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
 
 
 def entered_apart(observation: Observation) -> Tensor:
-    """Return the inputs (N, ...) that entered first-layer neurons alone, without given ones."""
+    """Return the inputs (N, ...) that first-layer neurons reveal individually, without given ones."""
     model = observation.model
     assert isinstance(model, ReplayModel)
     known = [value for n in model.beside if (value := model.program.constants[n]).shape[1:] == model.shapes[0]]
@@ -429,7 +429,7 @@ class _Work(TorchDispatchMode):
 
 @without_checkpointing()
 def seconds_of_evaluation(observation: Observation) -> float:
-    """Estimate a standard processor's seconds for an attack's step: the gradient of a gradient, on gray examples."""
+    """Estimate a standard processor's seconds for one attack step, a gradient of a gradient on gray examples."""
     model = detached_copy(observation.model).train(observation.plan.mode == "train")
     gray = torch.full((observation.upload.num_examples, *observation.input_shape), 0.5, requires_grad=True)
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -30,11 +30,11 @@ class AuditSession:
         return (self.folder / PAGE).absolute()
 
     def record(self, going_on: str = "") -> AuditRecord:
-        """Return what is known so far, with what is ``going_on`` until the end."""
+        """Return the record so far; ``going_on`` describes pending work."""
         raise NotImplementedError
 
     def attack_all(self) -> None:
-        """Attack what was observed."""
+        """Attack the observed uploads."""
         raise NotImplementedError
 
     def write(self, going_on: str = "") -> AuditRecord:
@@ -46,6 +46,6 @@ class AuditSession:
         return record
 
     def end(self) -> Failure | None:
-        """Attack after the training, without an effect on random streams; return why that ended early, if it did."""
+        """Attack after the training, without affecting random streams; return why that ended early, if it did."""
         with streams_put_back():
             return attempt(self.attack_all)

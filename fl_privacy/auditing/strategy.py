@@ -55,7 +55,7 @@ Told = LocalPlan | Mapping[str, object] | Context | None
 
 
 def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
-    """Return the plan, and the names of its given fields.
+    """Return the local plan and the names of the fields that were given.
 
     Args:
         told: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.

@@ -28,7 +28,7 @@ SETTINGS = frozenset({"target_delta", "target-delta", "target_epsilon", "max_gra
 
 @dataclass(eq=False)
 class StatedByReplies:
-    """Names of clients' metrics, and the last round's largest epsilon and least noise that any client ``stated``."""
+    """Names of clients' metrics, and the largest epsilon and least noise ``stated`` in the last round."""
 
     stated: dict[str, float] = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
@@ -60,7 +60,7 @@ def audited_claims(strategy: Strategy, replies: StatedByReplies, rounds: int) ->
 
 
 def uncovered(metrics: Iterable[str]) -> tuple[str, ...]:
-    """Name the figures about clients' data among their ``metrics`` in a sentence, if there are any."""
+    """Return a sentence that names metrics on clients' data, if there are any."""
     names = [name for name in metrics if name not in COUNTS | SETTINGS | KEYS.keys()]
     said = (
         f"Next to their arrays clients send {', '.join(names[:6])}: figures about their data that no noise covers;"

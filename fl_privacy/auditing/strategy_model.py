@@ -133,7 +133,7 @@ def _shape(model: nn.Module, of_data: tuple[int, ...] | None, told: Sequence[int
 
 
 def fitting_shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the usual shapes (C, H, W) of images that ``model`` takes."""
+    """Return the usual image shapes (C, H, W) that ``model`` accepts."""
     return [shape for shape in USUAL if _outputs(model, shape) is not None]
 
 

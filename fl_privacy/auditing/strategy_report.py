@@ -66,7 +66,7 @@ MOST_PARTITION, AGREED = 999_999_999, 0.5
 
 
 def told_partition(reply: Message) -> int | None:
-    """Return the partition that the client behind ``reply`` claims, or ``None``."""
+    """Return the partition that the client of ``reply`` claims, or ``None``."""
     record = reply.content.config_records.get(CLIENT)
     told = None if record is None else record.get(PARTITION)
     return told if type(told) is int and 0 <= told <= MOST_PARTITION else None
@@ -74,7 +74,7 @@ def told_partition(reply: Message) -> int | None:
 
 @dataclass(eq=False)
 class NamingServer(HonestButCurious):
-    """An honest-but-curious server that gives each node a lasting number.
+    """An honest-but-curious server that gives each node a permanent number.
 
     The number is the partition that the node claims, else the rank of its id, or the next one that is free.
     """
@@ -103,7 +103,7 @@ class NamingServer(HonestButCurious):
 
 @dataclass(eq=False)
 class AuditReport(AuditSession):
-    """The audit of a strategy: captured updates, which are attacked after the training as a run's are.
+    """The audit of a strategy; captured updates are attacked after the training, as those of a run.
 
     Attributes:
         partitions: client -> stated partition, at the end.
@@ -134,7 +134,7 @@ class AuditReport(AuditSession):
         self.plain = True
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
-        """Record into a new folder, with the plan's fields that were given; an earlier equal audit is moved aside."""
+        """Open a new folder for the record and the given plan's fields; an earlier equal audit is moved aside."""
         from fl_privacy.runs.folder.records import dump_json  # noqa: PLC0415
 
         self._reset()
@@ -162,7 +162,7 @@ class AuditReport(AuditSession):
         self._observations.append(known)
 
     def probed(self, victim: VictimId, images: ProbedImages) -> None:
-        """Record a client's description of the images behind its answer to a probe; ``UserError`` if it can't be."""
+        """Record a client's description of the images behind a probe; ``UserError`` if that is impossible."""
         told = images.normalization
         channels = {len(told.mean), len(told.std)} if told else {1}
         if not channels <= {1, self.model.input_shape[0]}:

@@ -96,7 +96,7 @@ def audit_update(asked: UpdateAuditRequest, tell: Callable[[str], None] = lambda
 
 
 class UpdateAudit(AuditSession):
-    """The audit of saved updates, and answers on them, one for each assumption on examples and steps."""
+    """The audit of saved updates, with an answer for each assumption on examples and steps."""
 
     def __init__(self, asked: UpdateAuditRequest, network: nn.Module, tell: Callable[[str], None]) -> None:
         super().__init__(expanded(asked.out).absolute() / folder_name(expanded(asked.after).stem))
@@ -137,7 +137,7 @@ class UpdateAudit(AuditSession):
             )
 
     def assumptions(self) -> list[tuple[int, int]]:
-        """Return numbers of examples and steps to attack: those given, inferred, of the data, or a few."""
+        """Return the numbers of examples and steps to assume: given, inferred, from the data, or a few."""
         steps = self.asked.steps or tuple(dict.fromkeys(one.steps or 1 for one in self.found))[:_MOST_INFERRED]
         sizes = [len(truth.inputs) for truth in self.truths]
         ranks = dict.fromkeys(one.examples for one in self.found if one.examples and max(steps) == 1)

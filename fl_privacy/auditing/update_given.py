@@ -123,7 +123,7 @@ def entrance_of(network: nn.Module) -> tuple[Modality, int, str]:
 
 
 def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the shape of an example: the given one, that of the data, or the only one that the network takes.
+    """Return an example's shape: as given, as in the data, or the only one that the network accepts.
 
     Raises:
         UserError: it can't be inferred.
@@ -146,7 +146,7 @@ def shape_of(network: nn.Module, asked: tuple[int, ...] | None, of_data: tuple[i
 
 
 def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> tuple[dict[str, Tensor], list[str]]:
-    """Rename a file's arrays to the network's parameters and buffers, and return a sentence for a changed prefix.
+    """Rename a file's arrays like the network's parameters and buffers; return a sentence on a changed prefix.
 
     Arrays without names are taken in the order of ``state_dict()`` or of the parameters.
 
@@ -216,7 +216,7 @@ def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[st
 
 
 def layers_in_words(missing: Sequence[str]) -> str:
-    """Return ``missing`` names of parameters, shortened."""
+    """Return a shortened list of ``missing`` parameter names."""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return ", ".join(missing[:3]) + more
 

@@ -29,7 +29,7 @@ _COUNTER = "num_batches_tracked"
 
 @dataclass(frozen=True, eq=False)
 class SentModel:
-    """Values of a model as it was sent, completed by the network's own, and the names that the file holds."""
+    """Values of the sent model, completed from the network, and the names in the file."""
 
     state: ModelState
     held: frozenset[str]
@@ -38,7 +38,7 @@ class SentModel:
 
 @dataclass(frozen=True, eq=False)
 class SavedUpdate:
-    """Values sent and uploaded, by the model's names."""
+    """Values sent and uploaded, by the model's parameter names."""
 
     name: str
     sent: ModelState
@@ -85,7 +85,7 @@ def updates_of(network: nn.Module, before: Path, after: Path) -> list[SavedUpdat
 
 
 def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
-    """Put the model as it was sent into the network's names; ``UserError`` if it does not fit."""
+    """Rename the sent values as in the network; ``UserError`` if they do not fit."""
     if before.is_change:
         raise UserError("BEFORE is expected to hold weights, but holds a change (WEIGHT_DIFF); give the model as sent.")
     values, said = named_as_in(network, before.arrays, "BEFORE")
@@ -100,7 +100,7 @@ def sent_of(network: nn.Module, before: SavedArrays) -> SentModel:
 
 
 def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArrays) -> SavedUpdate:
-    """Put an update into the network's names, and say what it lacks; ``UserError`` if it does not fit or is empty."""
+    """Rename an update's values as in the network, and name missing ones; ``UserError`` if unfit or empty."""
     moved, said = named_as_in(network, after.arrays, "AFTER")
     sent = before.state
     upload = {n: moved[n] for n in sent.parameters if n in moved}
@@ -122,7 +122,7 @@ def update_of(network: nn.Module, name: str, before: SentModel, after: SavedArra
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inferred:
-    """What an update shows of its training, as far as it does.
+    """Facts about the training that an update reveals.
 
     Attributes:
         steps: number of local steps that batch norm counted, or that the file states.
@@ -141,7 +141,7 @@ class Inferred:
 
 
 def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], num_classes: int) -> Inferred:
-    """Infer what can be inferred before an attack.
+    """Infer facts about the training before an attack.
 
     The change of the output layer's bias is -rate (p - c): p are the outputs, c the shares of classes. For classes that
     the batch lacks it is -rate p, which gives the rate, and then c.

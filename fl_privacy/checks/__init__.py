@@ -38,7 +38,7 @@ def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def meant_by(word: str, allowed: Collection[str], group: str = "", *, above: str | None = None) -> str:
-    """Return the ``allowed`` name meant by ``word``, or what to write instead; empty if nothing matches.
+    """Return the ``allowed`` name that ``word`` probably means, or advice; empty if nothing matches.
 
     Aliases (``aliases.json``) of the configuration ``group`` (empty: of settings) come before similar spelling.
     ``above`` is a setting's section; ``None`` if only ``allowed`` can be meant.
@@ -82,7 +82,7 @@ def number(
     infinite: bool = False,
     example: float | str,
 ) -> float:
-    """Return ``value``, or raise ``UserError`` with an ``example`` unless it is within the bounds; NaN never is."""
+    """Return ``value``; raise ``UserError``, with an ``example``, if it is NaN or outside of the bounds."""
     inside = isinstance(value, int | float) and not isinstance(value, bool)
     inside = inside and (_is_number(value) if infinite else abs(value) <= LARGEST)  # NaN is within no bound
     inside = inside and (at_least is None or value >= at_least) and (above is None or value > above)
@@ -101,7 +101,7 @@ def number(
 
 
 def whole(name: str, value: int, *, at_least: int, at_most: int | None = None, example: int | str) -> int:
-    """Return ``value``, or raise ``UserError`` unless it is a whole number within the bounds."""
+    """Return ``value``; raise ``UserError`` unless it is a whole number within the bounds."""
     inside = isinstance(value, int) and not isinstance(value, bool) and value >= at_least
     if not inside or (at_most is not None and value > at_most):
         wanted = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"

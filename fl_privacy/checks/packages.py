@@ -71,7 +71,7 @@ def minilm_folder() -> Path:
 
 
 def registered_files(package: str) -> dict[str, str]:
-    """Map NAME to its module for each file ``_NAME.py`` of ``package``, which registers what it calls NAME."""
+    """Map NAME to the module of each file ``_NAME.py`` in ``package``, which registers an object called NAME."""
     folder = Path(str(sys.modules[package].__file__)).parent
     return {path.stem[1:]: f"{package}.{path.stem}" for path in sorted(folder.glob("_[a-z]*.py"))}
 
@@ -115,7 +115,7 @@ class _Later(ModuleType):
 
 
 def loaded_when_used(package: str) -> None:
-    """Load ``package`` on the first attribute access, for slow dependencies of dependencies that may go unused."""
+    """Import ``package`` on first attribute access, if it is slow and may not be needed."""
     spec = None if package in sys.modules else find_spec(package)
     if spec is not None and spec.loader is not None:
         sys.modules[package] = module = module_from_spec(spec)

@@ -180,7 +180,7 @@ def _audited(app: Path, asked: Mapping[str, Any], out: Path, tell: Callable[[str
 def review(
     app: AppPlace, as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False
 ) -> None:
-    """Read a Flower app without running anything of it: mods, strategies, pins, pickles, network, privacy settings."""
+    """Review a Flower app without running it: mods, strategies, pins, pickles, network, privacy settings."""
     from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415
 
     found = review_app(app)

@@ -17,7 +17,7 @@ from fl_privacy.runs.server_attack import build_server_attack
 
 
 def backend_of(config: RunSettings) -> Backend:
-    """Build the backend that ``config.backend`` and ``config.secure_aggregation`` describe."""
+    """Build the backend for ``config.backend`` and ``config.secure_aggregation``."""
     if secure := secure_backend_of(config):
         return secure
     settings = plain_settings(config.backend)
@@ -45,7 +45,7 @@ def backend_of(config: RunSettings) -> Backend:
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:
-    """Build the backend of ``secure_aggregation``, ``None`` for ``none``; ``UserError`` if it can't do the run."""
+    """Build the backend of ``secure_aggregation``, ``None`` for ``none``; ``UserError`` if it can't run this."""
     settings = plain_settings(config.secure_aggregation)
     name = settings.pop("name", None)
     if name == "none":

@@ -25,7 +25,7 @@ from fl_privacy.runs.run_location import Monitor
 
 
 class Lines:
-    """Print lines at most every ``pause`` seconds; a longer step is printed again."""
+    """Printer of lines at most every ``pause`` seconds; a line for a longer step is repeated."""
 
     def __init__(self, say: Callable[[str], None], pause: float, *, silent: bool) -> None:
         self._say, self._pause, self._silent = say, pause, silent
@@ -225,7 +225,7 @@ class WrittenMonitor(Monitor):
 
 
 class Underway:
-    """A bar over jobs with their progress; without a terminal an occasional line."""
+    """Progress bar of parallel jobs; without a terminal an occasional line."""
 
     def __init__(self, title: str, folders: Sequence[Path], console: Console) -> None:
         self._console, self._title = console, title

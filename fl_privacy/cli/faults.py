@@ -23,7 +23,7 @@ class NothingReconstructedError(UserError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the error and its remedy in a line."""
+    """Format the error and its remedy in one line."""
     if isinstance(error, OSError):
         text = _of_the_system(error)
     elif isinstance(error, MemoryError):
@@ -37,7 +37,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def recognized(error: BaseException) -> BaseException | None:
-    """Return ``error`` as one of ``FAULTS``; ``None`` for a defect of a program."""
+    """Return ``error`` as one of ``FAULTS``; ``None`` if it is a defect of the program."""
     if isinstance(error, click.ClickException):
         said = error.message if "Did you mean" in error.message else error.format_message()  # one suggestion
         words, context = list[str](), error.ctx if isinstance(error, click.UsageError) else None
@@ -85,7 +85,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise ``Interrupted`` once for a signal that asks the process to end; a second does not stop the cleanup."""
+    """Raise ``Interrupted`` once for a signal to end; further signals do not stop the cleanup."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

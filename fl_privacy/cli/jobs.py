@@ -159,7 +159,7 @@ def _run_sweep(
 
 
 def end_with(sentence: str, page: Path, *, open_page: bool) -> None:
-    """Print the result, and last the page or folder; open it if ``open_page``."""
+    """Print the result and finally the page or folder; open the page if ``open_page``."""
     say(f"{sentence}\n{page}")
     if open_page:
         open_in_browser(page)
@@ -189,7 +189,7 @@ def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:
 
 
 def expect_reconstructions(folders: Sequence[Path]) -> None:
-    """Raise ``NothingReconstructedError`` if an attack failed on all victims, which shows nothing about privacy."""
+    """Raise ``NothingReconstructedError`` if an attack failed on all victims: this says nothing about privacy."""
     from fl_privacy.runs.folder.read import failed_attackers  # noqa: PLC0415
 
     failed = [(folder, *found) for folder in folders for found in failed_attackers(folder).items()]

@@ -169,7 +169,7 @@ def report(  # noqa: PLR0917
     ] = None,
     open_page: OpenPage = False,
 ) -> None:
-    """One HTML page over one or many runs, finished or not.
+    """Write one HTML page on one or many runs, finished or not.
 
     A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
     originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
@@ -244,7 +244,7 @@ def list_(
         list[str] | None, typer.Argument(metavar="[KIND]...", help="Only these kinds, such as defense or metrics.")
     ] = None,
 ) -> None:
-    """Attacks, defenses, models, data, metrics with a line each; `list defense` has the defenses alone."""
+    """List attacks, defenses, models, data and metrics, a line each; `list defense` lists only defenses."""
     from fl_privacy.cli.catalog import catalog_tables  # noqa: PLC0415
 
     for table in catalog_tables(kinds or ()):
@@ -263,7 +263,7 @@ def supernode(
         str, typer.Option(metavar="SITE.YAML", help="What may come in and leave, whatever the app says.")
     ] = "",
 ) -> None:
-    """Flower's SuperNode, with one process that answers all messages instead of a new one for each.
+    """Run Flower's SuperNode with one process for all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
     --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers; nothing

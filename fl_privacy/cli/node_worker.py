@@ -14,7 +14,7 @@ from fl_privacy.files import write_private
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; ``told`` gets nothing or an error once the app is loaded."""
+    """Answer messages until standard input ends; call ``told`` with nothing or an error once the app is loaded."""
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
@@ -36,7 +36,7 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
 
 
 def answerer(app: str, policy: str) -> tuple[Any, ...]:
-    """Return what ``answer_messages`` takes: the app, behind the gate of ``policy`` if any, or those of runs."""
+    """Return the argument of ``answer_messages``: the app, behind the gate of ``policy`` if any, or apps of runs."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if not policy or (found := read_policy(policy)).runs is None:

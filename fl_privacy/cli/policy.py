@@ -26,7 +26,7 @@ COURSE = (1, 10, 50, 100)
 
 @app.command()
 def check(site: Site) -> None:
-    """Say each rule in one plain sentence, and what the policy leaves open."""
+    """Explain each rule of a policy in one sentence, and what the policy leaves open."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415  (NumPy: other commands go without)
     from fl_privacy.site.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
 
@@ -92,7 +92,7 @@ def approve(
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse without asking.")] = False,
 ) -> None:
-    """Show a waiting run with a review of its bundle, whose code is not run, and let it in or refuse it."""
+    """Review a waiting run's bundle without running its code, then approve or refuse the run."""
     from fl_privacy.site.gate.bundles import Approvals  # noqa: PLC0415
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
@@ -143,7 +143,7 @@ def show_ledger(
     last: Annotated[int, typer.Option(help="Entries to show.")] = 20,
     mend: Annotated[bool, typer.Option("--mend", help="Count a torn last line as one reply.")] = False,
 ) -> None:
-    """Show what has left this site, and what of the budget is spent.
+    """Show what has left this site, and how much of the budget is spent.
 
     A ledger that is missing, torn, changed or older than its anchor knows is one line and a non-zero status.
     """

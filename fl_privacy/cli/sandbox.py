@@ -71,7 +71,7 @@ class Allowed:
 
 
 class Sandbox:
-    """One audit in a sandbox, seen from outside; the app does not see ``out``, the folder of audits."""
+    """One audit in a sandbox, seen from outside; the app can't see ``out``, the folder of audits."""
 
     def __init__(self, app: Path, asked: Mapping[str, Any], out: Path, given: Allowed) -> None:
         self.app, self.asked, self.out, self.given = expanded(app).absolute(), asked, expanded(out).absolute(), given
@@ -188,7 +188,7 @@ class Sandbox:
 
 
 def caches() -> dict[str, str]:
-    """Return the existing folders of downloaded data by their variables."""
+    """Return the existing folders of downloaded data by their environment variables."""
     found = {}
     for variable, (above, parent, name) in CACHES.items():
         place = os.environ.get(variable) or (parent and str(Path(os.environ.get(above) or parent) / name))
@@ -198,7 +198,7 @@ def caches() -> dict[str, str]:
 
 
 def openings(place: str) -> Iterator[str]:
-    """Yield sockets, pipes and devices in a folder, which lead out of it; ``UserError`` if it is too large."""
+    """Yield sockets, pipes and devices in a folder, by which an app could escape; ``UserError`` if it is too large."""
     seen, folders = 0, [place]
     while folders:
         with suppress(OSError), os.scandir(folders.pop()) as entries:

@@ -98,7 +98,7 @@ def checked_settings(kind: str, overrides: Sequence[str]) -> dict[str, Any]:
 def place_of(
     settings: Mapping[str, Any], cached: str, key: str, about: Callable[[Path], Mapping[str, str]], console: Console
 ) -> tuple[Path, bool]:
-    """Return the file to write, and ``True`` if what has this ``key`` is in it; ``UserError`` if it holds another."""
+    """Return the output file, and whether it holds a result with this ``key``; ``UserError`` for another result."""
     file = user_cache_folder() / cached if settings["out"] is None else expanded(settings["out"])
     if settings["overwrite"] or not file.exists():
         expect_writable(file)
@@ -160,7 +160,7 @@ def _words(splits: Splits, number: int | None, plan: EvaluatorPlan, *, seed: int
 
 
 def thinned(there: int, number: int | None, *, at_least: int = 1) -> slice:
-    """Choose ``number`` of the examples at equal distances; all for ``None``."""
+    """Choose ``number`` evenly spaced examples; all for ``None``."""
     if number is None:
         return slice(None)
     whole("images", number, at_least=at_least, example=1000)

@@ -113,7 +113,7 @@ def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, or of many: out=FOLDER.")],
     port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
 ) -> None:
-    """Serve the growing page of a run, a sweep or a trade-off while it goes on: progress, time left, latest images.
+    """Serve the page of a run, sweep or trade-off in progress: progress, time left, latest images.
 
     On this machine alone, read-only, under an address that holds a secret. The page refreshes by itself; Ctrl-C ends
     it.

@@ -174,7 +174,7 @@ Generator = torch.Generator | np.random.Generator | np.random.RandomState | rand
 
 @contextmanager
 def own_streams_put_back(data: object) -> Iterator[None]:
-    """Restore the random generators within ``data`` when the context ends.
+    """Restore the random generators in ``data`` at the end of the context.
 
     Attributes are searched, also through lists and mappings, but not closures.
     """

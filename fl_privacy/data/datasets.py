@@ -38,7 +38,7 @@ _FORMAT = 1
 def cached(
     name: str, key: Sequence[str], make: Callable[[], tuple[Examples, Examples]], *, folder: Path | None = None
 ) -> tuple[Examples, Examples]:
-    """Return the examples of ``make``, from ``folder`` or the user's cache if they were made before with this ``key``.
+    """Return the result of ``make``, or the cached one with this ``key`` in ``folder`` or the user's cache.
 
     The folder is created readable by its owner only. A warning is given if it cannot be written.
     """
@@ -278,7 +278,7 @@ def load_with_attribute(
 
 
 def coarse(examples: Examples, task: Mapping[str, Sequence[str]]) -> Examples:
-    """Return ``examples`` by the classes of ``task``, their own as attribute; ``UserError`` unless each is in one."""
+    """Replace classes by those of ``task`` and keep the old ones as attribute; ``UserError`` unless each has one."""
     listed = [str(own) for group in task.values() for own in group]
     wrong = [n for n in examples.class_names if listed.count(n) != 1]
     wrong += [n for n in listed if n not in examples.class_names]

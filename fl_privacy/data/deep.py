@@ -20,7 +20,7 @@ LEAST_OF_WHITE = 0.25
 
 @dataclass
 class Deep:
-    """Gray images of a data set with more than 8 bits a pixel, or signs; all share one black and one white.
+    """Gray images with more than 8 bits per pixel, or signed; all share one black and one white level.
 
     Attributes:
         low, high: least and largest value of all.
@@ -32,7 +32,7 @@ class Deep:
     whole: bool = True  # ``True`` if all values are whole numbers
 
     def note(self, place: int, pixels: Tensor, which: str) -> None:
-        """Record the range of image number ``place``, unless it is in bytes; ``UserError`` if values are not finite."""
+        """Record the range of image number ``place``, unless it has 8 bits; ``UserError`` if values are not finite."""
         if pixels.dtype == torch.uint8:
             return
         if not pixels.isfinite().all():

@@ -19,7 +19,7 @@ from fl_privacy.types.schema import Schema
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Tokens of a vocabulary by number; ``special`` are the numbers of tokens without text, such as [CLS]."""
+    """A vocabulary: text of each token id; ``special`` are ids without text, such as [CLS]."""
 
     tokens: tuple[str, ...]
     special: frozenset[int] = frozenset()
@@ -41,7 +41,7 @@ class Vocabulary:
         return found
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
-        """Turn tokens (N, L) into words (N, W) as numbers, equal for equal words; -1 pads both."""
+        """Convert tokens (N, L) to word ids (N, W), equal for equal words; -1 pads both."""
         rows = [[zlib.crc32(word.encode()) for word in self.words(row)] for row in tokens.tolist()]
         width = max(1, max(map(len, rows), default=1))
         return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.long).reshape(-1, width)

@@ -162,7 +162,7 @@ class Pathological:
 
 @dataclass(frozen=True)
 class Natural:
-    """Clients of the data: all examples of a person, writer or device stay together (``data.group_column``).
+    """Each client is a person, writer or device, with all of its examples (``data.group_column``).
 
     With fewer clients than groups, groups are dealt at random, equally many up to one per client.
     """

@@ -54,7 +54,7 @@ def fresh_generator(batch: Batch, num_classes: int, rng: torch.Generator, *, wid
 
 
 def drawn_set(generator: Generator, images_per_class: int, rng: torch.Generator) -> Batch:
-    """Draw ``images_per_class`` images of every class, which hides the client's classes."""
+    """Draw ``images_per_class`` images of every class, so that the client's classes are hidden."""
     device = generator.start.weight.device
     labels = torch.arange(generator.num_classes, device=device).repeat_interleave(images_per_class)
     with torch.no_grad():

@@ -94,7 +94,7 @@ def _keep(images: Tensor, labels: Tensor, kept: dict[str, Tensor]) -> None:
 
 
 def coefficients(size: int, k: int, largest: float, rng: torch.Generator) -> Tensor:
-    """Draw shares |z| / sum |z| (size, k) of normal z, again while one is above ``largest``.
+    """Draw shares |z| / sum |z| (size, k) of normal z, and repeat while a share exceeds ``largest``.
 
     This follows the authors' code; the paper (Algorithm 1) does not specify it.
     """

@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 
 def keep_largest(scores: Tensors, *, drop: float, scope: Scope) -> Tensors:
-    """Return boolean masks, true at all but the floor(drop * n) smallest ``scores``; ties are broken arbitrarily.
+    """Return boolean masks, false at the floor(drop * n) smallest ``scores``; ties are broken arbitrarily.
 
     ``drop`` is in [0, 1), so that at least one stays; ``layer`` counts n within each tensor, ``global`` over all.
     """
@@ -49,7 +49,7 @@ def _mask(scores: Tensor, drop: float) -> Tensor:
 def compress_with_feedback(
     compress: Callable[[Tensors], Tensors], tensors: Tensors, state: ClientState, *, owner: str, feedback: bool
 ) -> Tensors:
-    """Return ``compress(tensors)``; with ``feedback``, of ``tensors`` plus the residual, kept in ``state``.
+    """Return ``compress(tensors)``; ``feedback`` adds the residual of earlier calls, kept in ``state``.
 
     ``owner`` prefixes the residual's name. ``compress`` must not add privacy noise, which the residual would undo.
     """

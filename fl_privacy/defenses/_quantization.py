@@ -64,7 +64,7 @@ def quantize(tensor: Tensor, bits: int, rng: torch.Generator | None = None) -> T
 
 
 def largest_code(bits: int) -> int:
-    """Return c of the codes [-c, c]: 2^bits - 1 of them around 0, but -1 and 1 for one bit."""
+    """Return c of the integer codes [-c, c]: 2^bits - 1 codes around 0, or -1 and 1 for one bit."""
     return 1 if bits == 1 else 2 ** (bits - 1) - 1
 
 

@@ -49,7 +49,7 @@ def fingerprints(images: Tensor) -> Tensor:
 
 
 class ImageMemory:
-    """Images by fingerprint in a ``ClientState``, as bytes; those written since ``end_round`` are fresh."""
+    """A cache of images by fingerprint in a ``ClientState``, as bytes; those stored since ``end_round`` are fresh."""
 
     def __init__(self, state: ClientState, owner: str) -> None:
         self._state = state

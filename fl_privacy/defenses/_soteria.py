@@ -44,7 +44,7 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def maker_of(logits: Tensor, calls: Sequence[ModuleCall]) -> str:
-    """Name the layer of ``calls`` that made ``logits``, or else the last."""
+    """Return the name of the layer among ``calls`` whose output is ``logits``, or else the last one."""
     return next((call.name for call in reversed(calls) if call.output is logits), calls[-1].name)
 
 

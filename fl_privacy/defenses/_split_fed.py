@@ -19,7 +19,7 @@ Start = Literal["own", "shared"]
 
 
 def private_modules(model: nn.Module, names: Sequence[str] | None) -> list[str]:
-    """Return ``names``, for ``None`` the first layer; ``UserError`` if one is missing, or nothing is left to share."""
+    """Return ``names``, or the first layer for ``None``; ``UserError`` if one is missing or none is left to share."""
     modules = dict(model.named_modules())
     if names is None:
         names = [name for name, module in modules.items() if isinstance(module, nn.Conv2d | nn.Linear)][:1]

@@ -61,7 +61,7 @@ def encoded_bytes(tensors: Tensors) -> int:
 
 
 def plainly_shortest(array: NDArray[np.generic]) -> bool:
-    """Return ``True`` if a quick look shows that ``encode`` saves nothing, which holds for most updates.
+    """Return ``True`` if a quick check shows that ``encode`` saves nothing, as for most updates.
 
     A bitmap pays only with enough zeros; a grid for all values also holds any few of them.
     """

@@ -48,7 +48,7 @@ _MANY = 0.25  # tolerated share of rows that training does not produce; in an im
 
 
 def strange_structure(name: str, weight: Tensor) -> str | None:
-    """Return why ``weight`` (outputs, ...) is not of a trained or fresh layer; ``None`` if it may be.
+    """Return why ``weight`` (outputs, ...) can't be of a trained or fresh layer; ``None`` if it can.
 
     Signs are rows equal up to sign and scale (imprint), zero rows (fishing in an output layer), and kernels with a
     single nonzero value, which copy an image.

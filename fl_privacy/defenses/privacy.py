@@ -127,7 +127,7 @@ def noise_multiplier_for(
 
 
 def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta: float) -> float:
-    """Compute epsilon after ``steps`` Gaussian releases, each of which depends on a given record at random.
+    """Compute epsilon after ``steps`` Gaussian releases, each of which includes a given record at random.
 
     With probability ``share`` a release of sensitivity 1 depends on the record, otherwise in no way. As exp((a - 1)
     D_a) is jointly convex, its Renyi divergence of order a is at most log(1 - q + q exp((a - 1) a / (2 s^2))) / (a -
@@ -236,7 +236,7 @@ class Guarantee:
         return self.course([rounds])[0]
 
     def course(self, rounds: Sequence[int]) -> list[float]:
-        """Return ``epsilon`` of each of the ascending numbers ``rounds``, or an upper bound (see ``epsilons``)."""
+        """Return ``epsilon`` after each of the ascending ``rounds``, or an upper bound (see ``epsilons``)."""
         if self.missing is not None:
             return [math.inf] * len(rounds)
         if self.once is not None:

@@ -71,7 +71,7 @@ class GuessCounts:
 
 
 def counts_above(first: ArrayLike, second: ArrayLike, thresholds: ArrayLike) -> GuessCounts:
-    """Count the statistics (N,) and (M,) of the first and second neighbor above each of the thresholds (T,)."""
+    """Count the statistics (N,) and (M,) of the two neighbors above each threshold (T,)."""
     positives, negatives, at = (np.asarray(values, dtype=np.float64) for values in (first, second, thresholds))
     hits, misses = (
         (len(values) - np.searchsorted(np.sort(values), at, side="left")).astype(np.float64)
@@ -108,7 +108,7 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 
 
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
-    """Bound epsilon from below by how often releases point along an update of random direction.
+    """Bound epsilon from below by how often outputs align with an update of random direction.
 
     Without the update, that probability is the share of the sphere near the direction, and by Markov's inequality at
     most 1 / error of it for the drawn direction.
@@ -165,7 +165,7 @@ def noticed_mu(mu: float, draws: int, *, error: float, power: float = 0.8) -> fl
 
 
 def is_gaussian(values: ArrayLike, *, error: float = 1e-4) -> bool:
-    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian, with two false alarms of probability ``error``.
+    """Return ``True`` if ``values`` (n,), n at least 20, look Gaussian; both tests err with probability ``error``.
 
     Tests: third and fourth moments (D'Agostino and Pearson 1973), and mean deviation over standard deviation (Geary
     1936), which detects heavy tails from fewer values.
@@ -294,7 +294,7 @@ def _right_guesses(taken: ArrayLike, left_out: ArrayLike) -> NDArray[np.int64]:
 def best_one_run_epsilon(
     taken: ArrayLike, left_out: ArrayLike, *, delta: float, error: float = 0.05, shares: int = 8
 ) -> tuple[float, int, int]:
-    """Return the best lower bound on epsilon by ``shares`` numbers of guesses, its number of them, and of right ones.
+    """Return the best lower bound on epsilon over numbers of guesses ``shares``, its guesses, and the right ones.
 
     The highest-scored canaries are guessed to have participated, as many of the lowest not. The error is split over the
     numbers (Bonferroni).

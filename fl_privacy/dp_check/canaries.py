@@ -61,7 +61,7 @@ class CanaryTest:
 
     @property
     def showable(self) -> float:
-        """Return the largest bound that this number of canaries can give, with all guesses right."""
+        """Return the largest bound that so many canaries can give, if all guesses are right."""
         there, absent = 1.0 + np.arange(self.taken), -1.0 - np.arange(self.left_out)
         return BOUNDS[self.noise](there, absent, delta=self.delta, error=1 - self.confidence)[0]
 
@@ -70,7 +70,7 @@ class CanaryTest:
         return self._is_of(claim) and self.strict > claim.epsilon
 
     def exceeds(self, claim: Claim) -> bool:
-        """Return ``True`` if the bound or the estimate's limit, of a lower confidence, lies above the claim."""
+        """Return ``True`` if the bound or the estimate's limit, at lower confidence, exceeds the claim."""
         return self._is_of(claim) and max(self.bound, self.estimate_least or 0.0) > claim.epsilon
 
     def _is_of(self, claim: Claim) -> bool:

@@ -85,7 +85,7 @@ class DpCheckRequest:
 def tested(
     name: str, mechanism: Mechanism, stated: Stated | None, asked: DpCheckRequest, *, pair: Neighbors | None = None
 ) -> ClaimVerdict:
-    """Test ``mechanism`` against its claim, or else against the epsilon of its stated noise.
+    """Test ``mechanism`` against its claim, or against the epsilon of its stated noise.
 
     Args:
         mechanism: function from an update, or an input of ``pair``, to the release.

@@ -50,7 +50,7 @@ class Claim:
         checks.whole("claimed rounds", self.rounds, at_least=1, example=1)
 
     def total(self, mu: float) -> float:
-        """Compute the epsilon of all releases if the unit moves one by ``mu`` standard deviations of Gaussian noise.
+        """Compute the epsilon of all releases if the unit moves each by ``mu`` standard deviations of Gaussian noise.
 
         Units of batches that are no Poisson samples take part at the sample rate, and releases are summed.
         """
@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def mu(self) -> float:
-        """Return the distance of the means, in standard deviations, at which one release spends the claim."""
+        """Return the distance of the means, in standard deviations, at which one release uses up the claim."""
         if self.sampled is not None and self.sampled.noise_multiplier:
             return 1 / self.sampled.noise_multiplier
         return gaussian_mu(self.epsilon, self.delta) / math.sqrt(self.rounds)
@@ -113,7 +113,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """Statement of a mod, strategy or defense on itself; a unit's contribution has an l2 norm of ``clip_norm``."""
+    """What a mod, strategy or defense states about itself; ``clip_norm`` bounds a unit's contribution in l2 norm."""
 
     claim: Claim | None
     facts: Facts
@@ -123,7 +123,7 @@ class Stated:
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
-    """Epsilon that follows from the facts.
+    """The epsilon that follows from stated facts.
 
     Attributes:
         rdp: upper bound by Renyi divergences; infinite without noise, ``None`` if a fact is missing.
@@ -216,7 +216,7 @@ def composed_epsilons(
 
 @contextmanager
 def errors_alone(name: str) -> Iterator[None]:
-    """Suppress messages of the logger ``name`` below errors."""
+    """Suppress messages of the logger ``name`` that are less severe than errors."""
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR

@@ -32,7 +32,7 @@ Test = tuple[int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drawn:
-    """Statistics of counted draws, and tests fixed on other draws.
+    """Counted statistics of draws, and tests chosen on other draws.
 
     Attributes:
         first, second: (n, S) on each neighbor.
@@ -53,7 +53,7 @@ class Drawn:
 
     @classmethod
     def of(cls, drawn: tuple[Tensor, Tensor], statistics: Statistics, claim: Claim) -> "Drawn":
-        """Fix the tests on the first fifth of the draws, and keep the rest."""
+        """Choose the tests on the first fifth of the draws, and count the rest."""
         first, second = drawn[0].numpy(), drawn[1].numpy()
         fixing, rate = len(first) // 5, 1.0 if claim.sampled is None else claim.sampled.sample_rate
         delta = min(1.0, claim.delta / rate)

@@ -111,7 +111,7 @@ def slices_of(sent: Tensors) -> dict[str, slice]:
 
 
 def looked_at(places: Mapping[str, T]) -> dict[str, T]:
-    """Keep the entries of at most ``MOST_TENSORS`` arrays, the first and the last ones."""
+    """Select the entries of at most ``MOST_TENSORS`` arrays, the first and the last ones."""
     if len(places) <= MOST_TENSORS:
         return dict(places)
     names = list(places)
@@ -142,7 +142,7 @@ class Pilot:
 
     @property
     def bare(self) -> Tensor:
-        """Return the values (d,) that distinguish the neighbors without any randomness.
+        """Return the values (d,) that are constant, without randomness, and differ between the neighbors.
 
         Whole numbers are left to counting: an honest mechanism that releases counts seldom changes them at a large
         epsilon.
@@ -263,7 +263,7 @@ FEWEST_ON_A_LINE = 4
 
 
 def directions_of(known: Tensor, places: Mapping[str, slice]) -> dict[str, Tensor]:
-    """Split the known difference (d,) of two neighbors into the whole and its single arrays, unit vectors."""
+    """Split the known difference (d,) of two neighbors into the whole and single arrays, as unit vectors."""
     candidates = {"the direction of the update": known}
     for name, place in looked_at(places).items():
         alone = torch.zeros_like(known)

@@ -221,7 +221,7 @@ one without it."""
 
 
 def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechanism:
-    """Make a mechanism of one call with the unit and ``LATER`` without it, each projected on the unit's direction."""
+    """Make a mechanism of one call with the unit and ``LATER`` calls without it, each projected on its direction."""
     unit = known / known.norm()
 
     def sequence(given: Any) -> Tensors:
@@ -232,7 +232,7 @@ def in_sequence(mechanism: Mechanism, pair: Neighbors, known: Tensor) -> Mechani
 
 
 def carries_over(mechanism: Mechanism, pair: Neighbors, known: Tensor, number: int) -> bool:
-    """Return ``True`` if calls without the unit depend on whether calls before had it, as with momentum."""
+    """Return ``True`` if calls without the unit depend on earlier calls with it, as with momentum."""
     if isinstance(mechanism, ManyAtOnce):
         return False
     unit, seen = known / known.norm(), np.empty((2, number))
@@ -370,7 +370,7 @@ ROUND_LIKE = 10_000_001
 
 
 def by_its_round(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Compare the same rounds with and without the unit: noise that follows from the round's number cancels."""
+    """Compare equal rounds with and without the unit, so that noise determined by the round's number cancels."""
     if not isinstance(mechanism, ByRound):
         return []
     try:
@@ -403,7 +403,7 @@ def _streams(number: int) -> torch.Tensor:
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
-    """Compare the first calls' noise with the first draws of PyTorch and NumPy generators after small seeds.
+    """Compare the noise of the first calls with PyTorch's and NumPy's first draws after small seeds.
 
     A generator seeded once explains at most one call; each explained call was seeded by itself.
     """

@@ -28,7 +28,7 @@ FOLLOWS = 0.1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Uncovered:
-    """Content without fresh noise, moved by the unit by ``moved`` (l2; 0 if unknown); ``reason`` follows "because"."""
+    """Output without fresh noise that the unit moves by ``moved`` (l2; 0 if unknown); ``reason`` follows "because"."""
 
     reason: str
     arrays: tuple[str, ...]
@@ -37,7 +37,7 @@ class Uncovered:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldDraws:
-    """Draws (n, d) on each neighbor, held for inspection; ``taken`` (d,) are their indices in a release."""
+    """Draws (n, d) on each neighbor, kept for inspection; ``taken`` (d,) are their indices in an output."""
 
     first: Tensor
     second: Tensor
@@ -56,7 +56,7 @@ class HeldDraws:
 
     @cached_property
     def constant(self) -> Tensor:
-        """Return the values (d,) that vary by no more than rounding on either neighbor."""
+        """Return the values (d,) that vary only by rounding on either neighbor."""
         largest = torch.maximum(self.first.abs().amax(0), self.second.abs().amax(0))
         near = [ROUNDING * rows[0].abs().clamp_min(1e-3 * largest) for rows in (self.first, self.second)]
         sides = zip((self.first, self.second), near, strict=True)
@@ -382,7 +382,7 @@ def _nudged(given: Any, rng: torch.Generator) -> Any:
 
 
 def told_by_covariance(held: HeldDraws, known: Tensor | None) -> Tensor | None:
-    """Return the most distinguishing direction (d,) by the noise's covariance, if far better than ``known``."""
+    """Return the direction (d,) that best distinguishes neighbors by covariance, if far better than ``known``."""
     residuals = held.residuals
     spreads = residuals.square().mean(0).sqrt()
     varying = ~held.constant

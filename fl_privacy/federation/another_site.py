@@ -21,7 +21,7 @@ DETERMINED = 1e-6
 
 @dataclass(kw_only=True, eq=False)
 class AnotherSite:
-    """Sites that pool their own updates and subtract them from the change of the global model.
+    """Sites that pool their updates and subtract them from the global model's change.
 
     Attributes:
         plan: server's rule, as all sites know it; ``rest`` is called for each round, as moments last.
@@ -82,7 +82,7 @@ class AnotherSite:
 
 
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
-    """Solve means of rounds with different participants for single clients' uploads, as far as they determine them.
+    """Solve the means of rounds with different participants for single uploads, as far as they determine them.
 
     Exact for uploads that do not change between rounds, as of full batches at small steps; each client's are the last
     rounds that suffice (Lam et al., Gradient Disaggregation, ICML 2021, with known participants).
@@ -122,7 +122,7 @@ def seen_by_sites(
     round: int = 1,
     seed: int = 0,
 ) -> Upload:
-    """Return what the sites ``own`` compute of the others, if a server moves ``sent`` by ``uploads`` alone."""
+    """Return what the sites ``own`` compute about the others if a server moves ``sent`` only by ``uploads``."""
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)
     server.receive(uploads, round)
     numbers = {client: upload.num_examples for client, upload in uploads.items()}

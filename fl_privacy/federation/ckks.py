@@ -53,7 +53,7 @@ class Adder:
 
 
 class KeyHolder:
-    """Holder of the secret key, which the clients share and the server lacks."""
+    """Holder of the secret key, which all clients share and the server does not have."""
 
     def __init__(self) -> None:
         self._tenseal = _tenseal()

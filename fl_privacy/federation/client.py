@@ -28,7 +28,7 @@ from fl_privacy.types.modality import modality_of_inputs
 
 @dataclass(frozen=True)
 class OwnExamples:
-    """Training examples: ``batch`` takes indices below ``number``; ``seconds`` is the defense's time to make them."""
+    """Training examples: ``batch`` takes indices below ``number``; ``seconds`` is the time the defense took."""
 
     number: int
     batch: Callable[[Tensor], Batch]
@@ -37,7 +37,7 @@ class OwnExamples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalWork:
-    """Local steps behind an upload: examples' indices in ``order``, and the stated number, if not that of all."""
+    """The local steps behind an upload: indices of examples in ``order``, and the stated number if it differs."""
 
     order: Sequence[Tensor]
     batches: Sequence[Batch]
@@ -172,7 +172,7 @@ class Client:
     def probe(
         self, sent: ModelState, state: ClientState, *, round: int, probe: int, batch_size: int
     ) -> training.LocalResult:
-        """Return the upload that this client would make with ``victim_batch`` alone, without changing ``state``.
+        """Return the upload that this client would make from ``victim_batch`` alone, without changing ``state``.
 
         Raises:
             UserError: batch norm in training mode has but one value to normalize, or the guard refused the model.
@@ -190,12 +190,12 @@ class Client:
             raise
 
     def victim_batch(self, probe: int, batch_size: int, state: ClientState | None = None) -> Batch:
-        """Return the ``probe``-th of the disjoint probed batches (B, ...), from 0; the same in every round."""
+        """Return the probed batch (B, ...) number ``probe``, from 0; batches are disjoint and equal in every round."""
         own = self._own(ClientState() if state is None else state)
         return own.batch(self._probed(probe, batch_size, own.number))
 
     def probed_examples(self, probe: int, batch_size: int) -> Tensor:
-        """Return the indices (B,) in ``examples`` of the ``probe``-th batch, without exchange by a defense."""
+        """Return the indices (B,) in ``examples`` of the ``probe``-th batch, before a defense replaces examples."""
         return self.indices[self._probed(probe, batch_size, len(self.indices))]
 
     def _probed(self, probe: int, batch_size: int, number: int) -> Tensor:

@@ -35,7 +35,7 @@ def shared_among(processes: int) -> dict[str, str]:
 
 
 def quotas(groups: Path, mounted: Path) -> Iterator[float]:
-    """Yield the CPU limits of the control groups in the file ``groups`` (``/proc/self/cgroup``) and their parents."""
+    """Yield the CPU limits of the control groups listed in ``groups`` (``/proc/self/cgroup``), and of their parents."""
     try:
         lines = groups.read_text().splitlines()
     except OSError:
@@ -61,7 +61,7 @@ def _quota(folder: Path) -> float | None:
 
 
 class Tally:
-    """Adds up how many victims the parts have done."""
+    """Shared count of the victims that the parts have finished."""
 
     def __init__(self) -> None:
         self._done: dict[int, float] = {}

@@ -21,7 +21,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Uploads that the attacker obtains.
+    """Which uploads the attacker obtains.
 
     Attributes:
         rounds: intercepted rounds, from 1.
@@ -52,7 +52,7 @@ class Audit:
 
 
 def spread_probes(victims: int, batch_size: int, client_sizes: Mapping[int, int]) -> tuple[Probe, ...]:
-    """Deal ``victims`` probes to the clients in turn; ``UserError`` if they hold fewer than ``victims`` batches."""
+    """Assign ``victims`` probes to the clients in turn; ``UserError`` if they have fewer batches."""
     room = {client: size // batch_size for client, size in sorted(client_sizes.items())}
     if sum(room.values()) < victims:
         raise UserError(

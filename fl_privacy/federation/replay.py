@@ -14,7 +14,7 @@ from fl_privacy.types import Batch, ModelState, Upload, VictimId
 
 
 def examples_behind(client: Client, victim: VictimId, state: ClientState, *, batch_size: int) -> Batch:
-    """Return the examples behind ``victim``, in order of first use; ``UserError`` if the client draws from a secret."""
+    """Return the examples behind ``victim``, in order of first use; ``UserError`` if a secret decides them."""
     return Replay(client=client, victim=victim, sent=ModelState({}, {}), state=state, batch_size=batch_size).examples
 
 
@@ -24,7 +24,7 @@ class _EnoughError(Exception):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """Lazy replay of one upload from the client's earlier ``state``, to which the defense's examples are added."""
+    """Lazy replay of one upload from the client's earlier ``state``, to which it adds the defense's examples."""
 
     client: Client
     victim: VictimId
@@ -51,7 +51,7 @@ class Replay:
         return Batch(inputs[first], labels[first])
 
     def undefended(self) -> Upload:
-        """Return the upload without the defense, from the same examples in the same order; trained at each call."""
+        """Return the undefended upload of the same examples in the same order, trained anew at each call."""
         plain = replace(self.client, defense=Defense(examples=self.client.defense.examples))
         return plain.do(self._work(), self.sent, ClientState(dict(self.state.tensors))).upload
 

@@ -39,7 +39,7 @@ MOST_LETTERS = 1000
 
 @dataclass(frozen=True)
 class Failure:
-    """Reason why a client's reply does not count, in one printable line of at most ``MOST_LETTERS``."""
+    """The reason why a client's reply does not count: one printable line of at most ``MOST_LETTERS``."""
 
     reason: str
 
@@ -69,15 +69,15 @@ WITHHELD = "The client can't answer this; its own log says why."
 
 
 class UnansweredError(UserError):
-    """``WITHHELD``: a counted question without answer."""
+    """Error ``WITHHELD``: a counted request gets no answer."""
 
 
 class UnfitMessageError(UserError):
-    """Refusal that does not depend on the client's examples, so that a server may see its line."""
+    """A refusal that does not depend on the client's examples, so that a server may see its reason."""
 
 
 def told_alike(work: Callable[[], T]) -> T:
-    """Return the result of ``work``; any error but ``UnfitMessageError`` becomes one line, ``UnansweredError``."""
+    """Return the result of ``work``; every error but ``UnfitMessageError`` becomes the same ``UnansweredError``."""
 
     def expected() -> T | UnfitMessageError | UnansweredError:
         try:
@@ -126,7 +126,7 @@ def expect_sound(values: Tensors) -> None:
 
 @dataclass(frozen=True)
 class Sorted:
-    """Replies of a round, sorted.
+    """A round's usable and excluded replies.
 
     Attributes:
         usable: usable replies by client, in ascending order.
@@ -181,7 +181,7 @@ def sort_out(
 
 
 def fault(upload: Upload, state: ModelState) -> str | None:
-    """Return why ``upload``, an answer to ``state``, does not count by itself; else ``None``."""
+    """Return why ``upload``, an answer to ``state``, is unusable by itself; else ``None``."""
     number = upload.num_examples
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= MOST_EXAMPLES:
         return f"expected at least 1 example and at most {MOST_EXAMPLES}, got {number}"
@@ -198,7 +198,7 @@ def norm(tensors: Tensors) -> float:
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
-    """Set nonnegative ``buffers`` to zero where rounding within a secure sum made them negative."""
+    """Set nonnegative ``buffers`` to zero where rounding in a secure sum made them negative."""
     return {n: t.clamp_min(0) if n.rpartition(".")[2] in (VARIANCE, COUNT) else t for n, t in buffers.items()}
 
 

@@ -23,7 +23,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RoundReport:
-    """Report of a round.
+    """Summary of a round.
 
     Attributes:
         round: number from 1.
@@ -50,7 +50,7 @@ Steps = Generator[Observation, None, RoundReport]
 
 
 class Round:
-    """Round of a training: iteration yields its observations, ``report`` ends it.
+    """A round of training: iteration yields its observations, and ``report`` ends it.
 
         for round in plain_rounds(server, clients, rounds=3, audit=audit, interceptor=interceptor):
             for observation in round:

@@ -34,7 +34,7 @@ reply."""
 
 @dataclass(frozen=True, kw_only=True)
 class ServerPlan:
-    """Rules of aggregation.
+    """The server's aggregation rules.
 
     Attributes:
         aggregation: ``mean`` of the replies weighted by examples, or ``round_robin``: one client a round, in turn.
@@ -173,7 +173,7 @@ class Server:
 
 
 def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
-    """Return the direction, by name, in which an upload moves the model ``sent``: downhill for a gradient."""
+    """Return by name the direction in which an upload moves the ``sent`` model: downhill for a gradient."""
     steps = {n: t.to(sent[n].dtype) for n, t in mean.tensors.items()}
     if plan.shares == "weights":
         return {n: t - sent[n] for n, t in steps.items()}
@@ -181,7 +181,7 @@ def mean_change(mean: Upload, sent: Tensors, plan: LocalPlan) -> Tensors:
 
 
 def weighted_mean(tensors: Sequence[Tensors], weights: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Average each tensor over its holders, weighted; summed in the given order, integers rounded back."""
+    """Average each tensor over the clients that have it, weighted, in the given order; integers are rounded."""
     result = {}
     for name in dict.fromkeys(name for t in tensors for name in t):
         held = [(t[name], w) for t, w in zip(tensors, weights, strict=True) if name in t]

@@ -37,7 +37,7 @@ class ServerOptimizer:
 
 @dataclass(kw_only=True, eq=False)
 class ServerSteps:
-    """Optimizer with its moments, which both directions advance.
+    """A server optimizer with its moments; ``step`` and its inverse ``mean_behind`` both advance them.
 
     Attributes:
         rule: settings.
@@ -53,11 +53,11 @@ class ServerSteps:
         return found
 
     def step(self, mean: Tensors) -> Tensors:
-        """Return the step of a server of rate 1 along the update ``mean``, by parameter name."""
+        """Return a server's step at rate 1 along the update ``mean``, by parameter name."""
         return mean if self.rule.name == "sgd" else {n: self._advance(n, t) for n, t in mean.items()}
 
     def mean_behind(self, step: Tensors) -> Tensors:
-        """Return the mean update whose step was ``step``, in double precision, up to the rounding of the step.
+        """Return the mean update behind ``step``, in double precision, up to the rounding of the step.
 
         Adam and Yogi hide the size of a value far above ``tau`` in the first round, when its step is its sign alone.
         """

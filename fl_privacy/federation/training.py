@@ -84,7 +84,7 @@ def public_state(model: nn.Module, defense: Defense) -> ModelState:
 
 
 def join_private(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Join the values sent with this client's private ones: kept from an earlier round, else the model's."""
+    """Join the sent values with this client's private ones: those of an earlier round, else the model's."""
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     if missing := sent.parameters.keys() - parameters.keys():
         raise UserError(
@@ -111,7 +111,7 @@ def store_private(values: ModelState, sent: ModelState, state: ClientState) -> N
 
 
 def private_values(model: nn.Module, sent: ModelState, state: ClientState) -> ModelState:
-    """Return the private part of ``join_private``."""
+    """Return the private values as in ``join_private``."""
     joined = join_private(model, sent, state)
     return ModelState(
         {name: p for name, p in joined.parameters.items() if name not in sent.parameters},
@@ -124,7 +124,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalResult:
-    """A client's upload and report.
+    """A client's upload and its report.
 
     Attributes:
         train_loss: mean over the local steps; NaN under a defense that promises differential privacy, since an exact
@@ -212,7 +212,7 @@ def take_steps(
     still: Collection[str],
     timed: Stopwatch,
 ) -> tuple[ModelState, Tensors, list[Tensor]]:
-    """Take one defended step on each of ``batches``, all like ``first``; ``still`` parameters do not move.
+    """Take one defended step on each of ``batches``, all shaped like ``first``; ``still`` parameters stay fixed.
 
     Return the values reached, the last gradients, and each step's loss.
     """

@@ -33,7 +33,7 @@ def write_private(path: Path, content: bytes | str) -> None:
 
 
 def make_private_folder(folder: Path, within: Path) -> None:
-    """Make ``folder`` and its parents up to ``within``, included, for their owner alone."""
+    """Make ``folder`` and its parents up to and including ``within``, for their owner alone."""
     within.parent.mkdir(parents=True, exist_ok=True)
     for step in reversed([folder, *folder.parents]):
         if step.is_relative_to(within):

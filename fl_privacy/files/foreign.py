@@ -111,7 +111,7 @@ def expect_writable(file: Path) -> None:
 
 
 def expect_regular_files(folder: Path, without: Collection[str] = ()) -> None:
-    """Refuse an untrusted folder, ``without`` some of its folders, with anything but regular files of limited size.
+    """Raise ``UserError`` if an untrusted folder, ``without`` some of its folders, has large or irregular files.
 
     A link would let reading and writing leave the folder; a pipe blocks its reader.
 
@@ -154,7 +154,7 @@ _HOMES = {
 
 
 class ArrayUnpickler(pickle.Unpickler):
-    """Unpickler of NumPy arrays and plain values only; nothing else that the bytes name is run."""
+    """An unpickler of NumPy arrays and plain values that runs nothing else named in the bytes."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a constructor of arrays; ``UnpicklingError`` if the name is none."""

@@ -38,7 +38,7 @@ def readable(what: str, file: Path, remedy: str) -> Iterator[None]:
 
 
 def read_once(load: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Cache ``load`` of a file, with positional arguments, until the file changes; ``OSError`` if it is missing."""
+    """Cache the result of ``load`` for a file until the file changes; ``OSError`` if it is missing."""
 
     @lru_cache(maxsize=8)
     def kept(changed: int, file: Path, *more: Hashable) -> T:

@@ -27,7 +27,7 @@ _MAGIC, _NONCE = b"fl-privacy sealed 1\n", 12
 
 
 def write_own(path: Path, content: bytes, key: bytes | None) -> None:
-    """Replace the file for its owner alone; with a key by AES-256-GCM, bound to the file's name."""
+    """Replace a file, readable by its owner alone; with a key, encrypt it by AES-256-GCM, bound to its name."""
     write_private(path, content if key is None else seal(content, key, path.name))
 
 
@@ -38,7 +38,7 @@ def seal(content: bytes, key: bytes, name: str) -> bytes:
 
 
 def read_own(path: Path, key: bytes | None) -> bytes:
-    """Return what ``write_own`` wrote; ``UserError`` if others own or can read it, or the key is another or missing."""
+    """Return the content written by ``write_own``; ``UserError`` if others can read the file or the key is wrong."""
     content = read_unshared(path)
     if key is None:
         if content.startswith(_MAGIC):
@@ -100,7 +100,7 @@ class SimulatedContext(Context):
 
 
 def node_secret(context: Context) -> Secret:
-    """Return the secret from which the client of ``context`` draws: the node's own, derived for run and client.
+    """Return the client's secret: the node's own, derived for this run and client.
 
     It is drawn once by ``secrets`` into a file in ``state_folder(context)`` that only its owner can read; ``UserError``
     if the file can't be made, others can read it, or it holds no secret.
@@ -109,7 +109,7 @@ def node_secret(context: Context) -> Secret:
 
 
 def whose(context: Context) -> tuple[str, int]:
-    """Return the client's identity within a state folder: a node's partition, else its id."""
+    """Return the client's name in a state folder: its node's partition, else its id."""
     if isinstance(partition := context.node_config.get(PARTITION), int):
         return "partition", partition
     return "node", context.node_id
@@ -128,7 +128,7 @@ def state_key(context: Context) -> bytes | None:
 
 
 def kept_secret(path: Path, key: bytes | None = None) -> Secret:
-    """Return the secret in ``path``, drawn if missing; ``UserError`` if it is shared, damaged, or unwritable."""
+    """Return the secret in ``path``, made if missing; ``UserError`` if it is shared, damaged or unwritable."""
     try:
         if not path.exists():
             make_missing_private(path.parent)
@@ -178,7 +178,7 @@ def answered(records: RecordDict) -> dict[str, int]:
 
 
 def expect_later(counted: Mapping[str, int], kind: str, round: int) -> None:
-    """Raise ``UserError`` for a round of this kind of message that was answered, or an earlier one."""
+    """Raise ``UserError`` unless the round is later than all answered ones of this kind of message."""
     if round <= (last := counted.get(kind, -1)):
         raise UserError(
             f"A message of a round after {last} is expected, but got one of round {round}: it was answered before,"
@@ -203,7 +203,7 @@ def remember_answer(records: RecordDict, kind: str, round: int) -> None:
 
 
 class ContextMemory:
-    """``context.state`` of a node, gone when it restarts; ``once`` answers a round once, as a deployed client needs."""
+    """State in ``context.state``, lost when the node restarts; ``once`` answers each round once, as deployed."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
         self.records, self.once = records, once
@@ -226,7 +226,7 @@ class ContextMemory:
 
 
 class NodeMemory:
-    """A file of the node, which outlives its process; its content is never in a message, not even on loopback.
+    """State in a file of the node, which survives restarts; its content is never in a message.
 
     It is replaced after the work and before the reply: a killed node continues after the last finished round. With a
     ``key`` of 32 bytes it is encrypted.

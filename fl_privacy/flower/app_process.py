@@ -33,7 +33,7 @@ IDLE_SECONDS = 300.0
 
 
 class Cell:
-    """A ``ClientApp`` (``package.module:attribute``) in a process that is started when it is needed.
+    """A ``ClientApp`` (``package.module:attribute``) in an isolated process that is started on demand.
 
     Args:
         app: reference of the app; empty only to find out whether it would be isolated.
@@ -153,14 +153,14 @@ class Cell:
         return self._apart is not None
 
     def close(self) -> None:
-        """End the process with everything it has started; a second call does nothing."""
+        """End the process and all its children; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()
 
 
 class Bundles:
-    """Answers each run by the app of its bundle, behind one gate, if the site's policy lets the run in.
+    """Answers each run with its bundle's app, behind one gate, if the site's policy allows the run.
 
     ``UserError`` if this system can't isolate apps as the policy requires.
     """
@@ -177,7 +177,7 @@ class Bundles:
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply to a message of the run that brought a bundle; ``None`` while it waits for the site."""
+        """Return the reply to a message of a run with a bundle; ``None`` while the run waits for approval."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -219,7 +219,7 @@ class Bundles:
         return cell
 
     def rest(self) -> None:
-        """Start the process for the next message of the run just answered, and end those that nobody asked for long."""
+        """Start the process for the next message of the run just answered, and end processes that are long unused."""
         if self._answered is not None and self._answered in self._cells:
             cell, _ = self._cells[self._answered]
             self._cells[self._answered] = cell, time.monotonic()

@@ -32,7 +32,7 @@ class ProbedImages:
 
 
 def probing(message: Message, probe: int, batch_size: int) -> RecordDict:
-    """Build the content of a message that asks for the ``probe``-th chosen batch on the model of ``message``.
+    """Build the content of a message that asks for the chosen batch number ``probe`` at the model of ``message``.
 
     The request is in the strategy's first config record, since mods such as Flower's ``fixedclipping_mod`` refuse two.
     """
@@ -104,7 +104,7 @@ def _told_json(record: ConfigRecord, key: str) -> object:
 
 
 def tell_defense(reply: RecordDict, parts: Description) -> None:
-    """Add the defense to ``reply``, after the parts that are already there."""
+    """Add the defense to ``reply``, after the parts already there."""
     reply[DEFENDED] = ConfigRecord({_PARTS: json.dumps(to_plain((*told_defense(reply), *parts)))})
 
 

@@ -158,7 +158,7 @@ class PrivacyClient(NumPyClient):
 
     @property
     def answers_once(self) -> bool:
-        """Return ``True`` outside of a simulation, whose draws repeat."""
+        """Return ``True`` outside of a simulation, where repeated answers would differ."""
         return isinstance(self.wrapped.seed, Secret)
 
     @property

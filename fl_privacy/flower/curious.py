@@ -31,7 +31,7 @@ from fl_privacy.types import ModelState, Upload, VictimId
 
 @dataclass(eq=False)
 class StrategyAround(Strategy):
-    """Leave the evaluation to the inner ``strategy``; subclasses handle training.
+    """Base class of wrapped strategies that leaves evaluation to the inner ``strategy``.
 
     Other attributes of the inner strategy, such as methods of an app's own class, are reached through this one.
     """
@@ -246,7 +246,7 @@ class HonestButCurious(StrategyAround):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return the messages of ``strategy``, and capture the probes that it sends meanwhile."""
+        """Return the messages of ``strategy``, after capturing its probes."""
         self._node_ids = sorted(grid.get_node_ids())
         self._before, helpers = self.states, self.interceptor.side_information
         if helpers is not None and self.states is not no_states and server_round in self.audit.rounds:

@@ -45,7 +45,7 @@ CLIPPING_NORM = "clipping_norm"
 
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
-    """Return claim and facts of one of Flower's mods or strategies; ``None`` for anything else.
+    """Return the claim and facts of one of Flower's mods or strategies; ``None`` for other objects.
 
     The noise multiplier is that of the observer: the server, of a mod's reply, or the receivers of the model, of a
     strategy's mean.
@@ -86,7 +86,7 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 
 
 def adds_noise(subject: object) -> bool:
-    """Return ``True`` for a strategy that adds noise to the mean, so that other sites see no upload."""
+    """Return ``True`` if the strategy adds noise to the mean, so that other sites see no plain update."""
     stated = attempt(lambda: stated_by(subject)) if isinstance(subject, Strategy) else None
     return isinstance(stated, Stated) and stated.facts.noise_multiplier != 0
 
@@ -125,7 +125,7 @@ def mechanism_of_mod(
 
 
 def together(mods: Sequence[Mod]) -> Mod:
-    """Combine ``mods``, the outermost first, into one."""
+    """Compose ``mods``, the outermost first, into one."""
 
     def around(inner: Mod, outer: Mod) -> Mod:
         def both(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -239,7 +239,7 @@ def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
 
 
 def plain_records(content: RecordDict) -> Records:
-    """Return the records of a message as the gate's own type."""
+    """Convert the records of a message to the gate's own type."""
     arrays: dict[str, dict[str, RawArray]] = {}
     for name, record in content.array_records.items():
         arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}

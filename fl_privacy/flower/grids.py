@@ -38,7 +38,7 @@ _HEADER = 1 << 12  # largest header of an array in bytes
 
 @dataclass(frozen=True)
 class MaskedReplies:
-    """Check of a SecAgg+ reply's clear parts; ``counts`` are the whole-number buffers, which travel in the clear."""
+    """Check of a SecAgg+ reply's unmasked parts; ``counts`` are integer buffers, which are sent in the clear."""
 
     shapes: Mapping[str, tuple[int, ...]]
     counts: Tensors
@@ -51,7 +51,7 @@ class MaskedReplies:
         return cls(masked, {name: t for name, t in values.items() if name not in masked}, most)
 
     def fault(self, sent: Mapping[str, Any], reply: RecordDict, nodes: Collection[int]) -> str | None:
-        """Return why ``reply`` does not count, or ``None``; ``sent`` is the protocol's record of the stage."""
+        """Return why ``reply`` is unusable, or ``None``; ``sent`` is the record of SecAgg+'s current stage."""
         got = reply.config_records.get(RECORD_KEY_CONFIGS)
         if got is None:
             return "it has no record of the protocol"
@@ -214,7 +214,7 @@ class RelayGrid(Grid):
 
 
 class PromptGrid(RelayGrid):
-    """A grid that polls for replies soon, then ever more rarely; Flower's own polls every 3 seconds."""
+    """A grid that polls for replies at once and then ever less often; Flower's polls every 3 seconds."""
 
     SOONEST, RAREST, PACE = 0.1, 3.0, 0.05
     """Seconds between two polls: the shortest, the longest, and the share of the time waited so far."""

@@ -31,7 +31,7 @@ SIZE_IS_PUBLIC = (
 
 @dataclass(eq=False)
 class OpacusWatch:
-    """Observe Opacus in a training, and steps made without it.
+    """Observes Opacus in a training, and steps made without it.
 
     Attributes:
         claims: (epsilon, delta) returned by its accountant, or given as its target.
@@ -63,7 +63,7 @@ class OpacusWatch:
 
     @property
     def bare_steps(self) -> int:
-        """Count the steps that changed the upload without the private optimizer."""
+        """Return the number of steps that changed the upload without the private optimizer."""
         if self.multipliers:
             return self.beside
         moved = not all(map(torch.equal, self._before, self._parameters.values()))

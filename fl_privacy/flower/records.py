@@ -192,7 +192,7 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def to_tensor(array: np.ndarray) -> torch.Tensor:
-    """Copy to PyTorch's own memory, whose alignment decides the last bits of some products."""
+    """Copy an array to memory allocated by PyTorch, since alignment affects the last bits of some products."""
     tensor = torch.empty(array.shape, dtype=_dtype_like(array.dtype))
     tensor.numpy()[...] = array
     return tensor

@@ -46,7 +46,7 @@ Instead = Callable[[RecordDict], RecordDict | None]
 
 @dataclass(frozen=True)
 class Answers:
-    """The messages that the client of ``context`` has answered, by kind and round.
+    """Record of the messages that the client of ``context`` has answered, by kind and round.
 
     They are counted in the node's context and in a file next to the node's secret, which survives a restart. A
     simulated node counts in its context alone and keeps no answer. ``rounds``: largest number of a round; ``None``
@@ -83,7 +83,7 @@ class Answers:
         *,
         instead: Instead | None = None,
     ) -> RecordDict:
-        """Count a message first and return the answer of ``work``, or return the earlier answer.
+        """Return the answer of ``work``, or the recorded earlier answer; the message is counted first.
 
         Args:
             kinds: kinds of the message; the answer is kept under the first.
@@ -149,7 +149,7 @@ class Answers:
         memory.expect_later(counted, kind, round)
 
     def note(self, round: int, *kinds: str) -> None:
-        """Count these ``kinds``; ``UserError`` if another process was faster, or the file can't be written."""
+        """Record these ``kinds`` as answered; ``UserError`` if another process was faster or writing fails."""
         if not self.forgets:
             with self._locked():
                 counted = self._in_file()
@@ -173,7 +173,7 @@ class Answers:
                 memory.remember_answer(self.context.state, kind, last)
 
     def keep(self, kind: str, question: str, answer: RecordDict | None) -> None:
-        """Keep ``answer``, or ``None`` for a refusal, in place of the one before; a simulated node keeps none."""
+        """Store ``answer``, or ``None`` for a refusal, in place of the previous one; simulated nodes store nothing."""
         if self.forgets:
             return
         path, content = self._path_of_answer(kind), b"" if answer is None else bytes_of(answer)
@@ -195,7 +195,7 @@ class Answers:
 
     @property
     def forgets(self) -> bool:
-        """Return ``True`` if the node is simulated: by its operator's setting, in this process, or in Ray."""
+        """Return ``True`` if the node is simulated: by its environment, in this process, or in Ray."""
         return isinstance(self.context, memory.SimulatedContext) or memory.is_simulation() or in_actor()
 
     def _form(self, kind: str) -> RecordDict | None:
@@ -342,7 +342,7 @@ def content_of(reply: Message) -> RecordDict:
 
 
 def refusing(mod: Mod) -> Mod:
-    """Wrap ``mod`` to reply its errors in a line; other errors, and lines with a path, stay in the node's log."""
+    """Wrap ``mod`` so that errors become one-line replies; unexpected errors and lines with a path are only logged."""
 
     def answering(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         def called() -> Message:
@@ -399,7 +399,7 @@ def form_of(answer: RecordDict, seconds: float) -> RecordDict:
 
 
 def like_form(form: RecordDict, arrays: Sequence[np.ndarray]) -> RecordDict | None:
-    """Put ``arrays`` into the form of an earlier answer; ``None`` if that had another number of them."""
+    """Arrange ``arrays`` in the form of an earlier answer; ``None`` if their number differs."""
     if sum(map(len, form.array_records.values())) != len(arrays):
         return None
     left = iter(arrays)

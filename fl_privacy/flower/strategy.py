@@ -52,7 +52,7 @@ def partitions_of(grid: Grid) -> int | None:
 
 @dataclass(kw_only=True, eq=False)
 class NodeRules:
-    """Requirements of a run on nodes in other processes.
+    """What a run requires of nodes in other processes.
 
     Attributes:
         bound: ``True`` if nodes are authenticated, so that a node's id stands for its key and keeps its partition.

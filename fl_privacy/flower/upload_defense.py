@@ -38,7 +38,7 @@ _WITHIN = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DefendedUpload:
-    """A defense on replied weights: its hooks act on their change by name, which is then added to the values sent.
+    """A defense of replied weights: its hooks change their difference from the sent ones.
 
     Values that they withhold, and arrays that the defense does not act on, come back as they were sent, except for
     ``kept`` buffers of the model: a server can't exempt an array by its name or kind of number.
@@ -148,14 +148,14 @@ class DefendedUpload:
     def remembering(
         self, memory: RecordDict, before: Tensors, after: Tensors, rng: torch.Generator
     ) -> list[np.ndarray]:
-        """Return the upload as arrays, in the order of ``before``; the hooks' state is in ``memory``."""
+        """Return the defended upload as arrays, ordered like ``before``; hooks keep state in ``memory``."""
         state = load_state(memory)
         defended = self(before, after, state, rng)
         save_state(memory, state)
         return [to_array(value) for value in defended.values()]
 
     def unchanged(self, before: Tensors, kinds: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-        """Return the reply of a client that has changed nothing, in the dtypes ``kinds``."""
+        """Return the reply of a client that changed nothing, in the dtypes ``kinds``."""
         return {name: value.to(kinds[name]) for name, value in self._start(before).items()}
 
     def _start(self, before: Tensors) -> Tensors:
@@ -187,7 +187,7 @@ def generator_of_round(
 
 
 def acts_within(defense: Defense) -> list[str]:
-    """Say what ``defense`` does within a training, such as ``changes the model``; empty if it acts on uploads alone."""
+    """Return what ``defense`` does within a training, such as ``changes the model``; empty for uploads alone."""
     return [why for hook, why in _WITHIN.items() if getattr(defense, hook)]
 
 

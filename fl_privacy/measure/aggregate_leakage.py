@@ -20,7 +20,7 @@ MOST_OUTPUTS = 4  # largest ratio of outputs to classes for an array to count as
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassTrace:
-    """The ``change`` (K,) of the last layer's bias in one upload, and the ``counts`` (K,) of examples by class."""
+    """The ``change`` (K,) of the output bias in one upload, and the numbers of examples by class, ``counts`` (K,)."""
 
     change: np.ndarray
     counts: np.ndarray
@@ -29,7 +29,7 @@ class ClassTrace:
 def class_trace(
     sent: Mapping[str, np.ndarray], uploaded: Mapping[str, np.ndarray], labels: np.ndarray | None
 ) -> ClassTrace | None:
-    """Find the change of the array likely to be the outputs' bias, and count the examples of each class.
+    """Find the change of the array that is probably the output bias, and count the examples of each class.
 
     ``sent`` and ``uploaded`` hold arrays by record/name, in any record; ``labels`` (N,) are whole numbers from 0,
     ``None`` if not known.
@@ -52,7 +52,7 @@ def class_trace(
 
 
 def classes_told(traces: Sequence[ClassTrace]) -> Answer:
-    """Measure how well changes of the last bias reveal a client's deviation in classes from the others.
+    """Measure how well changes of the output bias reveal how a client's classes deviate from others'.
 
     The gradient of a cross entropy by that bias is the expected minus the actual share of each class (Wainakh et al.
     2022, "User-level label leakage from gradients").
@@ -86,7 +86,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
 
 
 def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
-    """Measure how well changed rows of an embedding reveal a client's words; ``read`` has true and inferred words."""
+    """Measure how well changed embedding rows reveal a client's words; ``read`` has true and inferred words."""
     if len(read) < LEAST_CLIENTS:
         said = f"fewer than {LEAST_CLIENTS} clients were seen to upload an embedding of words"
         return Answer(question="words", reason=said)
@@ -104,7 +104,7 @@ def words_told(read: Sequence[tuple[set[int], set[int]]]) -> Answer:
 
 
 def members_told(inside: np.ndarray, outside: np.ndarray, before: tuple[np.ndarray, np.ndarray], made: str) -> Answer:
-    """Measure how well losses separate a client's training examples from others' (Yeom et al. 2018).
+    """Measure how well losses distinguish a client's training examples from others (Yeom et al. 2018).
 
     ``inside`` (P,) and ``outside`` (N,) are decreases in loss of own and others' examples, of the same classes if
     known; ``before`` negative losses of both at the model that was sent, as the control.

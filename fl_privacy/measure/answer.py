@@ -14,7 +14,7 @@ QuestionName = Literal["examples", "classes", "words", "members", "participants"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A question on the leakage of uploads."""
+    """A question about what uploads leak."""
 
     title: str
     measure: str = ""  # name of its figure; empty if examples are counted

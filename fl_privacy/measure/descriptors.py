@@ -24,7 +24,7 @@ LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image 
 
 @dataclass(frozen=True)
 class DescriptorScale:
-    """Resolution and blurs at which images are compared."""
+    """A resolution and blurs at which images are compared."""
 
     side: int  # pixels to which the longer side is averaged down
     pairs: tuple[tuple[int, int], ...]  # blurs of the moved and the other image, compared in every window
@@ -34,7 +34,7 @@ class DescriptorScale:
 
     @property
     def ways(self) -> Iterator[tuple[int, int, int]]:
-        """Yield blur of the moved image, blur of the other, and window of each way to compare."""
+        """Yield (blur of the shifted image, blur of the other one, window) for each comparison."""
         for of, to in self.pairs:
             for window in range(WINDOWS):
                 yield of, to, window
@@ -54,7 +54,7 @@ FINE = DescriptorScale(
 
 @dataclass(frozen=True, eq=False)
 class Descriptors:
-    """Originals or candidates (N, C, H, W) in [0, 1], without shifts."""
+    """Descriptors of originals or candidates (N, C, H, W) in [0, 1], not shifted."""
 
     images: Tensor
     sight: DescriptorScale
@@ -78,7 +78,7 @@ class Descriptors:
 
 @dataclass(frozen=True, eq=False)
 class ShiftedDescriptors:
-    """A guess (1, C, H, W) in [0, 1] at all shifts, also as the common part of its channels if they disagree."""
+    """Descriptors of a guess (1, C, H, W) in [0, 1] at all shifts, also of its channels' common part."""
 
     image: Tensor
     sight: DescriptorScale
@@ -109,12 +109,12 @@ class ShiftedDescriptors:
 
 
 def largest(places: Tensor, rows: Tensor) -> Tensor:
-    """Return the largest absolute correlation (N,) of ``places`` (V, D) with each of ``rows`` (N, D)."""
+    """Return the largest absolute correlation (N,) of each of ``rows`` (N, D) with ``places`` (V, D)."""
     return (places @ rows.T).abs_().amax(0)
 
 
 def small(images: Tensor, side: int) -> Tensor:
-    """Average images (N, C, H, W) down to at most ``side`` pixels a side."""
+    """Downscale images (N, C, H, W) by averaging to at most ``side`` pixels a side."""
     height, width = images.shape[-2:]
     factor = min(1.0, side / max(height, width))
     size = max(1, round(height * factor)), max(1, round(width * factor))
@@ -162,7 +162,7 @@ def _between(image: Tensor, side: int) -> Iterator[Tensor]:
 
 
 def with_detail(gray: Tensor) -> Tensor:
-    """Stack images (N, 1, H, W) unchanged and without their coarse brightness, (N, 2, H, W)."""
+    """Stack images (N, 1, H, W) as they are and minus their coarse brightness, (N, 2, H, W)."""
     return torch.cat([gray, gray - blurred(gray, _DETAIL)], dim=1)
 
 
@@ -191,7 +191,7 @@ _AGREE = 0.95  # least correlation of the channels' common part with their mean 
 
 
 def grays(image: Tensor) -> Tensor:
-    """Return the mean of the channels of (1, C, H, W), and their first principal component if different, (G, 1, H, W).
+    """Return the channels' mean of (1, C, H, W), and their first principal component if it differs, (G, 1, H, W).
 
     The latter ignores sign and contrast of channels, and leaves out noise channels.
     """

@@ -152,7 +152,7 @@ def _chance(fits: Tensor, number: int, exact: int, public: Tensor, classes: Sequ
 
 
 def compare_rows(match: Match, others: Distractors, schema: Schema) -> list[GuessComparison]:
-    """Compare each guessed row of a victim; ``chance`` is that of guesses to fit as many public rows equally well."""
+    """Compare each guessed row; ``chance`` is how often guesses fit equally many public rows as well."""
     found = match.found
     truths, guesses = schema.cells(match.originals), schema.cells(match.guesses)
     exact = exact_rows(schema, guesses, truths)[found].tolist()

@@ -29,7 +29,7 @@ ALIKE = 3  # most images of the same scene as an original; more would be usual
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicImages:
-    """Distractor images, none of them attacked."""
+    """Public images as distractors; none of them is attacked."""
 
     images: Tensor  # (N, C, H, W) in [0, 1]
     labels: Tensor | None = None  # (N,) classes, if known
@@ -64,7 +64,7 @@ class PublicImages:
         return Gallery(self.rivals)
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the image most like ``original`` (C, H, W), if any other, and almost equal ones (K, C, H, W)."""
+        """Return the image most similar to ``original`` (C, H, W), if any, and almost equal ones (K, C, H, W)."""
         places = ShiftedDescriptors(original[None], COARSE).rows(0, 0)
         found = [(self.images, largest(places, self.standing(COARSE).rows(0, 0)[: len(self.images)]))]
         if self.more is not None:
@@ -120,7 +120,7 @@ _LEAST_REST = 1e-3  # least share of a row beyond the common part of two images 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Identified:
-    """Likeness of each original of a batch of B to the guesses at the batch."""
+    """Similarity of each original of a batch of B to the guesses at the batch."""
 
     guess: Tensor  # (B,) index of the most similar guess
     # (B,) largest absolute correlation with that guess, in [0, 1], over the ways in which the original leads enough;

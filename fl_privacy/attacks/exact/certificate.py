@@ -42,7 +42,7 @@ _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this s
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """Images (B, C, H, W) that solve a layer's equations, ``unique`` if no others do; ``loss`` is the residual."""
+    """Solutions of a layer's equations: images (B, C, H, W), ``unique`` if no others exist; ``loss``: the residual."""
 
     images: Tensor
     unique: bool
@@ -236,7 +236,7 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Say whether columns of the gradient (M, N) were zeroed although their pixels ``shade`` (..., N) are in (0, 1)."""
+    """Return whether columns of the gradient (M, N) were zeroed though their pixels ``shade`` (..., N) vary."""
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 

@@ -177,7 +177,7 @@ class PrivacyPlan:
         return torch.linspace(0, 1, self.points, dtype=torch.float64)
 
     def area(self, similarities: Tensor) -> Tensor:
-        """Return the area (S,) below each curve (S, K)."""
+        """Return the area (S,) under each curve (S, K)."""
         if self.rule == "left":
             return similarities.mean(1)
         return torch.trapezoid(similarities, dx=1 / (self.points - 1), dim=1)
@@ -270,7 +270,7 @@ def accuracy_scores(
     seed: int,
     total: Total = "mean",
 ) -> list[float]:
-    """Compute S_acc of each of ``policies``: the mean over the draws of ``images`` (N, C, H, W) in [0, 1]."""
+    """Compute S_acc of each of ``policies``: the mean over random draws on ``images`` (N, C, H, W) in [0, 1]."""
     draws = []
     for number, (state, batch) in enumerate(zip(states, images, strict=True)):
         own = derive_seed(seed, "draw", number)

@@ -117,7 +117,7 @@ _ROUNDING = 1e-9  # rounding error of a share of images
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyAware:
-    """Triple for which policies are privacy-aware (Definition 2, Equations 3 and 4)."""
+    """The three bounds by which a policy is privacy-aware (Definition 2, Equations 3 and 4)."""
 
     epsilon: float  # PSNR in dB of a reconstruction to the transformed image; below it the image counts as hidden
     delta: float  # largest share of images reconstructed better, in [0, 1]
@@ -139,7 +139,7 @@ class PrivacyAware:
 
 
 def least_epsilon(psnr: Tensor | Sequence[float], *, delta: float) -> float:
-    """Find the dB above which a policy hides all but the share ``delta`` of its images (Equation 3).
+    """Find the PSNR in dB that reconstructions exceed for at most a share ``delta`` of images (Equation 3).
 
     Exactly the larger ``epsilon`` hold. It is -inf if no image has to be hidden; no image, NaN or another ``delta``
     raise ``UserError``. ``psnr`` (N,) are dB of each reconstruction to the transformed image, infinite for an equal

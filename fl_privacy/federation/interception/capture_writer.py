@@ -19,7 +19,7 @@ from fl_privacy.types import Knowledge, ModelState, Observation, Tensors, Victim
 
 
 def save_observation(observation: Observation, folder: Path) -> Path:
-    """Write one observation below ``folder``, return its JSON file; ``UserError`` if its defense is no JSON."""
+    """Write one observation below ``folder`` and return its JSON file; ``UserError`` if its defense is not JSON."""
     return CaptureWriter(folder).write(observation)
 
 
@@ -102,7 +102,7 @@ MOST_HELD = 256 << 20
 
 
 class ObservationBuffer(layout.LazyObservations):
-    """Updates in order of arrival; those in files are restored bit for bit.
+    """A buffer of updates in order of arrival; those in files are restored bit for bit.
 
     Args:
         folder: private folder of the files, created on demand and removed by ``clear``.

@@ -170,7 +170,7 @@ def by_id(observations: Sequence[Observation]) -> Sequence[Observation]:
 
 
 def changed(observations: Sequence[Observation], change: Change) -> Sequence[Observation]:
-    """Change each observation on loading."""
+    """Apply a change to each observation as it is loaded."""
     return _Some(observations, range(len(observations)), change)
 
 
@@ -250,7 +250,7 @@ MOST_SHARED = 4
 
 @dataclass(frozen=True)
 class Shared:
-    """Cache of the last few models and knowledge, which successive observations share."""
+    """Cache of the last few models and knowledge, which consecutive observations share."""
 
     states: dict[str, ModelState] = field(default_factory=dict)
     knowledge: dict[tuple[str, str], Knowledge] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Shared:
 def read_observation(
     folder: Path, id: VictimId, model: nn.Module, inside: nn.Module, shared: Shared, *, finite: bool = True
 ) -> Observation:
-    """Load the observation ``id``, with a cache; ``UserError`` if a file is missing, damaged, or does not fit."""
+    """Load the observation ``id``, using a cache; ``UserError`` if a file is missing, damaged, or does not fit."""
     return _Reader(CaptureFile(folder, folder / f"{id}.json", finite), id, model, inside).observation(shared)
 
 

@@ -26,7 +26,7 @@ _COUNTER, _MEAN = "num_batches_tracked", "running_mean"
 
 
 def recognize_training(observation: Observation, told: Collection[str] = ()) -> tuple[Observation, list[str]]:
-    """Infer the plan from the update of ``observation``, and return a sentence on each finding.
+    """Infer the local plan from the update of ``observation``; return a sentence on each finding.
 
     Weights are distinguished from a change by the share of the values sent in them, a kept batch norm by its change,
     the mode of batch norm by its statistics, the number of steps by its counters, the learning rate by the output
@@ -54,7 +54,7 @@ def describe_model(model: nn.Module) -> list[str]:
 
 
 def share_of_sent(observation: Observation) -> float:
-    """Return the share of the values sent in the upload: about 1 for weights, about 0 for a gradient or a delta."""
+    """Return how much of the sent values the upload contains: about 1 for weights, about 0 for a gradient or delta."""
     sent, norms = observation.sent.parameters, norm_names(observation.model)
     both = [(n, t) for n, t in observation.upload.tensors.items() if n in sent]
     both = [pair for pair in both if pair[0] not in norms] or both
@@ -174,7 +174,7 @@ def _is_one_step_on_one_example(observation: Observation) -> bool:
 
 
 def estimated_lr(observation: Observation) -> float | None:
-    """Estimate the learning rate of one step on one example; ``None`` if it can't be.
+    """Estimate the learning rate of one step on one example; ``None`` if impossible.
 
     The gradient of the output layer's bias is p - y, which sums to 1 - p_y over the other classes; p_y is taken from
     outputs for random images.
@@ -217,7 +217,7 @@ def norm_names(model: nn.Module) -> set[str]:
 
 
 def moved_apart(change: Tensors, norms: Collection[str]) -> float | None:
-    """Return the largest change of batch norm if no step explains it, else ``None``."""
+    """Return the largest change of batch norm that no step explains; ``None`` if all are explained."""
     own = [t.detach().double().abs() for name, t in change.items() if name in norms and t.numel()]
     rest = [float(t.detach().double().abs().max()) for n, t in change.items() if n not in norms and t.numel()]
     if not own or not rest or not 0 < max(rest) < float("inf"):

@@ -31,7 +31,7 @@ MOST_TRAINED = 4
 
 
 def no_states(client: int) -> ClientState:
-    """Raise ``UserError``: states of clients elsewhere are not available."""
+    """Raise ``UserError``: the states of clients on other machines are not available."""
     raise UserError(
         f"A colluding client is simulated where the clients are, but client {client} runs elsewhere;"
         " use backend=loop, flower or ray, or set threat_model.colluder=null and threat_model.knows_features=false."
@@ -160,7 +160,7 @@ Sink = Callable[[Observation], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Interceptor:
-    """Converter of clients' replies into observations.
+    """Turns clients' replies into observations.
 
     Attributes:
         input_shape: (C, H, W) of an image, (L,) of the longest text, or (F,) of a row.

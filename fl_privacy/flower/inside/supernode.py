@@ -62,7 +62,7 @@ class SuperNodeAddress:
 
 @dataclass(frozen=True)
 class Ended:
-    """Outcome of a SuperNode's process.
+    """How a SuperNode's process ended.
 
     Attributes:
         not_admitted: ``True`` if the SuperLink does not know its key, still counts the node as connected, or failed.
@@ -164,7 +164,7 @@ def run_supernode(arguments: Sequence[str], *, holds: bool = False) -> Ended:
 
 @dataclass(frozen=True)
 class Brought:
-    """The bundle that came with a message's run, and the messages with signatures on it that Flower Hub sent along."""
+    """A run's bundle, with the signatures that Flower Hub sent with it."""
 
     content: bytes
     signatures: tuple[tuple[bytes, bytes], ...]
@@ -185,7 +185,7 @@ Answerer = Callable[[Message, Context, Brought], Message | None]
 
 
 def answer_messages(node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None) -> NoReturn:
-    """Answer messages by ``app``, one after the other; those that wait hold up no others.
+    """Answer messages by ``app``, one at a time; waiting ones don't block others.
 
     Args:
         rest: called between two messages, and while there are none.

@@ -51,7 +51,7 @@ def canary_mod(
     partition: int = 0,
     out: str | Path | None = None,
 ) -> Mod:
-    """Build a mod that does what ``mods`` do, and sends canary clients through them after each training of one node.
+    """Build a mod that applies ``mods``, and after each training of one node passes canary clients through them.
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
     ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each

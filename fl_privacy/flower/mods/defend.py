@@ -27,7 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class DefendedClient(NumPyClient):
-    """The client ``inner``, which receives and replies weights, with the upload hooks of ``guard``'s defense.
+    """A client that applies the upload hooks of ``guard``'s defense to the weights of the client ``inner``.
 
     Attributes:
         names: names of the arrays, in order; by default those of the message, else "0", "1", ...
@@ -61,7 +61,7 @@ class DefendedClient(NumPyClient):
         return self.inner.get_parameters(config)
 
     def evaluate(self, parameters: Arrays, config: Config) -> tuple[float, int, Config]:
-        """Evaluate as the inner client does; outside of a simulation once a round, in three digits.
+        """Evaluate with the inner client; outside of a simulation once a round, rounded to three digits.
 
         Raises:
             UserError: the defense promises differential privacy, which exact figures would break; the round is missing

@@ -76,7 +76,7 @@ def private_loader(
     normalization: Normalization | None = None,
     seed: int | Secret | None = None,
 ) -> Iterator[Any]:
-    """Yield the batches of ``loader`` as a defense of the data alone changes them (ATS, InstaHide), else ``UserError``.
+    """Yield the batches of ``loader``, changed by a defense of the data alone (ATS, InstaHide); else ``UserError``.
 
     Each call draws anew: put ``answer_once_mod`` in front. Batches are pairs (images, labels) or mappings with both;
     mixed labels are probabilities (B, K).
