@@ -38,7 +38,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def counted(what: str, items: Sequence[T]) -> Iterator[T]:
-    """Yield ``items``; before each, report the number done of ``what`` (``client``, or ``condensing images``)."""
+    """Yield ``items``; report before each how many of ``what`` (``client``, ``condensing images``) are done."""
     outer, total = _stages.get(), len(items)
     try:
         for done, item in enumerate(items):
@@ -73,7 +73,7 @@ SHOWN_FROM = 0.05
 
 
 class Remaining:
-    """Estimator of the time left, for successive works."""
+    """Estimator of the time left for consecutive pieces of work."""
 
     def __init__(self) -> None:
         self._work: object = None

@@ -144,7 +144,7 @@ class Identified:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
-    """G guesses at a batch of B originals, compared with R rivals at one resolution."""
+    """Similarities of G guesses to B originals and R rivals at one resolution."""
 
     guesses: Tensor  # (G, C, H, W) in [0, 1]
     originals: Tensor  # (B, C, H, W) in [0, 1]
@@ -170,7 +170,7 @@ class Look:
         return self.rivals[best.topk(min(number, len(best))).indices]
 
     def behind(self) -> Tensor:
-        """Count the rivals nearer to the guesses than each original (B,), each in its nearest way."""
+        """Count the rivals that are nearer to the guesses than each original (B,), each under its best change."""
         own, best = self._strengths[1].flatten(0, 1).amax(0), self._strengths[2].flatten(0, 1).amax(0)
         return (best[None] >= own[:, None] - TIE).sum(1)
 
@@ -213,7 +213,7 @@ class Look:
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
-    """Rank originals by the best of further ``ways``, (guesses, ways); their leads are reduced by ``LUCK_OF_MORE``."""
+    """Rank originals by the best of several ``ways`` of comparison; their leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
     strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
     leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
@@ -230,12 +230,12 @@ def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
 
 
 def luck(guesses: int, candidates: int) -> float:
-    """Return the lead that several guesses, or few candidates, gain by luck."""
+    """Return the lead that chance gives to several guesses or few candidates."""
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
 def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn correlations (W, B) and (W, R) into Fisher's z relative to the usual ones of that way."""
+    """Convert correlations (W, B) and (W, R) to Fisher's z, relative to the typical ones of each way."""
     z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
     every = z_rest[:, usual]
     mean, spread = every.mean(1, keepdim=True), every.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -392,7 +392,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and likeness of the public image nearest to ``original`` (C, H, W), as a guess at it."""
+    """Return lead and similarity of the public image nearest to ``original`` (C, H, W), taken as a guess."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0
@@ -405,7 +405,7 @@ def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]
 
 
 def laid_otherwise(image: Tensor) -> list[Tensor]:
-    """Return ``image`` (C, H, W), upside down and, if square, in quarter turns, without mirror images."""
+    """Return ``image`` (C, H, W) upside down and, if square, rotated by quarter turns, without mirroring."""
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 

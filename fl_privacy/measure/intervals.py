@@ -36,7 +36,7 @@ class Statistic:
 def aggregate(
     values: Sequence[float], *, groups: Sequence[Hashable] | None = None, within: tuple[float, float] = ANY_VALUE
 ) -> Statistic | None:
-    """Compute the statistic of ``values`` without NaN; return ``None`` if nothing is left.
+    """Compute the statistic of ``values`` without NaN; ``None`` if no value is left.
 
     The interval is Student's t, with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002 ("Bias reduction
     in standard errors for linear regression with multi-stage samples"), since images of one upload are not independent.
@@ -76,7 +76,7 @@ LEAST_SPLIT = 8  # least groups of a split sample: fewer ones have such a gap ev
 
 
 def is_split(values: Sequence[float], *, groups: int) -> bool:
-    """Return ``True`` if a few values are far from all others, such as a few exact guesses among bad ones.
+    """Return ``True`` if a few values are far from the others, such as a few exact guesses among bad ones.
 
     The interval of the mean then covers too little. Samples of zeros and ones are not split.
 
@@ -103,7 +103,7 @@ def pmm(accuracy: float, undefended_accuracy: float) -> float:
 
 
 def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
-    """Return the 95 % upper end of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
+    """Return the 95 % upper bound of a share, from ``count`` of ``n`` (Clopper and Pearson 1934).
 
     If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded up.
 
@@ -116,7 +116,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
 
 
 def binomial_tail(count: int, n: int, share: float) -> float:
-    """Return the probability of at least ``count`` of ``n`` events, each with probability ``share``, also if tiny.
+    """Return the probability of at least ``count`` of ``n`` events of probability ``share``, accurate if tiny.
 
     >>> round(binomial_tail(1, 10, 1 / 1001), 4)
     0.0099
@@ -138,7 +138,7 @@ def poisson_tail(count: int, mean: float) -> float:
 
 
 def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[float, float]:
-    """Return the 95 % interval of a share of which ``count`` of ``n`` were seen (Clopper and Pearson 1934).
+    """Return the 95 % interval of a share, from ``count`` of ``n`` (Clopper and Pearson 1934).
 
     If fewer than ``n``, the independent ``groups`` are the sample size, and the count is rounded down for the lower end
     and up for the upper one.
@@ -152,12 +152,12 @@ def share_interval(count: int, n: int, *, groups: int | None = None) -> tuple[fl
 
 
 def binomial_lower(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return lower ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
+    """Return lower bounds of shares, from ``counts`` of ``n``; each is wrong with probability ``error``."""
     return np.where(counts > 0, _special().betaincinv(np.maximum(counts, 1), n - counts + 1, error), 0.0)
 
 
 def binomial_upper(counts: np.ndarray, n: int, error: float) -> np.ndarray:
-    """Return upper ends of shares of which ``counts`` of ``n`` were seen, each wrong with probability ``error``."""
+    """Return upper bounds of shares, from ``counts`` of ``n``; each is wrong with probability ``error``."""
     return np.where(counts < n, _special().betaincinv(counts + 1, np.maximum(n - counts, 1), 1 - error), 1.0)
 
 
@@ -191,7 +191,7 @@ is expected to fail (Theorem 2.2). Red, roughly from where Figure 5 puts it: so 
 
 @dataclass(frozen=True, kw_only=True)
 class PpcPoint:
-    """A mechanism at one control value: accuracy in [0, 1], distance of guesses from the truth, and ||B|| / ||E||."""
+    """A mechanism at one strength: accuracy in [0, 1], distance of guesses from the truth, and ||B|| / ||E||."""
 
     accuracy: float
     distance: float
@@ -226,7 +226,7 @@ _ENOUGH = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Coincidences:
-    """Probability that two examples are equal, and share of the others that equal the most frequent one."""
+    """Probability that two examples are equal, and share of examples equal to the most frequent one."""
 
     of_two: float = 1.0
     of_usual: float = 1.0
@@ -241,7 +241,7 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that ``exact`` of ``number`` guesses, usual or not, equal one of as many others."""
+        """Return the probability that ``exact`` of ``number`` guesses equal one of as many other examples."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 
@@ -249,7 +249,7 @@ LEAST_OF_CLASS = 20  # least number of other examples of each class for replacem
 
 
 def chance_of_upload(values: np.ndarray, number: int, *, classes: Sequence[int] | None = None, seed: int = 0) -> float:
-    """Return the probability in (0, 1] that an upload's guesses fit as many other examples as well as its own.
+    """Return the probability in (0, 1] that an upload's guesses fit as many other examples equally well.
 
     A permutation test: examples are drawn as replacements and assigned to the guesses with the best fit. It is valid
     for guesses that do not depend on the upload's own examples, and 1 without other examples.
@@ -313,7 +313,7 @@ def words_f1(truth: set[int], guess: set[int]) -> float:
 def chance_of_words(
     guess: set[int], own: Sequence[set[int]], others: Sequence[set[int]], *, few: bool = False
 ) -> float:
-    """Return the probability that the words fit as many other texts, ``few`` also by their number (permutation)."""
+    """Return the probability that the words fit as many other texts as well, by permutation."""
     texts = [*own, *others]
     if not others or not own:
         return 1.0
@@ -342,7 +342,7 @@ def _rounding(value: float) -> float:
 
 
 def either(*chances: float) -> float:
-    """Return the probability that the least of several chances is this small (Bonferroni)."""
+    """Return the probability that the smallest of several chances is this small (Bonferroni)."""
     return min(1.0, len(chances) * min(chances)) if chances else 1.0
 
 

@@ -31,7 +31,7 @@ class Match:
 
 
 def no_guess(reconstruction: Reconstruction) -> str | None:
-    """Say why there is no guess; ``None`` if there is one."""
+    """Return the reason why there is no guess; ``None`` if there is one."""
     if reconstruction.failure is not None:
         return reconstruction.failure
     return "The attack made no guess." if reconstruction.batch is None else None
@@ -56,7 +56,7 @@ Guess = tuple[Tensor, Tensor, Tensor | None]  # inputs, index of the guess of ea
 def matched(
     originals: Tensor, labels: Tensor, guess: Guess | None, failure: str | None, *, missing: str, empty: float = 0.0
 ) -> Match:
-    """Put a guess into the originals' order; ``missing`` is the failure without one, ``empty`` fills its elements."""
+    """Reorder a guess like the originals; ``missing`` is the reason if there is none, ``empty`` fills its elements."""
     order, guesses = torch.full((len(originals),), -1), torch.full_like(originals, empty)
     guessed_labels = torch.full_like(labels, -1)
     if guess is not None:
@@ -73,7 +73,7 @@ def matched(
 
 
 def order_of(shape: tuple[int, int], cost: Callable[[], Tensor], of: str = "a batch") -> Tensor:
-    """Return the index of each original's guess (B,), -1 without one, by the least ``cost()`` of ``shape`` (B, G)."""
+    """Return the index of each original's guess (B,), or -1, for the least ``cost()`` of ``shape`` (B, G)."""
     if shape == (1, 1):
         return torch.zeros(1, dtype=torch.long)
     order = torch.full((shape[0],), -1)
@@ -94,7 +94,7 @@ def least_cost(cost: np.ndarray, of: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def assign(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the index of each original's guess (B,), -1 without one, by least squared error, exact ones first.
+    """Return the index of each original's guess (B,), or -1, by least squared error, exact ones first.
 
     ``guesses`` (G, C, H, W) that are not finite are left out; ``truths`` are (B, C, H, W).
     """
@@ -118,7 +118,7 @@ def hard_labels(labels: Tensor) -> Tensor:
 
 
 def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
-    """Order ``guesses`` (B,) so that most equal ``truths`` (B,), keeping those in place.
+    """Reorder ``guesses`` (B,) so that most equal ``truths`` (B,); those already in place stay.
 
     Labels are recovered for a batch, so their score must not depend on the matching of pixels.
     """

@@ -46,7 +46,7 @@ PROVEN_PSNR = 40.0  # PSNR in dB below which a claimed proof is wrong: single pr
 
 
 class Outcome(StrEnum):
-    """Outcome for one example, from the most leaked."""
+    """Outcome for one example, ordered from most to least leaked."""
 
     EXACT = "exact"
     """Certified, or equal up to the rounding of 8-bit pixels if no control is; a text token by token, a row digit by

@@ -34,7 +34,7 @@ def decibel(value: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """Value from which the literature calls a reconstruction recognizable, itself included if high values leak."""
+    """Value at which the literature calls a reconstruction recognizable."""
 
     value: float
     source: str

@@ -21,7 +21,7 @@ Z95 = 1.959963984540054
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A figure with its 95 % confidence interval and the value of guessing."""
+    """A figure with its 95 % confidence interval and the value by chance."""
 
     value: float
     low: float
@@ -87,7 +87,7 @@ def _share_of(logit: float) -> float:
 
 
 def tpr_at(found: Separation, fpr: float) -> Estimate | None:
-    """Compute the largest TPR at ``fpr``, if measurable, with the wider interval of bootstrap or Clopper-Pearson."""
+    """Compute the largest TPR at ``fpr``, if measurable, with the wider of bootstrap and Clopper-Pearson intervals."""
     allowed = math.floor(fpr * len(found.negatives) + 1e-9)
     if allowed < 1:
         return None
@@ -117,7 +117,7 @@ def balanced_accuracy(found: Separation) -> Estimate:
 
 
 def threshold_success(found: Separation) -> Estimate:
-    """Compute the share of right answers (ASR) at thresholds chosen on the other half; chance is the majority."""
+    """Compute the share of right answers (ASR) at thresholds from the other half; chance is the majority's share."""
     positives, negatives = len(found.positives), len(found.negatives)
     number, share = positives + negatives, positives / (positives + negatives)
     tpr, fpr = _cross_fitted(found, lambda t, f: share * t + (1 - share) * (1 - f))
@@ -179,7 +179,7 @@ LARGE_EPSILON, LARGE_DELTA = 10.0, 0.01  # exp(10) is 22,000, and one example in
 
 
 def promises_little(*, epsilon: float, delta: float) -> bool:
-    """Return ``True`` if (epsilon, delta) must not be taken for protection (Ponomareva et al. 2023, sec. 5.2)."""
+    """Return ``True`` if (epsilon, delta) is too weak to count as protection (Ponomareva et al. 2023, sec. 5.2)."""
     return not (epsilon <= LARGE_EPSILON and delta <= LARGE_DELTA)
 
 

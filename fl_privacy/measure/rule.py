@@ -13,7 +13,7 @@ _QUANTILE = NormalDist().inv_cdf(0.975)  # half width of a 95 % interval, in sta
 def above_chance(
     found: Counts | Estimate, *, among: int = 1, control: Counts | Estimate | None = None, low_leaks: bool = False
 ) -> bool:
-    """Return ``True`` if the result exceeds chance, and a control that never saw the uploads.
+    """Return ``True`` if the result exceeds chance and its control, which never saw the uploads.
 
     ``among`` is the number of answers of which any makes a page red (Bonferroni); ``low_leaks`` says that low figures
     mean more leakage, such as an error.

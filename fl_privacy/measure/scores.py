@@ -197,7 +197,7 @@ def _of_victim(
 
 
 def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: Modality = IMAGES) -> VictimScore:
-    """Report a guess of ``shape`` (B, C, H, W), (B, L) for texts and (B, F) for rows, without known originals."""
+    """Report a guess of ``shape`` (B, C, H, W), (B, L) or (B, F) whose originals are unknown."""
     batch, failure, labels = reconstruction.batch, reconstruction.failure, None
     guesses, several = torch.zeros(shape) if modality.continuous else torch.full(shape, -1), f"{modality.one}s"
     if batch is not None and not modality.continuous:

@@ -34,7 +34,7 @@ def right_cells(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def exact_rows(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Mark rows (...) whose cells are all equal to the last written digit."""
+    """Mark rows (...) whose cells all equal the original to the last written digit."""
     least = torch.tensor([0.5 * 10.0**-c.decimals if c.is_number else 0.0 for c in schema.columns])
     return ((guesses - truths).abs() <= least + 1e-6 * truths.abs()).all(-1)
 
@@ -45,7 +45,7 @@ def assign(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
 
 
 def misfit(schema: Schema, guesses: Tensor, truths: Tensor) -> Tensor:
-    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells, then values."""
+    """Return the cost (B, G) float64 of matching guesses (G, C) to rows (B, C): wrong cells first, then distances."""
     wrong = (~right_cells(schema, guesses[None], truths[:, None])).sum(-1).double()
     far = torch.cdist(schema.encode(truths).double(), schema.encode(guesses).double(), p=1)
     return wrong + _BY_VALUE * far / (1 + far)
@@ -88,7 +88,7 @@ def row_right(right: Tensor, numbers: Tensor) -> Tensor:
 
 
 def usual_row(public: Tensor, schema: Schema) -> Tensor:
-    """Return the most frequent category and the median of each column of public cells (M, C), (C,)."""
+    """Return the most frequent category or the median of each column of public cells (M, C), (C,)."""
     found = public.median(0).values
     for place in (~schema.numbers).nonzero().flatten().tolist():
         found[place] = public[:, place].long().bincount().argmax().double()
@@ -133,7 +133,7 @@ BLOCK = 64  # rows compared with all guesses at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PinnedRows:
-    """Guesses assigned to the true rows."""
+    """Guesses, each assigned to a true row."""
 
     cells: float  # largest share of right cells over all matchings
     rows: float  # largest share of rows with all cells right

@@ -17,7 +17,7 @@ class Language(Protocol):
 
     @property
     def special(self) -> frozenset[int]:
-        """Return tokens without text, such as the one at the beginning."""
+        """Return the tokens without text, such as the one that begins a text."""
         ...
 
     def word_numbers(self, tokens: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class Language(Protocol):
 
 
 def match_texts(reconstruction: Reconstruction, truth: Batch) -> Match:
-    """Assign guesses to texts by tokens at their place, then by common tokens."""
+    """Assign guesses to texts by tokens at the right place, then by common tokens."""
     originals = truth.inputs.detach().cpu()
     labels = hard_labels(truth.labels.detach().cpu()) if truth.labels.dim() == 1 else truth.labels[:, 0].detach().cpu()
     failure, guess = no_guess(reconstruction), None
@@ -47,7 +47,7 @@ def widened(texts: Sequence[Tensor]) -> list[Tensor]:
 
 
 def without(tokens: Tensor, special: frozenset[int]) -> Tensor:
-    """Remove ``special`` tokens from (N, L), and move the others to the left."""
+    """Remove ``special`` tokens from (N, L), and left-align the others."""
     kept = (tokens >= 0) & ~torch.isin(tokens, torch.tensor(sorted(special) or [-1]))
     return tokens.masked_fill(~kept, -1).gather(1, (~kept).long().argsort(dim=1, stable=True))
 

@@ -24,7 +24,7 @@ LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 @dataclass(frozen=True, eq=False)
 class Poses:
-    """P ways to draw a guess."""
+    """P poses of a guess: mirrored, rotated, scaled and shifted."""
 
     flip: Tensor  # (P, 2, 2) a mirror or quarter turn
     place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
@@ -43,7 +43,7 @@ class Poses:
         return Poses(self.flip.repeat_interleave(number, 0), place, self.slack.repeat_interleave(number))
 
     def drawn(self, gray: Tensor) -> Tensor:
-        """Draw images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with edges repeated outside."""
+        """Render images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with repeated edges."""
         height, width = gray.shape[-2:]
         scale, angle, right, down = self.place.unbind(1)
         cosine, sine = angle.deg2rad().cos() / scale, angle.deg2rad().sin() / scale
@@ -158,7 +158,7 @@ def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Way(ABC):
-    """One comparison of a guess: its correlations with B originals, ``own``, and with K rivals, ``rest``.
+    """One comparison of a guess: its correlations with B originals (``own``) and with K rivals (``rest``).
 
     ``usual`` (U,) are positions among the rivals that define the usual correlation.
     """
@@ -169,12 +169,12 @@ class Way(ABC):
     usual: Tensor
 
     def closer(self) -> "Way | None":
-        """Compare at higher resolution; return ``None`` if that changes nothing."""
+        """Repeat the comparison at higher resolution; ``None`` if that changes nothing."""
         return None
 
     @abstractmethod
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the aligned guess (D,), the original (D,), and ``rivals`` in this place (K, D), of unit length."""
+        """Return unit vectors: the aligned guess (D,), the original (D,), and ``rivals`` (K, D) at this place."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

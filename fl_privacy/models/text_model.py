@@ -31,7 +31,7 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return for each block the names of the linear weights that its attention's input enters.
+        """Return by block the names of the linear weights that take the attention's input.
 
         They are (O, d), or (d, O) if :attr:`transposed`.
         """
@@ -72,7 +72,7 @@ class BlockModel(TextModel):
         return [tuple(f"blocks.{k}.attention.{name}.weight" for name in names) for k in range(len(self.blocks))]
 
     def through_blocks(self, states: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Map states (B, L, d) and their mask (B, L) through the blocks, to all or the ``first`` token's."""
+        """Pass states (B, L, d) and their mask (B, L) through the blocks; return all or only the ``first`` token's."""
         last = len(self.blocks) - 1
         for number, block in enumerate(self.blocks):
             states = block(states, there, first=first and number == last)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, inputs: Tensor, there: Tensor, *, first: bool = False) -> Tensor:
-        """Attend from (B, L, d) and its mask (B, L) -> (B, L, d), or the ``first`` token alone (B, 1, d)."""
+        """Compute attention from (B, L, d) and its mask (B, L): (B, L, d), or for the ``first`` token, (B, 1, d)."""
         (batch, length, width), asking = inputs.shape, inputs[:, :1] if first else inputs
         query, key, value = (
             layer(states).reshape(batch, -1, self.heads, width // self.heads).transpose(1, 2)

@@ -79,7 +79,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """Copy a model, also one with a graph left in it by a weight norm."""
+    """Copy a model, even one whose weight norm has left a graph in it."""
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             name = getattr(hook, "name", None)
@@ -145,7 +145,7 @@ def first_names(model: nn.Module) -> dict[str, str]:
 
 
 def once_each(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return ``values`` with each tied weight once, under its first name; unknown names stay."""
+    """Return ``values`` with each tied weight once, under its first name; unknown names are kept."""
     first = first_names(model)
     found = {name: value for name, value in values.items() if first.get(name, name) == name}
     for name, value in values.items():

@@ -52,7 +52,7 @@ def advice_from(
     psnr_below: float | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Recommend the cheapest defense within both bounds, or the nearest one, and name its limits.
+    """Recommend the cheapest defense within both bounds, or name the nearest one, with its limits.
 
     Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage. ``UserError`` if the threat was
     not measured, or modalities are mixed.
@@ -257,7 +257,7 @@ def kind_in_words(candidate: Candidate) -> str:
 
 
 def nothing_told(candidate: Candidate) -> str:
-    """Explain that nothing was reconstructed undefended."""
+    """Explain that nothing was reconstructed even without a defense."""
     return (
         f"No defense can be recommended: without one, no {kind_in_words(candidate)} was reconstructed either"
         f" ({candidate.name}, {read_of(candidate)}). The attack may be too weak (try more iterations or attack=auto),"
@@ -294,7 +294,7 @@ def withheld(candidate: Candidate) -> str:
 
 
 def doubts(candidate: Candidate) -> str:
-    """Warn if too few uploads were attacked to rely on; else empty."""
+    """Warn if too few uploads were attacked; else empty."""
     if not candidate.rests_on_few:
         return ""
     number = f"{candidate.groups} separate upload{'' if candidate.groups == 1 else 's'}"
@@ -352,7 +352,7 @@ def leakage_in_words(candidate: Candidate) -> str:
 
 
 def told_beside(candidate: Candidate) -> str:
-    """Describe inference results other than examples; empty without any."""
+    """Describe results of inference attacks; empty without any."""
     words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
     told = []
     for about, measure in sorted(candidate.inferred.items()):

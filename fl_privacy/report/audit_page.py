@@ -282,7 +282,7 @@ def _compared(after: AuditRecord, before: AuditRecord) -> str:
 
 
 def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ...]]:
-    """Return (name, without the defense, with it) of what an app's two runs leak and cost."""
+    """Return rows (name, without the defense, with it) of what an app leaks and costs in its two runs."""
 
     def result(record: AuditRecord) -> str:
         attacked = record._uploads_attacked or any(one.estimate for one in record.aggregate)
@@ -370,7 +370,7 @@ UPLOADS: Mapping[AttackedUploads, str] = {
 
 
 def audit_of_run(name: str, verdict: Verdict, site: tuple[Counts, int] | None = None) -> AuditRecord:
-    """Return the record of a strategy's audit: scenarios are the uploads of its rounds, and what a ``site`` sees."""
+    """Return the record of a strategy's audit: a scenario for each round's uploads, and for a ``site`` if attacked."""
     found, source = verdict.readings, verdict.facts.source
     several, answers = len({one.attacker for one in found}) > 1, []
     for one in found:
@@ -438,7 +438,7 @@ def _views(step: Answer, shown: Sequence[Shown]) -> list[dict[str, Any]]:
 
 
 def levels_of(image: Any) -> np.ndarray:
-    """Return an image (C, H, W) in [0, 1] in 256 levels."""
+    """Convert an image (C, H, W) in [0, 1] to 256 levels."""
     return (np.clip(np.asarray(image), 0, 1) * 255).round().astype(np.uint8)
 
 

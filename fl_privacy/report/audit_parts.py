@@ -64,7 +64,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True)
 class Captured:
-    """Facts on a strategy's clients that their captured uploads do not hold."""
+    """Facts about a strategy's clients that are not in their captured uploads."""
 
     model: str = ""  # import path of the clients' model; never imported
     normalization: Normalization | None = None

@@ -48,18 +48,18 @@ class Bar:
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each scenario in which examples were to be reconstructed, the app's own uploads last."""
+    """Return a bar for each scenario of reconstruction, the app's own uploads last."""
     steps = [answer for answer in answers if answer.question == "examples"]
     return [_of_examples(step) for step in sorted(steps, key=lambda step: step.scenario.name == "all")]
 
 
 def bars_of_questions(answers: Sequence[Answer]) -> list[Bar]:
-    """Return a bar for each question about the training's own uploads as a whole that was measured."""
+    """Return a bar for each measured question about the training's own uploads as a whole."""
     return [_of_question(one, one.estimate) for one in answers if one.question != "examples" and one.estimate]
 
 
 def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Bar]:
-    """Return the bars without and with a ``defense`` in turn, of what leaves a client; ``after`` alone without it."""
+    """Return bars of uploads without and with ``defense`` in turn; without a defense, all of ``after``."""
     if not defense:
         return list(after)
     found, old = list[Bar](), {bar.title: bar for bar in before}

@@ -42,7 +42,7 @@ KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}  # main metric -> attacked ex
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageRow:
-    """A defense on one board, at its strength there; ``found`` is by the worst attacker, ``None`` if unranked."""
+    """A defense on one board, at its chosen strength; ``found`` is by the worst attacker, ``None`` if unranked."""
 
     threat: Threat
     loss: float
@@ -357,7 +357,7 @@ class Board:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeasuredBenchmark:
-    """A benchmark, as far as it is done."""
+    """A benchmark's results so far."""
 
     track: Track
     standings: Sequence[StudyRow]  # all strengths, the undefended one first
@@ -391,7 +391,7 @@ class MeasuredBenchmark:
 
 
 def extent_of(row: StudyRow, threat: Threat) -> Extent:
-    """Return the leakage by attackers up to ``threat``; the worst if not known."""
+    """Return the leakage to attackers up to ``threat``; the largest possible if unknown."""
     candidate = row.candidate(threat)
     return WORST if candidate is None or row.missing(threat) else candidate.extent
 

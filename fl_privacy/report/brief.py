@@ -72,7 +72,7 @@ LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
 
 
 def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, str]]:
-    """Return (section, what this page says to it) of documents that ask for such evidence.
+    """Return pairs (section, how this page serves it) of documents that require such evidence.
 
     EDPB, Opinion 28/2024 of 17 December 2024, and SATRE, Standard Architecture for Trusted Research Environments 2.0.
     """
@@ -117,7 +117,7 @@ def brief_of(folder: Path) -> tuple[Path, str]:
 
 
 def audit_folder_of(path: Path) -> Path | None:
-    """Return the folder of an app's audit, of itself or of its page; ``None`` if it is none."""
+    """Return the folder of an app's audit, given itself or its page; ``None`` for anything else."""
     from fl_privacy.report.audit_file import WHOLE  # noqa: PLC0415  (PyTorch)
 
     folder = path.parent if path.suffix == ".html" else path

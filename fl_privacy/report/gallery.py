@@ -93,7 +93,7 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleView:
-    """One attacked example in words; ``rank`` is that of the few that are shown first, or empty."""
+    """One attacked example in words; ``rank`` is empty unless it is among the few shown first."""
 
     rank: str = ""
     where: str
@@ -139,7 +139,7 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
-    """Return place, known ``metrics`` and ``more`` figures, label and failure of an example, as fields of its view."""
+    """Return the fields of an example's view: place, known ``metrics``, ``more`` figures, label and failure."""
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
     right, certainty = record.get("label_correct"), record["certainty"]
     label = "" if right is None else "label found" if right else "label wrong"
@@ -155,7 +155,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
 
 
 def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
-    """Rank attacked examples by their better attacker, best first; high values of the metric must leak."""
+    """Rank attacked examples by their better attacker, best first, by a metric whose high values leak."""
     adaptive = _adaptive_images(run)
     ranked = []
     for image in run.of_kind("image"):
@@ -167,7 +167,7 @@ def rank_by(run: Run, metric_name: str) -> list[Mapping[str, Any]]:
 
 
 def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> list[Mapping[str, Any]]:
-    """Choose ``count`` examples of ``ranked``: the best of each client, then of each upload, then the others."""
+    """Choose ``count`` examples of ``ranked`` from different clients first, then from different uploads."""
     chosen: dict[str, Mapping[str, Any]] = {}
     for of in (lambda one: one["client"], lambda one: one["id"], lambda one: place_of(one, kind)):
         for one in ranked:
@@ -277,7 +277,7 @@ def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]
 
 
 def uncolored(tokens: Sequence[str]) -> list[Piece]:
-    """Return ``tokens`` for display, without marks."""
+    """Convert ``tokens`` for display, without colors."""
     return [Piece(*as_shown(token), "plain") for token in tokens]
 
 

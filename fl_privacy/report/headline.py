@@ -166,7 +166,7 @@ def _who(verdict: Verdict) -> str:
 
 
 def observer(facts: AttackFacts) -> str:
-    """Name who looks at the uploads."""
+    """Name the attacker who sees the uploads."""
     if facts.sites:
         who = "another site" if facts.sites == 1 else f"{facts.sites} colluding sites"
         return f"{who} with a poisoned update ({facts.server})" if facts.server else who

@@ -139,7 +139,7 @@ AT_ONCE = 10  # least interval between renderings of a page, in multiples of its
 
 @dataclass(eq=False)
 class WatchedFolder:
-    """Pages of a run's ``folder`` or one of many, made on request and kept; ``UserError`` if there is none."""
+    """Pages of the folder of one run or of many, made on request and cached; ``UserError`` if it is missing."""
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)

@@ -86,7 +86,7 @@ def sample_of(
     update_distortion: Mapping[str, Statistic],
     **named: Any,
 ) -> Sample | None:
-    """Build the sample of one attacker, with ``named`` fields; ``None`` without accuracy or distortion."""
+    """Build one attacker's sample, with ``named`` fields; ``None`` without accuracy or distortion."""
     ratio, distances = update_distortion.get("signal_to_distortion"), distances_of(leakages)
     if accuracy is None or ratio is None or not distances:
         return None
@@ -306,7 +306,7 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 
 
 def paper_view_of(run: Run) -> dict[str, Any] | None:
-    """Return what ``paper.html.j2`` shows of the table that ``run`` leads, or ``None``.
+    """Return the view of a paper's table whose first run is ``run``, or ``None``.
 
     ``printed``: the paper has figures of each column; ``orders``: ours order the lines alike, by the 95 % intervals if
     there are any; ``strips``: rows of images as data URIs, without those of runs that are gone.

@@ -126,7 +126,7 @@ def uploads_of(run: Run) -> str:
 
 
 def said_together(said: Iterable[tuple[str, str]]) -> str:
-    """Join pairs (name, sentence): one sentence if all share it, else each with its names."""
+    """Join pairs (name, sentence) to one text; a sentence that all share is given once, without names."""
     names: dict[str, list[str]] = {}
     for name, sentence in said:
         if sentence and name not in names.setdefault(sentence, []):
@@ -174,7 +174,7 @@ ROUNDS_SHOWN = 12  # most attacked rounds in an open table; more are drawn as a 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownVictims:
-    """Victims' data in a run's folder, by id and number of the example; empty if only figures were shared."""
+    """Victims' data in a run's folder, by victim id and example number; empty if only figures were shared."""
 
     pairs: Mapping[tuple[str, int], Pair] = field(default_factory=dict)
     sentences: Mapping[tuple[str, int], Sentence] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def differences(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def telling_settings(run: Run) -> dict[str, str]:
-    """Return the settings, by dotted key, that may affect a run's results."""
+    """Return by dotted key the settings that can affect a run's results."""
     return {
         key: str(value)
         for key, value in flat_settings(run.identity.config)

@@ -74,7 +74,7 @@ _PATTERNS = {
 
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms in ``texts``."""
+    """List (title, meaning) of the terms that occur in ``texts``."""
     said = "\n".join(texts)
     return [(title, meaning) for title, meaning in TERMS.items() if re.search(_PATTERNS.get(title, title), said)]
 
@@ -170,6 +170,6 @@ def title_within(name: str) -> str:
 
 
 def papers_bound(name: str) -> str:
-    """Return the label of a line at the paper's threshold of the metric ``name``, which is no verdict."""
+    """Return the label of a chart's line at the paper's threshold of the metric ``name``."""
     threshold = METRICS[name].threshold
     return "" if threshold is None else f"{threshold.source}'s bound"

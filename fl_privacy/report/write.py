@@ -168,7 +168,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyCurve:
-    """Points of one family and attacker, by strength; ``series`` numbers its color, ``None`` if undefended."""
+    """Points of one family and attacker, by strength; ``series`` is the number of its color, ``None`` if undefended."""
 
     points: Sequence[ChartPoint]
     series: int | None

@@ -26,7 +26,7 @@ SITE_NOTE = (
 def look_from_site(
     setup: Setup, server: Server, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[Round], Iterator[Observation]]]:
-    """Return the uploads that the sites of ``setup`` know, their own, and a function that makes a round's observations.
+    """Return the uploads that the sites of ``setup`` know, their own, and a function that makes observations.
 
     Each site gets every global model and the numbers of examples, as for evaluation after a round.
 
@@ -78,7 +78,7 @@ def look_from_site(
 
 
 def seen_next_to(observations: Sequence[Observation], sites: int) -> list[tuple[Observation, Sequence[VictimId]]]:
-    """Return what another of ``sites`` computes of uploads that the server saw, and the uploads behind it.
+    """Return what one of ``sites`` computes about the others' uploads, and the uploads behind it.
 
     Each group of as many uploads stands in for a round, of which the last is the site's own; the server takes a plain
     mean. Uploads of other steps than one are left out if there are more than two sites.

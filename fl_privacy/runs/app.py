@@ -74,7 +74,7 @@ class CapturedApp:
 def as_clients_normalize(
     observations: Sequence[Observation], stated: Mapping[int, Normalization | None], own: Normalization | None
 ) -> Sequence[Observation]:
-    """Give each observation a model with the normalization that its client states, instead of the model's ``own``."""
+    """Give each observation a model with its client's stated normalization, instead of the model's ``own``."""
     if not set(stated.values()) - {own} or not observations:
         return observations
     networks = {own: observations[0].model}
@@ -97,7 +97,7 @@ def report_app(
     jobs: int | None = None,
     candidates: int = MOST,
 ) -> str:
-    """Attack the updates worth it, with ``attack=None`` none, write the page, and return a line on the result."""
+    """Attack the suitable updates (none for ``attack=None``), write the page, and return a line on the result."""
     started, captured = time.perf_counter(), app.captured
     chosen, truth, said = _worth_attacking(app, changes=attack is not None)
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
@@ -234,7 +234,7 @@ def worth_attacking(
 
 
 def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: int) -> list[Observation]:
-    """Compute undefended uploads of one image in one step on the server, for each model that was sent."""
+    """Compute on the server undefended uploads of one image in one step, for each sent model."""
     last = {id.round: place for place, id in enumerate(ids_of(observations))}
     images, made = truth.first(number), []
     for round, place in sorted(last.items()):

@@ -89,11 +89,11 @@ class KnownImages:
         return self.partitions.get(client, client)
 
     def plain(self, image: Tensor) -> Tensor:
-        """Return ``image`` of the data in [0, 1]."""
+        """Return an ``image`` of the data, scaled to [0, 1]."""
         return (image if self.normalization is None else self.normalization.undo(image)).clamp(0, 1)
 
     def places_of(self, victims: Iterable[VictimId], partition: int | None) -> set[int]:
-        """Return indices in one partition of images that may be the ``victims``', for random transforms."""
+        """Return indices, in one partition, of images that may be the ``victims``' before random transforms."""
         found = set[int]()
         for victim in victims:
             if victim.probe is None or (partition is not None and self.partition(victim.client) != partition):

@@ -144,7 +144,7 @@ def attack_app(config: RunSettings, captures: Path, monitor: Monitor) -> Path:
 
 
 def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]:
-    """Return the setup and captured updates of a run; ``UserError`` if there are none, or some of another run."""
+    """Return the setup and captured updates of a run; ``UserError`` if there are none, or from another run."""
     setup = build_setup(config.changed({"weights": None}))
     colluder = config.threat_model.colluder
     inside = None if colluder is None else setup.clients[colluder].architecture()
@@ -173,7 +173,7 @@ def app_captures(captured: str) -> Path | None:
 
 
 def load_app(captures: Path, config: RunSettings) -> CapturedApp:
-    """Load an app's captures; ``UserError`` unless they are of the model of ``config``, which must be named."""
+    """Load an app's captures; ``UserError`` unless they belong to the model that ``config`` names."""
     expect_regular_files(captures)
     note = read_captured(captures.parent) or read_captured(captures) or Captured()
     if config.choices["model"] != "custom" and note.model:
@@ -199,7 +199,7 @@ def load_app(captures: Path, config: RunSettings) -> CapturedApp:
 
 
 def expect_of(setup: Setup, observation: Observation) -> None:
-    """Raise ``UserError`` unless the update is of this federation, so that its originals can be found."""
+    """Raise ``UserError`` unless the update belongs to this federation, so that its originals can be found."""
     examples, batch_size = setup.dataset.train, setup.config.batch_size
     round, client, probe = observation.id.round, observation.id.client, observation.id.probe
     wrong = None
@@ -221,7 +221,7 @@ def expect_of(setup: Setup, observation: Observation) -> None:
 
 
 def as_captured(config: RunSettings) -> RunSettings:
-    """Return ``config`` with data, model and clients of the captured run; ``UserError`` if it is invalid or changed."""
+    """Return ``config`` with the captured run's data, model and clients; ``UserError`` if it is invalid or changed."""
     folder = Path(str(config.captured))
     run = next((f for f in (folder, *folder.absolute().parents[:2]) if (f / CONFIG).is_file()), None)
     if run is None:
@@ -242,7 +242,7 @@ def as_captured(config: RunSettings) -> RunSettings:
 
 
 def expect_not_taken(config: RunSettings, keys: Sequence[str]) -> None:
-    """Raise ``UserError`` if the user set ``keys`` that captured updates fix to other values."""
+    """Raise ``UserError`` if the user set ``keys`` that the captured run fixes."""
     if config.captured is None or app_captures(config.captured) is not None:
         return
     found = as_captured(config)

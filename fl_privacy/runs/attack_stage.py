@@ -38,7 +38,7 @@ PARTICIPANTS = 10  # participants among whom the images of a single client are d
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tracer:
-    """Measures how often an image's nearest reconstruction is of another owner.
+    """Measures how often the reconstruction nearest to an image comes from another owner.
 
     If all images are of one client, they are divided in order among ``participants``. There are ``queries`` query
     images, at least all those attacked; the rest are drawn at random. ``None`` adds none.
@@ -99,7 +99,7 @@ def _dealt(number: int, owners: Tensor) -> Tensor:
 
 
 class Truth(Protocol):
-    """Knows the examples behind an update, or that nobody does."""
+    """Protocol of an object that knows the examples behind an update, or that they are unknown."""
 
     def batch(self, victim: VictimId) -> Batch | None: ...
 
@@ -144,7 +144,7 @@ class Judge:
         ]
 
     def pieces(self, tokens: Tensor) -> Sequence[str]:
-        """Return the tokens of a text (L,) as its tokenizer writes them; empty without a vocabulary."""
+        """Return a text's tokens (L,) as strings; empty without a vocabulary."""
         return [] if self.vocabulary is None else self.vocabulary.pieces(tokens.tolist())
 
     def _judged(

@@ -24,7 +24,7 @@ MOST_PUBLIC = 5000  # most public images by default
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttackerKnowledge:
-    """Knowledge of the plain attacker, and of the adaptive one that attacks the same victims after it.
+    """Knowledge of the plain attacker and of the adaptive one, which attacks the same victims afterwards.
 
     Attributes:
         labels: labels of the client's loss, mixed if the defense mixed them; ``None`` if not known.
@@ -61,7 +61,7 @@ class AttackerKnowledge:
         return self.defense is not None and bool(self.defenses.get(id.client, True))
 
     def earlier(self, observations: Sequence[Observation]) -> list[Observation]:
-        """Return earlier updates from the same examples as ``observations``, and remember these."""
+        """Return earlier updates of the same examples as ``observations``, and store these for later."""
         earlier = []
         for observation in observations:
             if (name := observation.knowledge.same_data) is not None:
@@ -83,7 +83,7 @@ class AttackerKnowledge:
 
 
 def data_names(clients: Mapping[int, Client]) -> Callable[[VictimId], str | None]:
-    """Make a function that names the examples behind a victim; ``None`` if they change from round to round.
+    """Make a function that names the examples behind a victim; ``None`` if they differ between rounds.
 
     A probe has the same examples in every round, as has the update of a client that trains on all its data, unless the
     defense or augmentation redraws images; mixtures share the mixed image.

@@ -39,7 +39,7 @@ DEFENDERS = 1000  # most public examples that clients hold
 
 
 def held_out(number: int, examples: int, *, seed: int) -> torch.Tensor:
-    """Mark ``number`` random training examples that no client gets, (N,); ``UserError`` if none would be left."""
+    """Mark ``number`` random training examples (N,) that no client gets; ``UserError`` if none would be left."""
     if number >= examples:
         raise UserError(
             f"holdout is expected to be below {examples}, the number of training examples, but got {number};"
@@ -96,7 +96,7 @@ def _network(section: Mapping[str, Any], architecture: Mapping[str, Any], seed: 
 
 
 def audit_of(config: RunSettings, rounds: int, clients: Mapping[int, Client]) -> Audit:
-    """Choose the uploads to intercept; ``UserError`` if there are no such rounds or clients, or too few examples."""
+    """Choose the uploads to intercept; ``UserError`` if such rounds, clients or enough examples don't exist."""
     inferences = build_inferences(config.inference)
     reads_images = "_target_" in config.attack or config.intercept.save
     if not reads_images and not inferences:
@@ -297,7 +297,7 @@ def build_parts(
 def prepared_client(
     config: RunSettings, plan: LocalPlan, dataset: Dataset, model: nn.Module, examples: LabelledExamples | None = None
 ) -> Client:
-    """Build client 0 of ``config``, with a prepared defense and all of ``examples``, by default the training split."""
+    """Build client 0 of ``config`` with a prepared defense and all of ``examples`` (default: training split)."""
     defense, examples = build_defense(config.defense), dataset.train if examples is None else examples
     prepare_defense(defense, dataset, model)
     return Client(
@@ -315,7 +315,7 @@ def prepared_client(
 
 @lru_cache(maxsize=1)
 def data_and_clients(config: RunSettings) -> tuple[Dataset, Mapping[int, Client]]:
-    """Build data and clients of ``config``; the last ones are cached."""
+    """Build the data and clients of ``config``; the latest are cached."""
     plan, number = build_plan(config.federation.plan, config.model), config.federation.clients
     dataset = build_dataset(config.data)
     first = prepared_client(config, plan, dataset, agreed_network(config, dataset, number))

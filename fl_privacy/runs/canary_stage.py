@@ -37,7 +37,7 @@ NOTES: Mapping[Unit, str] = {
 
 @dataclass(eq=False, kw_only=True)
 class CanaryStage:
-    """Adds up the scores of canaries over the rounds; higher for those that seem to take part."""
+    """Sums the canaries' scores over the rounds; higher for those that seem to take part."""
 
     setup: Setup
     canaries: Canaries

@@ -166,7 +166,7 @@ def others_of_app(
     seed: int,
     nodes: int | None = None,
 ) -> Distractors:
-    """Draw distractors from the app's data, topped up by shipped images if there are few.
+    """Draw distractors from the app's data; shipped images are added if there are few.
 
     Only a client's own attacked images are left out, so that others can't change its distractors.
 
@@ -222,7 +222,7 @@ def _left_by_client(
 def others_among(
     images: Samples, attacked: Sequence[Batch], shape: tuple[int, ...], number: int = MOST, *, seed: int
 ) -> Distractors:
-    """Return images (C, H, W) in [0, 1] but the ``attacked`` ones, topped up by shipped images if there are few."""
+    """Return images (C, H, W) in [0, 1] without the ``attacked`` ones; shipped images are added if there are few."""
     taken, labels = torch.empty(0, *shape), torch.empty(0, dtype=torch.long)
     if images:
         taken = torch.stack([image for image, _ in images]).float().clamp(0, 1)

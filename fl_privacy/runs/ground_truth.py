@@ -31,7 +31,7 @@ _AT_ONCE = 256  # images converted to floats at a time
 
 @dataclass(frozen=True, eq=False)
 class SummedReplay:
-    """Replays of the uploads behind a sum."""
+    """Replays of all uploads in a sum."""
 
     each: Sequence[Replay]
 
@@ -129,7 +129,7 @@ def _nearest(client: Client, batch: Batch) -> Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class SummedProbes:
-    """Clients that are seen only as the mean of their updates, by a server behind SecAgg+ or by another site.
+    """Probes of clients that the attacker sees only as a mean: a server behind SecAgg+, or another site.
 
     Attributes:
         clients: number of clients in the mean, with ``examples`` examples each.
@@ -148,7 +148,7 @@ class SummedProbes:
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
-        """Build the probes of a run that the attacker sees summed, if it does; ``UserError`` for a sum of one."""
+        """Build the summed probes of a run, if the attacker sees sums; ``UserError`` for a sum of one."""
         section, size = config.secure_aggregation, config.batch_size
         clip, levels = (float(section["clip"]), int(section["levels"])) if section["name"] == "secagg" else (None, 0)
         if own and config.threat_model.differences:
@@ -175,7 +175,7 @@ class SummedProbes:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Return the description of the sum; empty for a single client in the clear."""
+        """Return the public description of the sum; empty if single clients are visible."""
         if self.clients == 1 and self.clip is None:
             return ()
         name = "another_site" if self.own else "secagg"
@@ -189,7 +189,7 @@ class SummedProbes:
     def mean_of_clients(
         self, client: Client, state: ClientState, sent: ModelState, *, round: int, probe: int
     ) -> Upload:
-        """Return the mean update of ``clients`` clients, each with its part of the ``probe``, as it is seen."""
+        """Return the observed mean update of ``clients`` clients, each with its part of the ``probe``."""
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
@@ -202,7 +202,7 @@ class SummedProbes:
     def poisoned(
         self, client: Client, state: ClientState, sent: ModelState, aim: ModelState, *, round: int, probe: int
     ) -> ModelState:
-        """Return the global model after rounds in which the own sites' updates move it to ``aim``.
+        """Return the global model after rounds in which the attacking sites move it towards ``aim``.
 
         They are scaled (model replacement, Bagdasaryan et al. 2020) up to ``WITHIN`` of the norm for which a server
         excludes an update, judged by the sites' own honest one. The others train meanwhile.

@@ -65,7 +65,7 @@ class InferenceQuestions:
 
 
 def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
-    """Draw ``members`` of the clients' examples and ``others`` of nobody's; ``UserError`` if there are fewer."""
+    """Draw ``members`` of the clients' examples and ``others`` that no client has; ``UserError`` if there are fewer."""
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
     own = setup.first.examples
@@ -156,7 +156,7 @@ def expect_attributes(setup: Setup) -> None:
 
 
 def rehearsing(setup: Setup, asked: InferenceQuestions) -> Client | None:
-    """Build the attacker's own client, which defends public examples as real clients do theirs.
+    """Build the attacker's simulated client, which defends public examples like the real clients.
 
     ``None`` if the defense is not known, absent, or replaces examples, or if no public example has an attribute.
     """

@@ -35,7 +35,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class InferenceStage:
-    """Runs inference attacks one round at a time; the training continues if they fail."""
+    """Runs inference attacks round by round; the training continues if they fail."""
 
     setup: Setup
     inferences: Mapping[str, Inference]
@@ -66,7 +66,7 @@ class InferenceStage:
     def of(
         cls, setup: Setup, folder: RunFolder, monitor: Monitor, privacy: Privacy = UNKNOWN, *, trains: bool = False
     ) -> "InferenceStage | None":
-        """Build the stage, if anything is asked; ``UserError`` without enough examples or attributes."""
+        """Build the stage if inference is configured; ``UserError`` without enough examples or attributes."""
         built = build_inferences(setup.config.inference)
         inferences = {name: one for name, one in built.items() if one.about is not About.CANARIES}
         if not inferences:

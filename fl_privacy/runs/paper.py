@@ -27,7 +27,7 @@ _ALONE = ("captured", "weights", "evaluator")  # settings with which a preset is
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table of a paper that ``command`` fills, by the overrides in ``own``; fields as in ``conf/papers.yaml``."""
+    """A paper's table, filled by ``command`` with the overrides ``own``; fields as in ``conf/papers.yaml``."""
 
     command: Command
     title: str
@@ -63,7 +63,7 @@ class PaperTable:
         return planned
 
     def with_data(self) -> PaperTable:
-        """Return the table on the first data that are there; ``UserError`` if none are."""
+        """Return the table for the first of its data sets that is available; ``UserError`` if none is."""
         from fl_privacy.runs.build import build_dataset  # noqa: PLC0415  (PyTorch: after the settings are checked)
 
         try:

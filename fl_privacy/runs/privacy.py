@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients that may be worst off, by sampling rate and number of releases."""
+    """Return the guarantees of clients with the largest loss of privacy, by sampling rate and releases."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():
@@ -94,13 +94,13 @@ def rounds_taken_part(setup: Setup) -> Sequence[int]:
 
 
 def calibrated(config: RunSettings) -> RunSettings:
-    """Return ``config`` with the noise of ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``."""
+    """Return ``config`` with the noise from ``noise_for_budget``, and ``privacy.epsilon`` set to ``null``."""
     changes = noise_for_budget(config)
     return config.changed(changes) if changes else config
 
 
 def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
-    """Return noise that spends ``privacy.epsilon``, if set, by the end; ``UserError`` without a guarantee."""
+    """Return the noise that spends ``privacy.epsilon``, if set, by the end; ``UserError`` without a guarantee."""
     done: dict[str, float | None] = {"privacy.epsilon": None}
     if config.privacy.epsilon is None:
         return {}

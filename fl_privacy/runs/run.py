@@ -35,7 +35,7 @@ SIMULATED_CLIENTS = ClientLocation()
 
 
 class Reader(Protocol):
-    """Stage that sees what is intercepted: it saves, attacks or questions it, and records its results."""
+    """A stage of a run that receives intercepted uploads: it saves, attacks or examines them, and records results."""
 
     def see(self, observation: Observation) -> None: ...
 
@@ -148,7 +148,7 @@ def readers_of(
 def train(
     setup: Setup, backend: Backend, readers: Sequence[Reader], folder: RunFolder, monitor: Monitor, *, privacy: Privacy
 ) -> None:
-    """Run all rounds, and show each intercepted update to all readers; an error there costs only the attacker."""
+    """Run all rounds, and pass intercepted updates to all readers; their errors do not stop the training."""
     server, device, interceptor = setup.server, setup.device, setup.interceptor()
     audit, means = hand_over(server, setup.server_attack, setup.audit, interceptor)
     seen: Callable[[Round], Iterator[Observation]] = lambda round: chain(round, means())  # noqa: E731

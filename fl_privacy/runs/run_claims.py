@@ -27,7 +27,7 @@ DEFENSES: Mapping[str, Callable[..., Defense]] = {
 
 
 def claims_of_run(path: Path, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if settings are not its own."""
+    """Recompute the epsilon that a run states, and test its defense; ``UserError`` if its settings are untrusted."""
     run = read_run(path)
     config = run.identity.config
     name = str((config.get("choices") or {}).get("defense", ""))

@@ -93,7 +93,7 @@ class RunLocation:
         return Path(self.config.out) / folder_name(self._label, self.identified)
 
     def finished_before(self, monitor: Monitor) -> Path | None:
-        """Return the folder with a new page if it is finished, before anything is built."""
+        """Return the folder, with a new page, if the run is finished, before anything is built."""
         resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
@@ -109,7 +109,7 @@ class RunLocation:
 
     @contextmanager
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
-        """Open the folder and write its page at the end; another process may have ``finished`` it."""
+        """Open the folder, and write its page at the end; another process may have ``finished`` it meanwhile."""
         config = self.config
         if config.page:  # the page's charts need it; it takes a second, which passes here while the attack computes
             Thread(target=import_module, args=("matplotlib.backends.backend_svg",), daemon=True).start()

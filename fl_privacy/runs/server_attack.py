@@ -47,7 +47,7 @@ def build_server_attack(
 
 
 def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> None:
-    """Raise ``UserError`` if ``attack`` needs the mean of training updates that ``config`` does not give it."""
+    """Raise ``UserError`` if ``attack`` needs the mean of training updates, which ``config`` does not intercept."""
     if attack is None or not attack.reads_sum:
         return
     server, uploads = config.choices["server"], config.intercept.uploads
@@ -66,7 +66,7 @@ def expect_readable_sum(attack: ServerAttack | None, config: RunSettings) -> Non
 def hand_over(
     server: Server, attack: ServerAttack | None, audit: Audit, interceptor: Interceptor
 ) -> tuple[Audit, Callable[[], Iterator[Observation]]]:
-    """Make ``server`` send crafted models in the rounds of ``audit``, if it attacks.
+    """Make ``server`` send crafted models in the rounds of ``audit``, if it is malicious.
 
     Return the replies to intercept, and a function to call after each round: if the mean of replies suffices, it yields
     the mean as the reply of each client attacked since the last call.
@@ -122,7 +122,7 @@ def _decay(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServerReading:
-    """Reconstructs images from replies to models that ``server`` crafted, by ``attack`` unless it does so itself."""
+    """Reconstructs images from replies to crafted models, with ``attack`` if the server does not do so itself."""
 
     server: ServerAttack
     attack: ReconstructionAttack

@@ -98,7 +98,7 @@ class Setup:
         )
 
     def observe(self, sent: ModelState, *, round: int = 0) -> list[Observation]:
-        """Intercept the probes at the model ``sent``, or at a malicious server's version of it, without a training."""
+        """Intercept the probes at the ``sent`` model, or a malicious server's version of it, without training."""
         found: list[Observation] = []
         interceptor = self.interceptor()
         for probe in counted("victim", self.audit.probes):
@@ -126,7 +126,7 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the clients whose updates ``victim`` is the sum of: the others of its round, if a site looks."""
+        """Return the clients in the sum that ``victim`` is: all others of its round, if a site attacks."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
         return [client for client in self.server.select(victim.round) if client not in self.config.sites]
@@ -197,7 +197,7 @@ class Setup:
         return None if texts is None else texts.vocabulary
 
     def assumed_knowledge(self) -> Knowledge:
-        """Return the knowledge of the strongest attacker, with empty values."""
+        """Return the fields of the strongest attacker's knowledge, with empty values."""
         given, nothing, defense = self.config.threat_model, torch.empty(0), self.defense
         public = min(MOST_PUBLIC, len(self.unattacked)) if given.public_images is None else given.public_images
         adaptive = given.knows_defense and self._described is not None

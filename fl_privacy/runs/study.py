@@ -64,7 +64,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPoint:
-    """Jobs of a defense at one strength; ``early`` trains the first rounds alone, for cells that attack their model."""
+    """Jobs of a defense at one strength; ``early`` trains only the first rounds, for attacks on that model."""
 
     point: GridPoint
     trainings: Mapping[str, Job]
@@ -208,7 +208,7 @@ def _planned(study: Study, point: GridPoint, composed: _Composed) -> PlannedPoin
 
 
 def find_entry(entry: str, strengths: Sequence[str]) -> tuple[list[GridPoint], str]:
-    """Return the points of the user's defense ``entry``, and the SHA-256 of its code; ``UserError`` if there is none.
+    """Return the grid points of the user's defense ``entry`` and the SHA-256 of its code; ``UserError`` if missing.
 
     Args:
         entry: ``my_defense.py`` with one function that returns a ``Defense``, ``my_defense.py:function``,

@@ -176,7 +176,7 @@ class ClientLocation:
 
 
 def who_draws(clients: ClientLocation) -> str:
-    """Describe the source of the clients' randomness and data."""
+    """Describe where the clients' randomness and data come from."""
     if clients.simulated:
         return (
             "This is a simulation: all client randomness, including noise, is derived from the run's seed, which the"

@@ -26,7 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values like ``like`` from a file or run, but for a missing ``fresh`` module; ``UserError`` if unfit."""
+    """Load values like ``like`` from a file or run, except for a missing ``fresh`` module; ``UserError`` if unfit."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")
@@ -51,12 +51,12 @@ def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> M
 
 
 class OpenSettingError(UserError):
-    """The configuration lacks a setting that all nodes must share."""
+    """The configuration lacks a setting that all nodes must have in common."""
 
 
 @lru_cache(maxsize=4)
 def client_of_folder(config: RunSettings, folder: str, client: int) -> Client:
-    """Build a client on a folder's images, every fifth for tests; ``UserError`` if a shared setting is open."""
+    """Build a client on a folder's images, every fifth for tests; ``UserError`` if a shared setting is missing."""
     settings = plain_settings(config.data)
     if open_still := [key for key in ("image_size", "channels", "classes") if settings.get(key) is None]:
         raise OpenSettingError(

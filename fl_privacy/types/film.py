@@ -23,7 +23,7 @@ LARGEST = 64
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """First image of a reconstruction at one moment: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide."""
+    """One snapshot of a reconstruction's first image: (C, H, W) bytes on the CPU, at most ``LARGEST`` high and wide."""
 
     at: int
     image: Tensor
@@ -31,7 +31,7 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class TextFrame:
-    """First text of a reconstruction at one moment: (L,) tokens on the CPU, padded with -1."""
+    """One snapshot of a reconstruction's first text: (L,) tokens on the CPU, padded with -1."""
 
     at: int
     tokens: Tensor
@@ -41,7 +41,7 @@ Snapshot = Frame | TextFrame
 
 
 def shots(moments: int) -> frozenset[int]:
-    """Choose the moments to keep, of 0 to ``moments - 1``: dense at first, when most changes.
+    """Choose which of the moments 0 to ``moments - 1`` to keep: dense at first, when most changes.
 
     >>> sorted(shots(101))
     [0, 1, 3, 7, 13, 21, 30, 40, 53, 67, 83, 100]
@@ -70,7 +70,7 @@ _viewer: ContextVar[Viewer | None] = ContextVar("viewer", default=None)
 
 @contextmanager
 def viewed_by(viewer: Viewer) -> Iterator[None]:
-    """Show snapshots to ``viewer`` within the context, in this thread."""
+    """Pass snapshots to ``viewer`` within the context, in this thread."""
     before = _viewer.set(viewer)
     try:
         yield

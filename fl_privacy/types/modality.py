@@ -94,7 +94,7 @@ _SPACES = str.maketrans({"\u0120": " ", "\u2581": " ", "\u010a": "\n"})
 
 
 def as_shown(piece: str) -> tuple[str, bool]:
-    """Return a token for display, and whether it continues the word before it, where it says so itself."""
+    """Return a token for display, and whether it continues a word, if the tokenizer marks that."""
     if piece.startswith("##"):
         return piece[2:], True
     readable = piece.translate(_SPACES)

@@ -80,7 +80,7 @@ class ModelState:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Upload:
-    """All that leaves a client in a round.
+    """Everything that leaves a client in a round.
 
     Attributes:
         tensors: gradient, delta or weights by parameter name; missing names were withheld.
@@ -160,7 +160,7 @@ class Knowledge:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """All that an attacker of one update knows.
+    """Everything that an attacker knows about one update.
 
     Attributes:
         id: name of the victim and its random streams.
@@ -303,7 +303,7 @@ class Observation:
         return {name: w - self.sent.parameters[name] for name, w in self.upload.tensors.items()}
 
     def assumed(self) -> ModelState:
-        """Return the values sent, with stand-ins for private ones."""
+        """Return the sent values, with stand-ins for private ones."""
         private = self.knowledge.private
         if private is None:
             return self.sent

@@ -16,7 +16,7 @@ from fl_privacy.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan:
-    """A client's way from the model sent to its upload, known to server and attacker.
+    """How a client trains, from the sent model to its upload, as server and attacker know it.
 
     Attributes:
         shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
@@ -110,7 +110,7 @@ class LocalPlan:
         return self.crop_padding > 0 or self.flip
 
     def held(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the ``names`` that are not trained; ``UserError`` if a pattern matches none, or nothing is trained."""
+        """Return which of ``names`` are not trained; ``UserError`` if a pattern matches none, or nothing is trained."""
         if not self.frozen and not self.trained:
             return frozenset()
         names = list(names)

@@ -125,7 +125,7 @@ class Schema:
 
     @cached_property
     def groups(self) -> tuple[Tensor, Tensor]:
-        """Return the indices (G, L) of each column's categories, padded by its first, and their mask."""
+        """Return the indices (G, L) of each column's categories, padded with its first, and their mask."""
         pairs = zip(self.starts, self.columns, strict=True)
         picked = [(start, len(column.categories)) for start, column in pairs if column.categories]
         longest = max((size for _, size in picked), default=1)
@@ -156,7 +156,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the prior mean of an encoded row (F,): shares of categories; 0 or the nearest bound for numbers."""
+        """Return the mean of an encoded row (F,): shares of categories; for numbers 0, or the nearest bound."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:
@@ -197,7 +197,7 @@ class Schema:
         return self.encode(self.cells(inputs)).to(inputs)
 
     def drawn(self, number: int, rng: torch.Generator) -> Tensor:
-        """Draw random rows (N, F): categories by their shares in ``usual``, encoded numbers from N(0, 1)."""
+        """Draw random rows (N, F): categories by their shares, encoded numbers from N(0, 1)."""
         cells = torch.empty(number, len(self.columns), dtype=torch.float64)
         for place, column in enumerate(self.columns):
             if column.is_number:
@@ -251,7 +251,7 @@ def _group_at(values: Tensor, binary: Sequence[bool], at: int) -> int:
 
 
 def number_column(name: str, values: Tensor) -> Column:
-    """Describe the unscaled numbers (N,) of a column, with their own tolerance."""
+    """Describe a column of unscaled numbers (N,), with the tolerance for right cells."""
     std = float(values.std()) or 1.0
     whole, low, high = bool((values == values.round()).all()), float(values.min()), float(values.max())
     decimals = 0 if whole else min(MOST_DECIMALS, max(0, 2 - math.floor(math.log10(std))))

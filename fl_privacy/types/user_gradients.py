@@ -51,7 +51,7 @@ _SAME = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class UserUpload:
-    """What a user states of one upload, under the model's own names.
+    """A user's statement of one upload, under the model's names.
 
     Attributes:
         parameters, buffers: copies of the values sent, by name.
@@ -115,7 +115,7 @@ def read_gradients(
 def examples_by_rank(
     plain: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> int | None:
-    """Infer the number of examples of one batch from the change of weights; ``None`` if it does not show it."""
+    """Infer a batch's number of examples from the rank of weight changes; ``None`` if that is impossible."""
     num_classes, vectors = _watched(plain, shape, parameters)
     return _Evidence(parameters, gradients, num_classes, vectors, of_weights=True).batch_size()
 

@@ -43,7 +43,7 @@ class VictimId:
 
     @property
     def source(self) -> str:
-        """Return the name without its round, which is the same for victims in several rounds."""
+        """Return the name without its round, which victims of several rounds share."""
         words = [f"client-{self.client}", *([] if self.probe is None else [f"victim-{self.probe}"]), self.part]
         return "/".join(filter(None, words))
 
@@ -58,7 +58,7 @@ class VictimId:
 
 
 class Certainty(StrEnum):
-    """An attacker's certainty without the truth.
+    """How certain an attacker is, without the truth.
 
     Attributes:
         PROVEN: inputs of the model's first layer, up to rounding: the unique solution of a system of equations, which
@@ -74,7 +74,7 @@ class Certainty(StrEnum):
 
 
 class Attacker(StrEnum):
-    """Attackers of the same victims: without and with knowledge of the defense's description."""
+    """The two attackers of each victim: without and with knowledge of the defense."""
 
     PLAIN = "plain"
     ADAPTIVE = "adaptive"

@@ -88,7 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Judge ``text`` by every other candidate at each position, and at unknown length by one token less or more."""
+        """Compare ``text`` with other candidates at each position; at unknown length also one token more or less."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]

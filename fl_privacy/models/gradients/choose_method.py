@@ -46,7 +46,7 @@ def victim_gradients(victim_model: victims.VictimModel, inputs: Tensor, labels: 
 
 
 def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, labels: Tensor) -> Tensors:
-    """Compute gradients, and under an empty name their squared norm's derivative by the inputs."""
+    """Return gradients and, under the name "", the derivative of their squared norm by the inputs."""
     with victims.differentiable_twice():
         leaf = inputs.detach().requires_grad_()
         result = gradients(leaf, labels)
@@ -55,7 +55,7 @@ def with_slope(gradients: Callable[[Tensor, Tensor], Tensors], inputs: Tensor, l
 
 
 def same_gradients(found: Tensors, expected: Tensors) -> bool:
-    """Compare tensors up to rounding of the largest, since a bias in front of batch norm has only rounding errors."""
+    """Compare tensors up to rounding of the largest one, since some gradients are only rounding errors."""
     whole = max(float(value.norm()) for value in expected.values())
     return all(
         float((found[name] - value).norm()) <= _TOLERANCE * (float(value.norm()) + _TOLERANCE * whole)
@@ -64,7 +64,7 @@ def same_gradients(found: Tensors, expected: Tensors) -> bool:
 
 
 def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
-    """Count the local steps of ``step_slices``, in constant memory for claims of any size."""
+    """Count the local steps of ``step_slices`` in constant memory."""
     if num_examples < 1:
         return 0
     size = min(plan.batch_size or num_examples, num_examples)
@@ -72,7 +72,7 @@ def number_of_steps(num_examples: int, plan: LocalPlan) -> int:
 
 
 def sgd_factor(steps: int, plan: LocalPlan) -> float:
-    """Return the factor of a constant gradient in the change after ``steps`` steps with momentum."""
+    """Return the factor of a constant gradient in the total change of ``steps`` steps with momentum."""
     velocity, total = 0.0, 0.0
     for _ in range(steps):
         velocity = 1 + plan.momentum * velocity
@@ -81,7 +81,7 @@ def sgd_factor(steps: int, plan: LocalPlan) -> float:
 
 
 def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
-    """Return the examples of each local step in the attacker's order, as the client's is secret.
+    """Return the examples of each local step, in the attacker's order, as the client's order is secret.
 
     [] without examples.
     """
@@ -96,7 +96,7 @@ def step_slices(num_examples: int, plan: LocalPlan) -> list[slice]:
 
 
 class Unrolled(victims.VictimGradients):
-    """``-delta / lr`` of the client's local steps; all parameters move, only the uploaded ones are returned."""
+    """``-delta / lr`` of replayed local steps; all parameters move, but only uploaded ones are returned."""
 
     def __init__(self, victim_model: victims.VictimModel) -> None:
         self._victim_model = victim_model
@@ -151,7 +151,7 @@ def decaying_step(
 
 
 def decayed(rows: Tensor, plan: LocalPlan, steps: int) -> Tensor:
-    """Return ``rows`` of a parameter after ``steps`` of weight decay alone."""
+    """Return the ``rows`` of a parameter that only weight decay has changed for ``steps``."""
     if not plan.weight_decay:
         return rows
     moments: list[Tensors] = [{}, {}]

@@ -26,7 +26,7 @@ from fl_privacy.types import Tensors
 
 @dataclass
 class Victims:
-    """Number of victims in the current pass."""
+    """The number of victims in the current pass."""
 
     count: int = 1
 
@@ -65,7 +65,7 @@ class _VictimBatchNorm(nn.Module):
 
 
 class FrozenNorm(nn.Module):
-    """Batch normalization by given statistics, ``slope`` and ``offset`` (C,), with scale and shift, in one pass."""
+    """Batch normalization by fixed statistics, as ``slope`` and ``offset`` (C,), with scale and shift, in one pass."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm, mean: Tensor, variance: Tensor) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class FrozenNorm(nn.Module):
 
 
 def channel_sums(inputs: Tensor, deltas: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the products of (V, B, C, ...), and ``deltas`` alone, over images and positions, (V, C) each."""
+    """Sum the products of (V, B, C, ...), and ``deltas`` alone, over images and positions, to (V, C) each."""
     products, total = _ChannelSums.apply(inputs, deltas)
     return products, total
 
@@ -172,7 +172,7 @@ _compiles = ContextVar("compiles", default=False)
 
 @contextmanager
 def for_a_compiler() -> Iterator[None]:
-    """Choose operations for compiling, within the context: no ``F.fold``, which compiles badly."""
+    """Avoid operations that compile badly, such as ``F.fold``, within the context."""
     token = _compiles.set(True)
     try:
         yield
@@ -188,7 +188,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if products and ``F.fold`` are faster for victims side by side, (1, V C, H, W)."""
+    """Return ``True`` if products and ``F.fold`` are faster for victims stacked as channels, (1, V C, H, W)."""
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
@@ -225,7 +225,7 @@ _LITTLE = 1_000_000  # multiplications below which oneDNN's setup takes longer t
 
 
 class FrozenConv2d(nn.Conv2d):
-    """Convolution with frozen weights, differentiable by its inputs alone, without mixed derivatives by the weight."""
+    """Convolution with frozen weights, differentiable only by its inputs."""
 
     def reset_parameters(self) -> None:
         """Skip the initialization, which takes longer than a convolution."""
@@ -440,7 +440,7 @@ class FoldedConvolution(FrozenConv2d):
 
 @torch.no_grad()
 def foldable(model: nn.Module, inputs: Tensor) -> list[tuple[str, str]]:
-    """Return the convolutions in ``model``, with their norms, that are better folded on ``inputs`` (N, ...).
+    """Return the convolutions in ``model``, with their norms, whose folding saves time on ``inputs`` (N, ...).
 
     Other uses of a convolution's output are not detected; folding then gives wrong results.
     """

@@ -47,7 +47,7 @@ class LayerCall:
         return replace(self, inputs=self.inputs[chosen], deltas=self.deltas[chosen])
 
     def weighted_sum(self, weights: Tensor) -> "LayerCall":
-        """Return the call of one victim whose gradients are all victims', summed with ``weights`` (V,)."""
+        """Return a call of one victim whose gradient is the sum over victims with ``weights`` (V,)."""
         factors = weights.to(self.deltas).view(-1, *(1 for _ in self.deltas.shape[1:]))
         inputs, deltas = self.inputs.flatten(0, 1), (factors * self.deltas).flatten(0, 1)
         return replace(self, inputs=inputs.unsqueeze(0), deltas=deltas.unsqueeze(0))
@@ -68,7 +68,7 @@ _RULES: dict[type[nn.Module], tuple[Gradients, CallFactors | None]] = {}
 def register_layer_rule(
     *types: type[nn.Module], factors: CallFactors | None = None
 ) -> Callable[[Gradients], Gradients]:
-    """Decorate the gradients of layers of exactly these ``types``; others use the slower ``torch.func``."""
+    """Register the decorated rule for gradients of layers of exactly these ``types``; others use ``torch.func``."""
 
     def register(gradients: Gradients) -> Gradients:
         _RULES.update(dict.fromkeys(types, (gradients, factors)))
@@ -153,7 +153,7 @@ class Factors:
 
 
 def pays(outputs: int, inputs: int, positions: int) -> bool:
-    """Return ``True`` if the products cost less than the gradient."""
+    """Return ``True`` if the products cost less time than the gradient."""
     return 3 * positions * (outputs + inputs) < outputs * inputs
 
 
@@ -191,7 +191,7 @@ class Layered(VictimGradients):
         self._fold(())
 
     def folded(self, inputs: Tensor) -> Self:
-        """Fold norms into convolutions if that saves work on images (V, B, ...), and return itself."""
+        """Fold norms into convolutions if that saves work on images (V, B, ...); return this object."""
         self._victims.count = len(inputs)
         self._fold(convolution.foldable(self._model, inputs.flatten(0, 1)))
         return self
@@ -242,7 +242,7 @@ class Layered(VictimGradients):
         return {call.names["weight"]: call for call in calls if times[call.names["weight"]] == 1}
 
     def expect_right_factors(self, inputs: Tensor, labels: Tensor) -> None:
-        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient, as for a wrong user rule."""
+        """Raise ``NotLayeredError`` if a weight's factors do not give its gradient, as by a wrong rule of a user."""
         for call in self.calls(inputs, labels):
             factors = weight_factors(call) if "weight" in call.names else None
             if factors is None:

@@ -19,10 +19,10 @@ _Geometry = tuple[Any, Any, Any, int]  # stride, padding, dilation and groups
 
 
 class ConvolutionOfMany(nn.Conv2d):
-    """Convolution that ``vmap`` over models computes model by model."""
+    """Convolution for ``vmap`` over models that computes one model at a time."""
 
     def reset_parameters(self) -> None:
-        """Draw no values: the weights are given."""
+        """Skip initialization: the weights are given."""
 
     def forward(self, input: Tensor) -> Tensor:
         geometry = (self.stride, self.padding, self.dilation, self.groups)

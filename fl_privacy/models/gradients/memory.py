@@ -58,7 +58,7 @@ def share_among(processes: int) -> None:
 
 
 def spare_bytes(device: torch.device) -> int:
-    """Return the free memory of ``device`` that one computation may take."""
+    """Return how many free bytes of ``device`` one computation may use."""
     if device.type == "cuda":
         return int(_SHARE * torch.cuda.mem_get_info(device)[0])
     return int(_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")) // _processes[0]

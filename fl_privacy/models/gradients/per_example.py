@@ -57,7 +57,7 @@ class GradientSketch:
         return found
 
     def back(self, sketched: Tensor, like: Tensors) -> Tensors:
-        """Apply the transpose: (size,) -> tensors shaped like ``like``."""
+        """Apply the transposed map: (size,) -> tensors shaped like ``like``."""
         parts = self._parts({name: value.unsqueeze(0) for name, value in like.items()})
         return {n: (sketched[self.buckets[p]] * self.signs[p]).reshape(like[n].shape) for n, p in parts}
 
@@ -158,7 +158,7 @@ def clipped_sum(
     changes: Sequence[victims.LossChange] = (),
     held: Collection[str] = (),
 ) -> tuple[Tensors, Tensor]:
-    """Sum each example's gradient scaled by min(1, clip_norm / its l2 norm), and return the mean loss too.
+    """Return the sum of example gradients scaled by min(1, clip_norm / l2 norm), and the mean loss.
 
     Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
     less (ghost clipping, Li et al. 2022, Sec. 4); otherwise gradients of up to 256 MB are held at once. An example

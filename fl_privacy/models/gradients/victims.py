@@ -47,7 +47,7 @@ def set_mode(model: nn.Module, batch_norm: Literal["train", "eval"] | None) -> N
 
 
 def drops_out(model: nn.Module) -> bool:
-    """Return ``True`` if a layer of ``model`` has dropout, whose masks are secret."""
+    """Return ``True`` if ``model`` has dropout, whose masks are secret."""
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
 
 
@@ -164,7 +164,7 @@ class Vectorized(VictimGradients):
 
 
 class OneByOne(VictimGradients):
-    """Loop over the victims around :func:`fl_privacy.models.gradients.loss_gradients`."""
+    """Gradients of all victims by a loop over :func:`fl_privacy.models.gradients.loss_gradients`."""
 
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
@@ -193,7 +193,7 @@ def plain_attention() -> Iterator[None]:
 
 @contextmanager
 def differentiable_twice() -> Iterator[None]:
-    """Use twice differentiable operations: plain attention, and convolutions in full precision."""
+    """Use twice differentiable operations within the context: plain attention, full-precision convolutions."""
     cudnn = torch.backends.cudnn
     exact = cudnn.flags(
         enabled=cudnn.enabled, benchmark=cudnn.benchmark, deterministic=cudnn.deterministic, allow_tf32=False

@@ -16,7 +16,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 
 
 class EvaluationNetwork(nn.Module):
-    """D of Refiner (Fan et al. 2025, appendix D) for images of ``input_shape``: strided 3x3 convolutions, a sigmoid."""
+    """Refiner's network D (Fan et al. 2025, appendix D) for ``input_shape``: strided 3x3 convolutions, a sigmoid."""
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ def fitted(
     device: torch.device | str,
     progress: Progress,
 ) -> N:
-    """Fit ``network`` to ``number`` examples: every batch is shown once per level, with mixed levels.
+    """Train ``network`` on ``number`` examples; each epoch shows every batch at every level.
 
     ``losses`` is (indices (B,) of a batch) -> (number (B,) of each example's level) -> loss.
     """
@@ -185,7 +185,7 @@ TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
 
 @dataclass(frozen=True, eq=False)
 class WordBox:
-    """Box [0, 1] around the embeddings (n, d) of all tokens: the counterpart of pixel ranges."""
+    """Range [0, 1] of the embeddings (n, d) of all tokens, like the range of pixels."""
 
     table: Tensor
 
@@ -216,7 +216,7 @@ class WordBox:
 
 
 class WordEvaluator(nn.Module):
-    """D of Refiner for texts: convolutions over words (d = ``width``), then the probability that each is random.
+    """Refiner's network D for texts: convolutions over words (d = ``width``), then the probability that each is random.
 
     The paper's DistilBERT is too large to run in each step.
     """
@@ -266,7 +266,7 @@ def train_word_evaluator(
     device: torch.device | str = "cpu",
     progress: Progress = lambda done, total, loss: None,
 ) -> WordEvaluator:
-    """Fit the predicted to the true share of random words in public ``tokens`` (N, L), by binary cross entropy of each.
+    """Train on whether each word is random, in public ``tokens`` (N, L), by binary cross entropy.
 
     Every other text has words replaced, as published; in the others all are blended. ``table`` (n, d) holds the tokens'
     embeddings; -1 pads.

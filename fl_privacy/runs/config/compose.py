@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 
 
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
-    """Compose ``base`` with the options ``chosen``, or raise Hydra's errors; return also each group's option."""
+    """Compose ``base`` with the ``chosen`` options; return also each group's option. Hydra's errors pass through."""
     stamp = _stamp()
     apart = dict(filter(None, map(_apart, chosen)))
     if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
@@ -76,7 +76,7 @@ def _file(base: str) -> dict[str, Any]:
 
 
 def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
-    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` for one that exists, or does not."""
+    """Apply ``key=``, ``+key=``, ``++key=``, ``~key`` in order; ``UserError`` if a key should or should not exist."""
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
@@ -113,7 +113,7 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 
 def complete(config: DictConfig) -> None:
-    """Add missing settings to the sections of ``COMPLETED``; ``UserError`` if a target can't be imported."""
+    """Add missing settings with their defaults to the sections ``COMPLETED``; ``UserError`` for a missing target."""
     for name, section, own in _sections(config, COMPLETED):
         if (signature := _signature(section, name)) is None:
             continue

@@ -124,7 +124,7 @@ PLUGINS = "fl_privacy.plugins"  # entry points of packages whose folder ``conf``
 
 
 def options(group: str) -> dict[str, Path]:
-    """Return the options of ``group``, sorted, with their files; own ones win over a plugin's."""
+    """Return the sorted options of ``group`` with their files; the package's win over a plugin's."""
     found = {path.stem: path for folder in reversed(config_folders()) for path in (folder / group).glob("*.yaml")}
     return dict(sorted(found.items()))
 

@@ -28,7 +28,7 @@ class Role(StrEnum):
 def setting(
     role: Role, meaning: str, *, within: tuple[float, float] | None = None, captured: bool | None = None, **group: Any
 ) -> Any:
-    """Declare a setting, with a phrase for the table; ``captured`` if captured updates bring it along."""
+    """Declare a setting with a phrase for the table; ``captured`` if captured updates fix its value."""
     taken = role in (Role.TRAINING, Role.DEFENSE) if captured is None else captured
     return field(metadata={"role": role, "meaning": meaning, "within": within, "captured": taken, **group})
 
@@ -269,12 +269,12 @@ class RunSettings:
 
     @property
     def compares(self) -> bool:
-        """Return ``True`` if accuracy is compared with the same training without defense."""
+        """Return ``True`` if the accuracy is compared with an undefended training."""
         return self.baseline and self.choices["defense"] != "none"
 
     @property
     def sites(self) -> tuple[int, ...]:
-        """Return the clients that look at the others; empty if the server looks."""
+        """Return the clients that attack the others; empty if the server attacks."""
         clients, number = self.federation.clients, self.threat_model.colluding_sites
         if self.threat_model.observer == "server":
             if self.threat_model.differences:

@@ -44,7 +44,7 @@ State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh
 
 @dataclass(frozen=True, kw_only=True)
 class AttackCell:
-    """One attack on every defense; parts of which a study has only one are empty."""
+    """One attack that every defense gets; parts that are the same in all cells are empty."""
 
     attack: str = ""
     uploads: str = ""  # name of the clients' kind of upload
@@ -98,7 +98,7 @@ class Study:
 
 
 def load_grid(name: str, overrides: Sequence[str] = ()) -> Study:
-    """Load a grid; ``overrides`` win, of ``attack.*`` in attacks, of ``inference`` in trainings, or ``UserError``."""
+    """Load a grid; ``overrides`` win: ``attack.*`` in attacks, ``inference`` in trainings. ``UserError`` if invalid."""
     raw = _loaded("grid", name, GRIDS, _SECTIONS)
     _expect_defended(raw["defenses"], f"the grid {name}")
     of_grid = (raw["settings"], raw["train"], raw["attack"], *raw["attacks"].values(), *raw["defenses"].values())
@@ -130,7 +130,7 @@ def _loaded(kind: str, name: str, folder: Path, sections: Mapping[str, Any]) -> 
 
 
 def names_in(folder: Path) -> list[str]:
-    """List the grids or tracks of the package, in ``GRIDS`` or ``TRACKS``."""
+    """List the names of the package's grids or tracks, in the folder ``GRIDS`` or ``TRACKS``."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 

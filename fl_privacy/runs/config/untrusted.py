@@ -69,7 +69,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def recorded_parts(path: Path, trust: Collection[str] = ()) -> dict[str, Any]:
-    """Return by key what captured updates' run fixes; ``UserError`` for unregistered names outside ``trust``."""
+    """Return by key the settings that captured updates fix; ``UserError`` for unregistered names not in ``trust``."""
     found, parts = read_settings(path), captured_groups()
     choices = _choices(path, found, parts, trust)
     declared = [key for key, _ in declared_settings()]
@@ -109,7 +109,7 @@ def _choices(path: Path, found: Mapping[str, Any], parts: Iterable[str], trust: 
 
 
 def expect_plain(overrides: Sequence[str], trust: Collection[str], *, where: str) -> None:
-    """Raise ``UserError`` for overrides of ``where`` that import or access anything, but for names in ``trust``."""
+    """Raise ``UserError`` if overrides of ``where`` import or access anything but names in ``trust``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         text, key = override.input_line or "", override.key_or_group
         above, _, name = key.rpartition(".")
@@ -136,7 +136,7 @@ def trust_in(overrides: Sequence[str]) -> frozenset[str]:
 def expect_registered(
     part: str, section: Mapping[str, Any], registered: Mapping[str, Any], trust: Collection[str], *, where: str
 ) -> None:
-    """Raise ``UserError`` for a section of ``where`` that builds or lacks other than its ``registered`` option."""
+    """Raise ``UserError`` if a section of ``where`` differs from its ``registered`` option in what it builds."""
     for key, value in _mappings(section, part):
         for name in value:
             if not isinstance(name, str):
@@ -239,7 +239,7 @@ PLACES = frozenset({"root", "folder", "path", "file", "generator", "policies", "
 
 
 def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[str] = ()) -> None:
-    """Raise ``UserError`` for overrides from the network with a file or folder, by key or value, but ``unread``."""
+    """Raise ``UserError`` if overrides from the network name a file or folder, except keys in ``unread``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         for name, text in _settings(override.key_or_group, override.value()):
             parted = "/" in text or "\\" in text or leads_outside(text)

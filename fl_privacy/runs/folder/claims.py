@@ -67,7 +67,7 @@ _ORDER = ("contradicted", "doubted", "unsupported", "open", "untested", "unclaim
 
 
 def records_of(verdicts: Sequence[ClaimVerdict]) -> tuple[ClaimRecord, ...]:
-    """Make records of ``verdicts``, false claims first."""
+    """Convert ``verdicts`` to records, false claims first."""
     return in_order([ClaimRecord(**verdict.as_plain()) for verdict in verdicts])
 
 

@@ -33,7 +33,7 @@ TOLD: Mapping[str, str] = {
 
 
 def is_above_chance(name: str, measure: Measure, *, among: int = 1) -> bool:
-    """Return ``True`` if the measure called ``name`` is above chance, as the best of ``among`` measures."""
+    """Return ``True`` if the measure ``name`` exceeds chance, corrected for the best of ``among`` measures."""
     return above_chance(measure, among=among, low_leaks=name in LOW_LEAKS)
 
 
@@ -43,7 +43,7 @@ def number_of_measures(findings: Sequence[Finding]) -> int:
 
 
 def told_apart(findings: Sequence[Finding]) -> tuple[str, ...]:
-    """Return the questions, keys of ``TOLD``, answered better than by chance, corrected for the number of measures."""
+    """Return the questions (keys of ``TOLD``) answered better than by chance, corrected for the number of measures."""
     number = number_of_measures(findings)
     leaks = {f.about for f in findings if any(is_above_chance(n, m, among=number) for n, m in f.measures.items())}
     return tuple(about for about in dict.fromkeys(f.about for f in findings) if about in leaks)
@@ -58,7 +58,7 @@ def strongest(findings: Sequence[Finding], about: str) -> tuple[Finding, Measure
 
 
 def disproves(findings: Sequence[Finding], *, epsilon: float) -> bool:
-    """Return ``True`` if an attack proved an epsilon above the one claimed."""
+    """Return ``True`` if an attack disproved the claimed epsilon."""
     return any(f.proven_epsilon is not None and f.proven_epsilon > epsilon for f in findings)
 
 
@@ -69,7 +69,7 @@ ROUNDING = 1e-9  # tolerance of accuracies: a loss of exactly the bound is withi
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A way to train under all attacks tried; each figure is of its worst attack."""
+    """A defense at one strength; each figure is that of its worst attack."""
 
     name: str
     accuracy: float  # final accuracy in [0, 1]
@@ -96,7 +96,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """List the facts other than examples that may be inferred, by upper ends of intervals; unknown ones count."""
+        """List what else than examples may be inferred, by upper bounds of intervals; unknown ones count."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,
@@ -126,7 +126,7 @@ class Candidate:
         )
 
     def unread(self, psnr_below: float | None = None) -> bool:
-        """Return ``True`` if all is known, nothing leaked, and no image reaches ``psnr_below`` dB, if given."""
+        """Return ``True`` if everything was measured, nothing leaked, and no image reaches ``psnr_below`` dB."""
         return (
             self.images > 0
             and not (self.undefended or self.read or self.unknown or self.exposed or self.tells)
@@ -179,7 +179,7 @@ def candidate_of(
 
 
 def least_over_control(found: Sequence[LeakageResult]) -> float | None:
-    """Return the least excess of rounds' better attackers over a guess without the update, if all have one."""
+    """Return by how much the rounds' better attackers exceed a guess without the update, at least, if known."""
     best: dict[tuple[str, int], float] = {}
     for reading in found:
         above, key = reading.over_control, (reading.attack, reading.round)
@@ -199,7 +199,7 @@ def comparable(candidates: Sequence[Candidate]) -> bool:
 
 
 def unread_undefended(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the undefended baseline that leaks most if nothing was reconstructed from any, else ``None``."""
+    """Return the undefended candidate that leaks most, if nothing was reconstructed from any; else ``None``."""
     plain = [c for c in candidates if c.undefended]
     if not comparable(candidates) or not plain or any(c.read for c in plain):
         return None

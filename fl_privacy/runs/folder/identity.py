@@ -24,24 +24,24 @@ FORMAT = 1  # format of a run's folder; raised if older readers would misread it
 
 
 def run_hash(config: Mapping[str, Any], ignore: Collection[str] = RUNTIME) -> str:
-    """Return eight hexadecimal digits that equal configurations share, without the dotted keys in ``ignore``."""
+    """Return eight hexadecimal digits that are the same for equal configurations, apart from the keys in ``ignore``."""
     unchanged = [key for key, value in LATER.items() if select(config, key) == value]
     text = json.dumps(_without(config, (*ignore, *unchanged)), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def training_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash shared by runs whose training differs only in the defense."""
+    """Return a hash that is the same for runs whose trainings differ only in the defense."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.DEFENSE), *keys_of(Role.ATTACK)))
 
 
 def attacked_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash shared by runs that differ only in the attack."""
+    """Return a hash that is the same for runs that differ only in the attack."""
     return run_hash(config, (*RUNTIME, *keys_of(Role.ATTACK)))
 
 
 def repeat_hash(config: Mapping[str, Any]) -> str:
-    """Return a hash shared by runs that differ only in the seed."""
+    """Return a hash that is the same for runs that differ only in the seed."""
     return run_hash(config, (*RUNTIME, "seed"))
 
 

@@ -33,7 +33,7 @@ TRANSFORMED_METRIC = "transformed_psnr"  # nearness of guesses to a defense's su
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Extent:
-    """Amount of leakage; larger is more. Fields are compared in order."""
+    """The extent of leakage, compared field by field; larger is more."""
 
     read: float = 0.0  # share of the attacked examples that were reconstructed; unscored ones count on request
     exact: float = 0.0
@@ -47,7 +47,7 @@ WORST = Extent(read=1.0, exact=1.0, upper=math.inf, mean=math.inf)  # of what wa
 
 
 def extent_of(found: Sequence[LeakageResult], *, told: int = 0, unknown_is_read: bool = True) -> Extent:
-    """Return the worst value of each figure; unscored examples count as reconstructed by default."""
+    """Return the worst value of each field; by default, unscored examples count as reconstructed."""
     if not found:
         return WORST if unknown_is_read else Extent(told=told)
     statistics = [s for reading in found if (s := reading.statistic(reading.main)) is not None]
@@ -81,7 +81,7 @@ def worst_by(metric: str, found: Sequence[LeakageResult]) -> LeakageResult | Non
 
 
 def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
-    """Return the largest share of images that came out as a defense's substitutes; ``None`` if none did."""
+    """Return the largest share of a defense's substitutes that were reconstructed; ``None`` if none was."""
     bounds = [bound for reading in found if (bound := reading.counted_by(TRANSFORMED_METRIC))]
     most = max(bounds, key=lambda bound: bound.recognizable / bound.n, default=None)
     return most if most and most.recognizable else None
@@ -105,7 +105,7 @@ def in_round(found: Sequence[LeakageResult], round: int) -> list[LeakageResult]:
 
 
 def few(statistic: Statistic, kind: str = "image") -> str:
-    """Warn if there are too few examples of a ``kind`` for an interval; else return an empty string."""
+    """Return a warning if there are too few examples of a ``kind`` for an interval; else ""."""
     number, n = statistic.groups, statistic.n
     if number >= FEW:
         return ""
@@ -134,7 +134,7 @@ class AttackedUploads(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class AttackFacts:
-    """The attack: its attacker, budget, knowledge and uploads."""
+    """Facts about the attack: attacker, budget, knowledge and uploads."""
 
     attack: str = ""  # name; empty if none or not known
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults

@@ -64,7 +64,7 @@ could then hold one each."""
 
 
 def hold(folder: Path) -> FileLock:
-    """Lock ``folder``, which need not exist; ``UserError`` if another process holds it, or ``OSError``."""
+    """Lock ``folder``, which may not exist yet; ``UserError`` if another process holds it, or ``OSError``."""
     folder = folder.resolve()
     file = folder.parent / LOCKS / f"{folder.name}.lock"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ Guess = TypeVar("Guess")
 
 @dataclass(frozen=True)
 class Guessed(Generic[Original, Guess]):
-    """An original and its guesses."""
+    """An original image and its reconstructions."""
 
     original: Original | None
     guess: Guess | None = None  # plain attacker's guess; ``None`` if its attack failed
@@ -50,7 +50,7 @@ class Guessed(Generic[Original, Guess]):
 
 @dataclass(frozen=True)
 class RowGuess:
-    """A guess at one row of a table."""
+    """A reconstruction of one row of a table."""
 
     cells: Pieces  # cells as the table writes them
     right: tuple[bool, ...]  # marks of right cells; empty if the original is not known
@@ -257,7 +257,7 @@ class TextFilm(Film):
 
 
 def film_of(found: Reconstruction, score: VictimScore, pieces: Callable[[Tensor], Sequence[str]]) -> Film | None:
-    """Return the film of ``found`` with its matched image or text; ``None`` if nothing was filmed."""
+    """Return the film of ``found``, with its original; ``None`` if nothing was filmed."""
     image = next((image.image for image in score.images if image.guess == 0), None)
     if not found.film or found.batch is None or image is None:
         return None

@@ -77,12 +77,12 @@ class Run:
 
 
 def run_folder_of(path: Path) -> Path:
-    """Return the run folder of itself or of its page, which commands print last."""
+    """Return the run's folder, given itself or its page, whose path commands print."""
     return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
 
 
 def read_run(path: Path) -> Run:
-    """Load the run in ``path`` as far as it was written; ``UserError`` if none is there, or it is damaged."""
+    """Load the run in ``path``, finished or not; ``UserError`` if there is none, or it is damaged."""
     register_plugin_metrics()
     path = run_folder_of(path).resolve()
     if not path.is_dir():
@@ -222,7 +222,7 @@ PICTURES = ("reconstructions/*.safetensors", "reconstructions/*.json", "pictures
 
 
 def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
-    """Copy a run without captured updates and final weights, which reveal images, with paths cut to their last part.
+    """Copy a run without captured updates and final weights, and with paths cut to their last part.
 
     A copy ``with_originals`` has images and is readable only by its owner. ``UserError`` if ``run.json`` is damaged or
     a file is a link, ``OSError`` if something can't be read or written.
@@ -249,7 +249,7 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
 
 
 def shared_as(folder: Path) -> Shared | None:
-    """Return the content of the copy in ``folder``; ``None`` for the run itself, ``UserError`` for a damaged note."""
+    """Return what the copy in ``folder`` contains; ``None`` for the original run, ``UserError`` for a damaged note."""
     note = folder / NOTE
     if not note.is_file():
         return None

@@ -97,7 +97,7 @@ _OPTIONAL = frozenset({"date", "packages", "gpus"})
 
 
 def wrong_field(content: object, fields: Mapping[str, Any]) -> str | None:
-    """Describe the error in a mapping that should have ``fields``; ``None`` if valid."""
+    """Describe what is wrong in a mapping with ``fields``; ``None`` if it is valid."""
     if not isinstance(content, Mapping):
         return f"it is {_shown(content)}, no mapping"
     for name, annotation in fields.items():
@@ -190,7 +190,7 @@ class RecordWriter:
 
 
 def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Load records, and describe a last line that was cut off; ``UserError`` if another line is damaged."""
+    """Load records; describe a cut-off last line, and raise ``UserError`` for another damaged line."""
     if not path.is_file():
         return [], [f"{path.name} is missing"]
     if path.stat().st_size > MOST_BYTES:
@@ -221,7 +221,7 @@ def read_records(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict[str, Any]:
-    """Return the facts on one example of ``score``, with ``further`` ones before its metrics."""
+    """Return the record of one example's ``score``, with ``further`` fields before its metrics."""
     return {
         "id": str(score.id),
         "round": score.id.round,
@@ -239,7 +239,7 @@ def image_record(score: VictimScore, one: ImageScore, **further: object) -> dict
 
 
 def records_of(records: Iterable[Mapping[str, Any]], kind: str, attacker: Attacker) -> list[Mapping[str, Any]]:
-    """Return the records of one kind and attacker; without an attacker they belong to the plain one."""
+    """Return the records of one kind and attacker; records without an attacker are the plain one's."""
     return [r for r in records if r["kind"] == kind and r.get("attacker", Attacker.PLAIN) == attacker]
 
 
@@ -287,7 +287,7 @@ Part = Callable[[object, str], object]  # builds a field from its value and plac
 
 
 def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
-    """Build a dataclass, and those in its fields, from JSON by builders of ``parts``; ``ValueError`` if it can't be."""
+    """Build a dataclass from JSON, with builders of its ``parts``; ``ValueError`` if impossible."""
     if not isinstance(told, dict):
         raise ValueError(f"{where} is {beginning(told)}")
     known: dict[str, Field[Any]] = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
@@ -317,7 +317,7 @@ def each(make: Callable[[Any, str], T], told: object, where: str, *, at_least: i
 
 
 def beginning(value: object) -> str:
-    """Return the first 40 characters of a value."""
+    """Return the first 40 characters of a value's representation."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:40]} ..."
 

@@ -168,7 +168,7 @@ class StudyRow:
         ]
 
     def knows_defense(self, cell: AttackCell) -> bool:
-        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was no ``defense=`` to know."""
+        """Return ``True`` if an attacker of ``cell`` knew the defense, or there was none."""
         defends = any(o.startswith("defense=") and o != "defense=none" for o in self.entry.overrides)
         known = any(reading.attacker is Attacker.ADAPTIVE for reading in self.readings.get(cell, ()))
         return known or self.entry.undefended or not defends
@@ -293,7 +293,7 @@ class MeasuredTable:
 
     @property
     def by_the_strongest(self) -> bool:
-        """Return ``True`` if the strongest attacker was tried; otherwise no defense is recommended."""
+        """Return ``True`` if the strongest attacker was tried; else no defense is recommended."""
         return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
 
     @property
@@ -321,7 +321,7 @@ def when_measured(environments: Iterable[Mapping[str, Any]]) -> str:
 
 
 def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefense | None:
-    """Measure ``row`` under each threat that was tried; ``None`` if accuracy or leakage is not known."""
+    """Measure ``row`` under each tried threat; ``None`` if accuracy or leakage is unknown."""
     cells, found = row.entry.attacks, dict[Threat, Candidate]()
     if row.accuracy is None:
         return None
@@ -347,7 +347,7 @@ def measured_of(row: StudyRow, *, asked: Collection[str] = ()) -> MeasuredDefens
 def measured_rows(
     rows: Sequence[StudyRow], *, is_whole: Callable[[StudyRow], bool], asked: Collection[str] = ()
 ) -> tuple[tuple[MeasuredDefense, ...], tuple[str, ...]]:
-    """Return the measured rows, if the undefended one is whole, and the names of the others."""
+    """Return the measured rows, if the undefended one is complete, and the names of the others."""
     found = [measured_of(row, asked=asked) if is_whole(row) else None for row in rows]
     if not found or found[0] is None:
         return (), tuple(row.name for row in rows)

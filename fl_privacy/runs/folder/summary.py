@@ -19,7 +19,7 @@ from fl_privacy.types.victim_ids import Attacker, VictimId
 
 @dataclass(frozen=True, kw_only=True)
 class Recognized:
-    """Number of ``n`` images that count by a paper's own threshold, see ``metrics.Threshold``; no verdict uses it."""
+    """Number of the ``n`` images beyond a paper's threshold, see ``metrics.Threshold``; no verdict depends on it."""
 
     metric: str
     value: float
@@ -31,7 +31,7 @@ class Recognized:
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Statistic):
-    """Tracing distance over the attacks on a round, and ``chance``, that of guessing among at most ``participants``."""
+    """Tracing distance of a round's attacks, and ``chance``: by guessing among at most ``participants``."""
 
     attacked: float
     queries: int
@@ -41,7 +41,7 @@ class Traced(Statistic):
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageResult:
-    """Leakage by one attacker in one round; an image attacked in two rounds counts once in each."""
+    """Leakage to one attacker in one round; an image attacked in two rounds counts in both."""
 
     attacker: Attacker = Attacker.PLAIN
     round: int = 0
@@ -94,7 +94,7 @@ class TestedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Epsilon after the last round, and its scope."""
+    """Epsilon spent after the last round, and for what."""
 
     epsilon: float | None  # privacy budget spent; ``None`` without a guarantee
     delta: float
@@ -106,13 +106,13 @@ class Spent:
 
     @property
     def promises_little(self) -> bool:
-        """Return ``True`` if there is an epsilon, but too large a one to count as protection."""
+        """Return ``True`` if epsilon is too large to count as protection."""
         return self.epsilon is not None and promises_little(epsilon=self.epsilon, delta=self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seconds:
-    """Seconds; ``defense`` is summed over clients, ``total`` is wall time, ``None`` if not known."""
+    """Durations in seconds; ``defense`` is summed over clients, ``total`` is wall time or ``None``."""
 
     training: float
     defense: float | None

@@ -43,7 +43,7 @@ CANDIDATES = 1000  # number of distractors for the bound if guesses were compare
 
 
 class Ground(StrEnum):
-    """Reason for a verdict's tone."""
+    """The reason for a verdict."""
 
     READ = "read"  # examples were reconstructed above chance. Red.
     TOLD = "told"  # another question was answered better than by chance. Red.
@@ -60,7 +60,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound of a guarantee for each ``unit``, ``example`` or ``client``, on any attacker: ``identification_bound``."""
+    """Bound by differential privacy on any attacker, by ``unit`` (example or client): ``identification_bound``."""
 
     epsilon: float
     delta: float
@@ -111,7 +111,7 @@ def verdict_of(run: Run) -> Verdict:
 
 
 def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
-    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy bounds nothing."""
+    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy gives no bound."""
     found = summary.attacked
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
@@ -151,7 +151,7 @@ _TONES: Mapping[Ground, Tone] = {Ground.READ: LEAK, Ground.TOLD: LEAK, Ground.BO
 
 
 def tone_of(found: Sequence[LeakageResult], source: AttackedUploads = AttackedUploads.PROBES) -> Tone:
-    """Return red if any of ``found`` leaks above chance, else gray: no attack result is green."""
+    """Return red if any result leaks above chance, else gray: no attack can show that data are safe."""
     return LEAK if source is not AttackedUploads.SERVER and is_read(found) else OPEN
 
 

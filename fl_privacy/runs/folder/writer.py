@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """Records a run step by step, safe against the death of the process; nothing can be added to a ``finished`` one."""
+    """Writer of a run's records, one step at a time, safe if the process dies; ``finished`` runs are closed."""
 
     def __init__(self, path: Path, identity: Identity, *, lock: FileLock | None) -> None:
         self.path, self.identity, self.finished = path, identity, lock is None
@@ -125,7 +125,7 @@ class RunFolder:
             self._append(kind="history", attacker=attacker, id=str(id), round=id.round, loss=loss)
 
     def add_update_distortion(self, id: VictimId, distortion: UpdateDistortion, solving: Mapping[str, float]) -> None:
-        """Record the defense's change to an update, and figures of ``solving`` its first layer for the input."""
+        """Record a defense's change of an update, and figures on ``solving`` its first layer."""
         figures = {**asdict(distortion), **solving}
         self._append(kind="update_distortion", id=str(id), round=id.round, client=id.client, **figures)
 

@@ -78,7 +78,7 @@ os.execvp(command[0], command)
 
 
 def joules_so_far() -> float | None:
-    """Return the joules used by the processor packages (RAPL), which wrap around; ``None`` if unknown."""
+    """Return the processor packages' energy counters in joules (RAPL, which overflow); ``None`` if unknown."""
     try:
         counters = [
             int((zone / "energy_uj").read_text())

@@ -107,7 +107,7 @@ class LoopbackFederation:
         authority: Path | None = None,
         extra: tuple[str, ...] = (),
     ) -> None:
-        """Start a node by ``fl-privacy supernode``, if so for another SuperLink's address or authority."""
+        """Start a node by ``fl-privacy supernode``, with another SuperLink's address or authority if given."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
         if self.secured:

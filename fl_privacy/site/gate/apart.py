@@ -48,7 +48,7 @@ GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_N
 
 
 class Apart:
-    """A process of a module of this package that gives up its rights before it loads third-party code.
+    """A process for third-party code that gives up its rights before it loads that code.
 
     It has no terminal, none of this process's descriptors and few environment variables. The caller must ``close`` it.
     ``OSError`` if no process, thread, folder or pipe is available.
@@ -103,7 +103,7 @@ class Apart:
         self.wishes = replace(wishes, temporary=str(work))
 
     def begin(self, asked: Mapping[str, Any], deadline: float) -> Isolation:
-        """Send ``wishes`` and ``asked``, and return the isolation, which the process reports before it loads any code.
+        """Send ``wishes`` and ``asked``; return the isolation that the process reports before it loads code.
 
         ``RefusedError`` if it has ended, or took too long.
         """
@@ -113,7 +113,7 @@ class Apart:
 
     @property
     def is_quiet(self) -> bool:
-        """Return ``True`` if the process runs and has sent nothing unasked."""
+        """Return ``True`` if the process runs and has sent nothing without being asked."""
         if self._process is None or self._process.poll() is not None:
             return False
         poll = select.poll()
@@ -160,7 +160,7 @@ class Apart:
         return [self._bytes(size, deadline) for size in sizes]
 
     def status(self) -> str:
-        """Return a phrase on how the process ended, by itself or by a limit; empty if it runs."""
+        """Return a phrase on how the process ended, or which limit ended it; empty if it runs."""
         with suppress(subprocess.TimeoutExpired):
             if self._process is not None:
                 code = self._process.wait(10.0)

@@ -53,7 +53,7 @@ _RUN = re.compile(r"[0-9]{1,24}")
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """Bundles (Flower's FAB) that runs may bring, and what a run has to wait for.
+    """Which bundles (Flower's FAB) runs may bring, and what approval they need.
 
     Attributes:
         allow: allowed bundles, each by ``fab`` (SHA-256), ``key`` (a name in ``keys``), or ``app`` and ``version``.
@@ -181,7 +181,7 @@ def read_bundle(content: bytes) -> Bundle:
 
 
 def unmet_packages(bundle: Bundle, *, any_version: bool = False) -> dict[str, str]:
-    """Return the requirements of ``bundle`` that this Python does not meet -> what is installed instead."""
+    """Map each requirement of ``bundle`` that this Python does not meet to what is installed instead."""
     found, seen = dict[str, str](), set[tuple[str, str]]()
     with suppress(InvalidSpecifier):
         if not SpecifierSet(bundle.python).contains(here := ".".join(map(str, sys.version_info[:3]))):
@@ -222,7 +222,7 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install requirements from the site's package index into a folder that is theirs, and return it.
+    """Install requirements from the site's package index into a separate folder, and return it.
 
     Wheels alone are installed, so that no code of a package runs here; ``RefusedError`` if it is not possible.
     """
@@ -278,7 +278,7 @@ def signers_of(bundle: Bundle, signatures: Sequence[tuple[bytes, bytes]], keys: 
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """A run that waits for the site; ``token`` stands for it, its bundle and its configuration together."""
+    """A run that waits for approval; ``token`` identifies the run, its bundle and its configuration together."""
 
     run: str
     token: str
@@ -292,13 +292,13 @@ class Waiting:
 
 
 class Approvals:
-    """The folder in which runs wait and the site's decisions are kept, readable and written by its owner alone."""
+    """The private folder of waiting runs and the site's decisions."""
 
     def __init__(self, runs: Runs) -> None:
         self.runs = runs
 
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
-        """Return who or what lets a run in, or ``None`` while it waits; ``RefusedError`` if it may not run."""
+        """Return who or what approved a run, or ``None`` while it waits; ``RefusedError`` if it may not run."""
         runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
         found = (one for one in runs.allow if one in own or one.get("key") in signers)
         named = next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
@@ -335,7 +335,7 @@ class Approvals:
         return None
 
     def decide(self, waiting: Waiting, says: str) -> None:
-        """Write the site's ``says`` (yes or no) on a waiting run, in the name of the user of this process."""
+        """Record the decision ``says`` (yes or no) on a waiting run, with the user of this process."""
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name
@@ -344,7 +344,7 @@ class Approvals:
         self.forget(waiting.run)
 
     def forget(self, run: str) -> None:
-        """Remove a run from those that wait."""
+        """Remove a run from the waiting ones."""
         for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}-*.fab")):
             place.unlink(missing_ok=True)
 
@@ -362,7 +362,7 @@ class Approvals:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
 
     def bundle_of(self, run: str, digest: str) -> Path:
-        """Return the place of a waiting bundle, whose name no other content gets: a coordinator may send another."""
+        """Return the path of a waiting bundle, which its content names: a coordinator may send another."""
         return self.place(run, "fab").with_name(f"{run}-{digest}.fab")
 
     def place(self, run: str, suffix: str) -> Path:

@@ -29,7 +29,7 @@ _OF_BUNDLES, _OF_A_LINE = ("fab", "approved_by", "left"), ("before", "clock", "b
 
 
 class ExhaustedError(UserError):
-    """The budget or the rounds of a day are used up: nothing leaves."""
+    """The budget or the daily rounds are used up: nothing leaves."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Entry:
 
     @classmethod
     def read(cls, line: bytes) -> "Entry":
-        """Parse a line that ``line`` has written, to the byte, or raise ``ValueError`` or ``TypeError``."""
+        """Parse a line written by ``line`` exactly; ``ValueError`` or ``TypeError`` for any other."""
         found = json.loads(line)
         if not isinstance(found, dict):
             raise ValueError("no entry")
@@ -138,7 +138,7 @@ class Entry:
 
 @dataclass
 class Account:
-    """The sum of a ledger's lines.
+    """The total of a ledger's entries.
 
     Attributes:
         asked: digest of the last line that began an entry.

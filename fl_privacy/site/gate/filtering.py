@@ -43,7 +43,7 @@ class Records:
     config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def in_words(self) -> str:
-        """Return the number of values in arrays, and the names of all others."""
+        """Return the number of array values, and the names of all other entries."""
         values = sum(math.prod(array.shape) for record in self.arrays.values() for array in record.values())
         names = [key for held in (self.metrics, self.config) for record in held.values() for key in record]
         return ", ".join([*([f"{values} values in arrays"] if values else []), *names])
@@ -72,7 +72,7 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
 
 
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
-    """Return the part of the app's reply that may leave, noised if the policy says so.
+    """Return the permitted part of the app's reply, with noise if the policy requires it.
 
     It has all received arrays or none; names and order are the policy's or the coordinator's, never the app's.
     ``RefusedError`` if the reply holds something that the policy does not name.
@@ -94,7 +94,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
 
 
 def noise_alone(policy: SitePolicy, kind: str, received: Records) -> Records | None:
-    """Return noise on the received arrays, for a failed app, since noise does not cover an error.
+    """Return the received arrays plus noise for a failed app, since noise does not hide an error.
 
     ``None`` if the policy has no noise, or the reply holds anything else of the app's choice.
     """

@@ -17,7 +17,7 @@ def framed(parts: Sequence[bytes]) -> list[bytes]:
 
 
 def own_pipes() -> tuple[int, int]:
-    """Return the parent's pipes, taken from standard input and output; prints of an app go to the log."""
+    """Take the parent's pipes from standard input and output; the app's prints then go to the log."""
     inlet, outlet = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -70,7 +70,7 @@ class Wishes:
 
 @dataclass
 class Isolation:
-    """The isolation of a process, and the means that are missing, in words."""
+    """The isolation that a process has, and the mechanisms that are missing, in words."""
 
     network: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 
 
 def keep_apart(wishes: Wishes) -> Isolation:
-    """Isolate this single-threaded process; return in a grandchild, whose end ends this process.
+    """Isolate this single-threaded process; return in its grandchild, whose end ends both.
 
     This process then counts the app's resources. The child is the first process of the new process table: it only
     waits, and all others end with it. ``OSError`` if limits of memory can't be set.

@@ -79,7 +79,7 @@ class Ledger:
             return self._write(descriptor, account, entry)
 
     def settle(self, number: int, outcome: str, rho: float | None, left: str = "") -> Account:
-        """Write the outcome of the open entry ``number``; if a crash loses it, the entry stays open and counts.
+        """Write the outcome of the open entry ``number``; an entry left open by a crash counts as spent.
 
         ``rho`` is that of the entry, or 0 if weights without noise did not leave. ``LedgerError`` if the entry is not
         open, it can't be written, or ``account`` raises.

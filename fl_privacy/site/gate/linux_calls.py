@@ -157,7 +157,7 @@ def landlock_abi() -> int:
 
 
 def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> None:
-    """Deny other files, TCP (``abi`` 4) and signals to outsiders (``abi`` 6); ``OSError`` if a call failed."""
+    """Deny other files, TCP (``abi`` 4) and signals to other processes (``abi`` 6); ``OSError`` if a call failed."""
     handled = (1 << {1: 13, 2: 14, 3: 15, 4: 15}.get(abi, 16)) - 1
     told = struct.pack("QQQ", handled, 3 if abi >= 4 else 0, 3 if abi >= 6 else 0)
     size = 8 if abi < 4 else 16 if abi < 6 else 24
@@ -186,7 +186,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse ``DENIED`` calls, shared memory and other sockets than these by EPERM; ``OSError`` if impossible."""
+    """Refuse the system calls ``DENIED``, shared memory and sockets but these, by EPERM; ``OSError`` if impossible."""
     if machine() not in _AUDIT:
         raise OSError(f"there is no filter of calls for {machine()}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)

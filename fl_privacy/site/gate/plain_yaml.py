@@ -49,7 +49,7 @@ def loaded(content: bytes, name: str) -> object:
 
 
 def mapping(where: str, given: object) -> Mapping[str, Any]:
-    """Return ``given``, or nothing for ``None``; ``UserError`` unless it maps names."""
+    """Return ``given``, or an empty mapping for ``None``; ``UserError`` unless it maps names."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -85,7 +85,7 @@ def names(where: str, given: object) -> tuple[str, ...]:
 
 
 def place_of(where: str, given: object, folder: Path) -> Path:
-    """Return a place, which starts from ``folder``; ``UserError`` if ``given`` is none."""
+    """Return a path, relative to ``folder``; ``UserError`` if ``given`` is not a path."""
     if not isinstance(given, str) or not given:
         raise UserError(f"{where} is expected to name a place, but got {given!r}.")
     return Path(os.path.normpath(folder / expanded(given)))

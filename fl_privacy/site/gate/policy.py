@@ -74,7 +74,7 @@ class Reply:
 
     @property
     def bits(self) -> float:
-        """Return the largest number of bits outside the weights that an app can choose, with the choice of records."""
+        """Return the largest number of bits, without the weights, that an app can choose in a reply."""
         bits = 0.0
         for values in (self.metrics, self.config):
             free = [rule.bits + 1 for rule in values.rules.values() if rule.value is None]
@@ -171,7 +171,7 @@ class SitePolicy:
         )
 
     def rho(self, kind: str) -> float | None:
-        """Return rho of the reply to a message of ``kind``; ``None`` for weights without noise."""
+        """Return the rho spent by a reply to a message of ``kind``; ``None`` for weights without noise."""
         reply = self.reply(kind)
         if reply is None or reply.arrays is None:
             return 0.0
@@ -267,7 +267,7 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
 
 
 def holder_of(place: Path, given: Iterable[Path]) -> Path | None:
-    """Return the first of the places ``given`` to an app that contains ``place``, links followed, or ``None``."""
+    """Return the first path of ``given`` that contains ``place``, after following links, or ``None``."""
     real = place.resolve()
     return next((one for one in given if real.is_relative_to(one.resolve())), None)
 

@@ -25,7 +25,7 @@ _BLOCK = 1 << 15
 
 @dataclass(frozen=True, kw_only=True)
 class Noising:
-    """Clipping and noise of a change.
+    """How a change is clipped and noised.
 
     Attributes:
         clip_norm: largest l2 norm of the change of all arrays together, above 0.
@@ -51,7 +51,7 @@ class Noising:
 
     @property
     def rho(self) -> float:
-        """Return the zCDP rho of one reply whose change is there or not: 1 / (2 noise_multiplier^2)."""
+        """Return the zCDP rho of one reply for the presence of its change: 1 / (2 noise_multiplier^2)."""
         return 0.5 / self.noise_multiplier**2
 
 
@@ -86,7 +86,7 @@ def noised(
 
 
 def clipped(pieces: Sequence[Piece], noising: Noising) -> Integers:
-    """Round a change to whole steps (sum of n,) of the grid, scaled to a norm of at most ``clip_norm``.
+    """Round a change to whole grid steps (flattened), scaled to a norm of at most ``clip_norm``.
 
     ``pieces`` are finite values before and after, each pair (n,).
     """

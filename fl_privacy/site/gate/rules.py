@@ -50,7 +50,7 @@ _EXACT_BITS = 64
 
 
 class RefusedError(UserError):
-    """A message may not pass; ``reason`` (a key of ``REASONS``) is the only part that may leave the site."""
+    """A message is refused; only ``reason`` (a key of ``REASONS``) may leave the site."""
 
     def __init__(self, reason: str, detail: str) -> None:
         self.reason = reason
@@ -167,7 +167,7 @@ class Rule:
 
     @property
     def bits(self) -> float:
-        """Return the largest number of bits that an app can put into the value."""
+        """Return how many bits an app can encode in the value, at most."""
         return self._bits_of_one * (self.length or 1)
 
     @property

@@ -45,7 +45,7 @@ class Room:
 
 
 def watched(child: int, parent: int, room: Room, scratch: str) -> int:
-    """Wait for process ``child``, with which all others end, and return the status to end with.
+    """Wait for process ``child``, whose end ends all others, and return its exit status.
 
     ``child`` is the first process of the namespace at ``/proc``; if ``parent``, which started this one, ends, all end.
     """
