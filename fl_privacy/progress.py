@@ -108,7 +108,7 @@ LONGEST_SILENCE = 60
 
 
 class ShareLines:
-    """Progress in lines: after ``pause`` seconds, at each tenth, and at least every minute, with details ``beside``."""
+    """Printer of progress: after ``pause`` seconds, at each tenth and at least every minute, with ``beside`` text."""
 
     def __init__(
         self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str, *, pause: float = 10

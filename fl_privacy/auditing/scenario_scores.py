@@ -41,7 +41,7 @@ def score(
     seed: int,
     other: Reconstruction | None = None,
 ) -> Answer:
-    """Compare reconstructions with the truth, and ``loaded`` inputs (N, ...) as distractors, without a scenario.
+    """Score reconstructions against the truth, with ``loaded`` inputs (N, ...) as distractors; no scenario is set.
 
     ``other`` is the control of a single upload: the guess at another client's.
     """

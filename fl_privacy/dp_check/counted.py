@@ -86,7 +86,7 @@ class Drawn:
         return float(self.first[:, names.index(UNCHANGED)].mean()) if UNCHANGED in names else 0.0
 
     def epsilon(self, error: float) -> float:
-        """Return the larger bound for any noise: by angles with a tenth of the error, and by tests."""
+        """Return the larger of two bounds for any noise: by angles (a tenth of the error), and by counted tests."""
         bounds, share = [self.aligned(error / 10)], 0.9 * error / len(self.tests)
         for number, threshold in self.tests:
             counts = counts_above(self.first[:, number], self.second[:, number], [threshold])

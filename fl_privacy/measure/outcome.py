@@ -119,7 +119,7 @@ class GuessComparison:
 
     @property
     def is_nearest(self) -> bool:
-        """Return ``True`` if the original is nearer to a guess than all candidates, and not by their common part."""
+        """Return ``True`` if the original is nearest to a guess, and the guess does not rather show a candidate."""
         likeness, foreign = self.likeness or 0.0, self.foreign
         of_others = foreign is not None and foreign > FOREIGN and likeness < SAME
         alike = likeness >= LIKENESS and not (of_others and not self.is_above("psnr", FAR_PSNR))

@@ -65,7 +65,7 @@ def thinned_curve(found: Separation, points: int = 120) -> tuple[list[float], li
 
 
 def auc(found: Separation) -> Estimate:
-    """Compute the AUC with the interval of DeLong et al. (1988), widened to that on the logit scale."""
+    """Compute the AUC with the interval of DeLong et al. (1988), or that on the logit scale if wider."""
     positives, negatives = np.sort(found.positives), np.sort(found.negatives)
     of_positives = _share_below(negatives, positives)
     of_negatives = 1 - _share_below(positives, negatives)

@@ -85,7 +85,7 @@ def is_plain(loss: Loss) -> bool:
 
 
 def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
-    """Return the loss ``given``, on device and dtype of ``like``; ``UserError`` if it gives no scalar of K outputs."""
+    """Return the loss ``given``, on device and dtype of ``like``; ``UserError`` unless it is scalar for K outputs."""
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):

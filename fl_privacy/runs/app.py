@@ -259,7 +259,7 @@ def rehearsed(observations: Sequence[Observation], truth: KnownImages, number: i
 def describe_app(
     observations: Sequence[Observation], defense: Description, found: Counter[str], defenses: Mapping[int, Description]
 ) -> list[str]:
-    """Describe the threat model and the clients in sentences, with those ``found`` on single updates."""
+    """Describe the threat model and the clients in sentences, followed by sentences ``found`` about single updates."""
     lines = [
         "The server is honest but curious: it follows the protocol and analyzes what it receives. The clients are those"
         " of the app.",

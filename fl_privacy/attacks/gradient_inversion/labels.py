@@ -121,7 +121,7 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Find sorted labels (B,) whose summed slopes point in the direction of ``evidence`` (K,).
+    """Find sorted labels (B,) whose summed slopes (gradients by the logits) point along ``evidence`` (K,).
 
     Each class has the slopes of noise; labels are added, then changed, one by one. Lengths do not count, since class
     weights change them.

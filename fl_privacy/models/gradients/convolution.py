@@ -188,7 +188,7 @@ def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair
 
 
 def better_by_products(images: Tensor, weight: _Pair, stride: _Pair, dilation: _Pair) -> bool:
-    """Return ``True`` if products and ``F.fold`` are faster for victims stacked as channels, (1, V C, H, W)."""
+    """Return ``True`` if matrix products and ``F.fold`` are faster for victims stacked as channels, (1, V C, H, W)."""
     apart = stride[0] > 1 and tuple(dilation) == (1, 1) and images.shape[1] > weight[1] and not _compiles.get()
     return apart and len(images) == 1 and images.device.type == "cpu" and weight[1] <= _FEW
 
