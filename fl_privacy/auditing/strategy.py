@@ -51,30 +51,30 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 STOCK: Mapping[str, Any] = {"shares": "weights", "epochs": 1, "batch_size": 32, "probe_batch_norm": "train"}
 """Plan of a client without given settings."""
 
-Told = LocalPlan | Mapping[str, object] | Context | None
+GivenPlan = LocalPlan | Mapping[str, object] | Context | None
 
 
-def read_plan(told: Told, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
+def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan, frozenset[str]]:
     """Return the local plan and the names of the fields that were given.
 
     Args:
-        told: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
+        given: a plan; some of its fields; the server app's context, whose run config is searched; or ``None``.
         config: config of the server's messages, searched with lower priority.
 
     Raises:
         UserError: a field does not exist, or its value is out of range.
     """
-    if isinstance(told, LocalPlan):
-        return told, frozenset(f.name for f in fields(LocalPlan))
+    if isinstance(given, LocalPlan):
+        return given, frozenset(f.name for f in fields(LocalPlan))
     found = _found(config)
-    if isinstance(told, Context):
-        found |= _found(told.run_config)
-    elif isinstance(told, Mapping):
-        found |= _named(told)
-    elif told is not None:
+    if isinstance(given, Context):
+        found |= _found(given.run_config)
+    elif isinstance(given, Mapping):
+        found |= _named(given)
+    elif given is not None:
         raise UserError(
             "plan is expected to be a LocalPlan, a mapping such as dict(lr=0.1, epochs=1, batch_size=32), or the server"
-            f" app's context, but got {type(told).__name__}."
+            f" app's context, but got {type(given).__name__}."
         )
     settings = {**STOCK, **found}
     if found.get("steps") is not None or found.get("shares") == "gradient":
@@ -99,13 +99,13 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
-def _named(told: Mapping[str, object]) -> dict[str, Any]:
+def _named(given: Mapping[str, object]) -> dict[str, Any]:
     names = {f.name for f in fields(LocalPlan)}
-    if unknown := [key for key in told if key not in names]:
+    if unknown := [key for key in given if key not in names]:
         from fl_privacy.runs.config.parse import suggest  # noqa: PLC0415
 
         raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
-    return {str(key): value for key, value in told.items()}
+    return {str(key): value for key, value in given.items()}
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ def audit(
     data: object = None,
     input_shape: Sequence[int] | None = None,
     transform: object = None,
-    plan: Told = None,
+    plan: GivenPlan = None,
     out: str | Path = "audit",
     rounds: str | int | Sequence[int] = "ends",
     victims: int = 8,
@@ -170,7 +170,7 @@ class AuditedStrategy(StrategyAround):
 
     model: AuditedModel
     report: AuditReport
-    plan: Told
+    plan: GivenPlan
     rounds: str | int | Sequence[int]
     patience: float = PATIENCE
     failure: str | None = field(default=None, init=False)
@@ -193,12 +193,12 @@ class AuditedStrategy(StrategyAround):
         """
         given = inspect.signature(type(self.strategy).start).bind(self.strategy, *args, **kwargs)
         given.apply_defaults()
-        told = {**given.arguments, **given.kwargs}
-        grid, arrays = told["grid"], told["initial_arrays"]
-        rounds = whole("num_rounds", told.get("num_rounds", 3), at_least=1, example=3)
-        self._timeout = float(told.get("timeout", 3600))
+        passed = {**given.arguments, **given.kwargs}
+        grid, arrays = passed["grid"], passed["initial_arrays"]
+        rounds = whole("num_rounds", passed.get("num_rounds", 3), at_least=1, example=3)
+        self._timeout = float(passed.get("timeout", 3600))
         expect_arrays_of(self.model, arrays)
-        plan, fields_told = read_plan(self.plan, dict(told.get("train_config") or {}))
+        plan, given_fields = read_plan(self.plan, dict(passed.get("train_config") or {}))
         chosen = audited_rounds(self.rounds, rounds, name="rounds", most="num_rounds")
         self._wait_for_clients(grid)
         interceptor = Interceptor(
@@ -208,7 +208,7 @@ class AuditedStrategy(StrategyAround):
             num_classes=self.model.num_classes,
             sink=self.report.captured,
         )
-        self.report.open(plan, fields_told, sorted(chosen), rounds)
+        self.report.open(plan, given_fields, sorted(chosen), rounds)
         self._seen.clear()
         self._replies, self._rounds = StatedByReplies(), rounds
         self._curious = NamingServer(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))

@@ -40,22 +40,22 @@ class LiveRun:
     texts: Sequence[Sequence[Piece]] = ()
 
     @classmethod
-    def of(cls, path: Path, told: "Told | UserError") -> "LiveRun":
+    def of(cls, path: Path, state: "RunState | UserError") -> "LiveRun":
         link = f"./{quote(path.name)}/report.html"
-        if isinstance(told, UserError):
-            return cls(name=path.name, link=link, doing=str(told))
-        doing, share, left = _doing(path, told)
-        hidden = told.finished or told.shared
+        if isinstance(state, UserError):
+            return cls(name=path.name, link=link, doing=str(state))
+        doing, share, left = _doing(path, state)
+        hidden = state.finished or state.shared
         news = max(changed_at(path / name) for name in (*_WATCHED, ongoing.PROGRESS))
         return cls(
             name=path.name,
             link=link,
-            finished=told.finished,
+            finished=state.finished,
             doing=doing,
             share=share,
             left=left,
             silent=max(0.0, time.time() - news),
-            verdict=told.verdict,
+            verdict=state.verdict,
             guesses=[] if hidden else [data_uri(image) for image in ongoing.read_guesses(path)],
             texts=[] if hidden else [uncolored(text) for text in ongoing.read_texts(path)],
         )
@@ -74,7 +74,7 @@ class LiveRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class RunState:
     """Status of a run at its last parsing, without the records; ``last`` are seconds of the last rounds."""
 
     finished: bool
@@ -87,7 +87,7 @@ class Told:
     shared: bool
 
     @classmethod
-    def by(cls, run: Run) -> "Told":
+    def by(cls, run: Run) -> "RunState":
         rounds, images = run.of_kind("round"), run.of_kind("image")
         total = select(run.identity.config, "federation.rounds")
         trains = run.identity.config.get("command") not in {"attack", "audit"} and isinstance(total, int) and total >= 1
@@ -103,17 +103,17 @@ class Told:
         )
 
 
-def _doing(path: Path, told: Told) -> tuple[str, float | None, float | None]:
-    if told.finished:
+def _doing(path: Path, state: RunState) -> tuple[str, float | None, float | None]:
+    if state.finished:
         return "Finished", 1.0, None
     if (task := ongoing.read_ongoing(path)) is not None:
         return task.what, task.share, task.left
-    if told.total is None:
-        return f"In progress, {told.attacked} attacked examples recorded", None, None
-    if told.rounds >= told.total:
+    if state.total is None:
+        return f"In progress, {state.attacked} attacked examples recorded", None, None
+    if state.rounds >= state.total:
         return "Trained; the intercepted uploads are attacked", None, None
-    left = (told.total - told.rounds) * sum(told.last) / len(told.last) if told.last else None
-    return f"Training, round {told.rounds + 1} of {told.total}", told.rounds / told.total, left
+    left = (state.total - state.rounds) * sum(state.last) / len(state.last) if state.last else None
+    return f"Training, round {state.rounds + 1} of {state.total}", state.rounds / state.total, left
 
 
 def signature(path: Path) -> tuple[object, ...]:
@@ -143,7 +143,7 @@ class WatchedFolder:
 
     folder: Path
     _kept: dict[str, tuple[object, float, str]] = field(default_factory=dict)
-    _told: dict[Path, tuple[object, Told]] = field(default_factory=dict)
+    _states: dict[Path, tuple[object, RunState]] = field(default_factory=dict)
     _seen: tuple[object, Sequence[ImageView]] | None = None
     _lock: Lock = field(default_factory=Lock)
 
@@ -167,10 +167,10 @@ class WatchedFolder:
 
     def _pages_of(self, path: Path, front: str) -> dict[str, Callable[[], str]]:
         def status() -> str:
-            told = self._read(path)
-            if isinstance(told, UserError):
-                raise told
-            standing = LiveRun.of(path, told)
+            state = self._read(path)
+            if isinstance(state, UserError):
+                raise state
+            standing = LiveRun.of(path, state)
             return self._status([standing], over=standing.finished)
 
         def page() -> str:
@@ -183,18 +183,18 @@ class WatchedFolder:
         found = (path for path in own if os.access(path, os.X_OK) and (path / ongoing.IDENTITY).is_file())
         return sorted(found, key=lambda path: (changed_at(path / ongoing.IDENTITY), path.name))
 
-    def _read(self, path: Path) -> Told | UserError:
+    def _read(self, path: Path) -> RunState | UserError:
         """Return the run's status, or the error in opening it, so that other runs can still be shown."""
         now = signature(path)
-        if path not in self._told or self._told[path][0] != now:
+        if path not in self._states or self._states[path][0] != now:
             try:
-                self._told[path] = now, Told.by(read_run(path))
+                self._states[path] = now, RunState.by(read_run(path))
             except UserError as error:
                 return error
-        return self._told[path][1]
+        return self._states[path][1]
 
     def _comparison(self) -> str:
-        paths = [path for path in self._folders() if isinstance(told := self._read(path), Told) and told.finished]
+        paths = [path for path in self._folders() if isinstance(state := self._read(path), RunState) and state.finished]
         if not paths:
             return self._overview()
 
@@ -210,8 +210,8 @@ class WatchedFolder:
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
         for path in sorted(self._folders(), key=lambda path: changed_at(path / ongoing.METRICS), reverse=True):
-            told = self._read(path)
-            if isinstance(told, Told) and told.pictured:
+            state = self._read(path)
+            if isinstance(state, RunState) and state.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):
                     run = read_run(path)
                     self._seen = (path, signature(path)), view_extremes(run, run.read_pairs()[0])

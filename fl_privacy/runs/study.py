@@ -317,7 +317,7 @@ def write_benchmark(plan: StudyPlan[Track], measured: MeasuredBenchmark) -> Path
 
 
 def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> MeasuredTable:
-    """Build the table of a trade-off's finished jobs; ``UserError`` unless one and the undefended one finished."""
+    """Build the table of a trade-off's finished jobs; ``UserError`` unless one and the undefended one have finished."""
     study, entries = plan.study, plan.entries()
     rows = read_study(entries)
     asked = asked_of([finding for row in rows for finding in row.findings])

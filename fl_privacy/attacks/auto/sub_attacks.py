@@ -137,8 +137,9 @@ class GrayStart:
 
     spread: float = 0.2
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        return blank.space.to_variables(0.5 + self.spread * (torch.rand(blank.shape, generator=blank.generator) - 0.5))
+    def __call__(self, context: VictimContext) -> Tensor:
+        uniform = torch.rand(context.shape, generator=context.generator)
+        return context.space.to_variables(0.5 + self.spread * (uniform - 0.5))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -346,11 +346,11 @@ class ModelInversion(GroupAttack):
         )
         starts = [derive_generator(seed, "attack", str(o.id), k) for o in observations for k in range(restarts)]
         pairs = zip(victims, starts, strict=True)
-        blanks = [
+        contexts = [
             settings.VictimContext(o, o.knowledge.labels, problem.shape, generator, self.space)
             for o, generator in pairs
         ]
-        pixels = torch.stack([self.start(blank).flatten() for blank in blanks]).to(problem.features)
+        pixels = torch.stack([self.start(context).flatten() for context in contexts]).to(problem.features)
         found = minimize(
             problem,
             torch.cat([pixels, *[value.flatten().expand(len(pixels), -1) for value in problem.unknown.values()]], 1),

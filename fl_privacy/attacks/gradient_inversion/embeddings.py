@@ -25,22 +25,22 @@ class WordEmbeddings(ImageSource):
     reading: TokenReading
     norm: float = 0.0
 
-    def start(self, blank: VictimContext) -> Tensor:
+    def start(self, context: VictimContext) -> Tensor:
         """Return the initial variables (B L d,): embeddings of previously known texts, or random ones."""
-        drawn, texts = self.first(blank), blank.observation.knowledge.previous
+        drawn, texts = self.first(context), context.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
             return drawn.flatten()
-        batch, longest, _ = blank.shape
+        batch, longest, _ = context.shape
         tokens = torch.full((batch, longest), -1)
         kept = texts[:batch, :longest].cpu()
         tokens[: kept.shape[0], : kept.shape[1]] = kept
         words = self.variables_of(tokens.to(self.table.device)).cpu().to(drawn)
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
-    def held(self, blank: VictimContext) -> Tensor:
+    def held(self, context: VictimContext) -> Tensor:
         """Return the mask (B L,), which is 1 at tokens."""
-        batch, longest, _ = blank.shape
-        lengths = known_lengths(blank.observation)
+        batch, longest, _ = context.shape
+        lengths = known_lengths(context.observation)
         if lengths is None:
             return torch.ones(batch * longest)
         return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()

@@ -67,16 +67,16 @@ class Generated(ImageSource):
             return shape[0] * network.shape.latent
         return shape[0] * int(torch.Size(network.features_shape(self.layer)).numel())
 
-    def start(self, blank: VictimContext) -> Tensor:
-        known, asked = self.generator(blank.shape[1:]).network.shape.num_classes, blank.observation.num_classes
+    def start(self, context: VictimContext) -> Tensor:
+        known, asked = self.generator(context.shape[1:]).network.shape.num_classes, context.observation.num_classes
         if known not in (0, asked):
             raise UserError(
                 f"The generator {self.generator.path} is expected to know the {asked} classes of the model, or none,"
                 f" but knows {known}; train one with conditional=false."
             )
-        return torch.randn(self.size(blank.shape), generator=blank.generator)
+        return torch.randn(self.size(context.shape), generator=context.generator)
 
-    def held(self, blank: VictimContext) -> Tensor:
+    def held(self, context: VictimContext) -> Tensor:
         return torch.zeros(0)
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
@@ -162,14 +162,14 @@ class Untrained(ImageSource):
     def size(self, shape: Shape) -> int:
         return sum(self._sizes(shape))
 
-    def start(self, blank: VictimContext) -> Tensor:
-        return torch.zeros(self.size(blank.shape))
+    def start(self, context: VictimContext) -> Tensor:
+        return torch.zeros(self.size(context.shape))
 
-    def held(self, blank: VictimContext) -> Tensor:
+    def held(self, context: VictimContext) -> Tensor:
         """Draw the network's input, then its initial weights, with biases 0."""
-        shape = blank.shape
-        noise = torch.randn(shape[0] * self._input_size(shape), generator=blank.generator)
-        drawn = [torch.randn(math.prod(kernel), generator=blank.generator) for kernel in self._kernels(shape)]
+        shape = context.shape
+        noise = torch.randn(shape[0] * self._input_size(shape), generator=context.generator)
+        drawn = [torch.randn(math.prod(kernel), generator=context.generator) for kernel in self._kernels(shape)]
         biases = [torch.zeros(kernel[0]) for kernel in self._kernels(shape)]
         return torch.cat([noise, *(part for pair in zip(drawn, biases, strict=True) for part in pair)])
 

@@ -154,10 +154,10 @@ class TableRows(ImageSource):
     counted: bool = True
     spread: float = 1.0
 
-    def start(self, blank: VictimContext) -> Tensor:
+    def start(self, context: VictimContext) -> Tensor:
         schema, numbers = self.schema, self.schema.number_values
-        drawn = self.spread * torch.randn(tuple(blank.shape), generator=blank.generator)
-        middle = self._middles(blank)
+        drawn = self.spread * torch.randn(tuple(context.shape), generator=context.generator)
+        middle = self._middles(context)
         categories = torch.ones(schema.width, dtype=torch.bool)
         categories[numbers] = False
         drawn[..., categories] += middle[..., categories].clamp_min(_RARE).log()
@@ -169,28 +169,28 @@ class TableRows(ImageSource):
         drawn[..., numbers] = torch.where(bounded, inside, own)
         return drawn.flatten()
 
-    def _middles(self, blank: VictimContext) -> Tensor:
+    def _middles(self, context: VictimContext) -> Tensor:
         """Return shares of categories and means of numbers, (B, F) or (F,)."""
-        found, labels = self._evidence(blank), blank.labels
+        found, labels = self._evidence(context), context.labels
         if found is None:
             return self.schema.usual
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
             return found.shares.mean(0)
         return found.shares[labels.cpu()]
 
-    def _evidence(self, blank: VictimContext) -> Evidence | None:
+    def _evidence(self, context: VictimContext) -> Evidence | None:
         if not self.counted:
             return None
-        classes, size = blank.observation.num_classes, blank.observation.upload.num_examples
+        classes, size = context.observation.num_classes, context.observation.upload.num_examples
         counts = [size / classes] * classes
-        if blank.labels is not None:
-            rows = blank.labels if blank.labels.is_floating_point() else one_hot(blank.labels.long(), classes)
+        if context.labels is not None:
+            rows = context.labels if context.labels.is_floating_point() else one_hot(context.labels.long(), classes)
             counts = rows.float().sum(0).tolist()
-        return evidence_of(blank.observation, self.schema, tuple(counts))
+        return evidence_of(context.observation, self.schema, tuple(counts))
 
-    def held(self, blank: VictimContext) -> Tensor:
+    def held(self, context: VictimContext) -> Tensor:
         """Return a mask (F,), 0 for categories that no row has."""
-        found = self._evidence(blank)
+        found = self._evidence(context)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:

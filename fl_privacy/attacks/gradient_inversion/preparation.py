@@ -313,7 +313,7 @@ class Prepared:
         if source is None:
             return None
         pairs = zip(victims, restarts, strict=True)
-        rows = [source.held(self._blank(one, self._stream(one, restart, "held"))) for one, restart in pairs]
+        rows = [source.held(self._context(one, self._stream(one, restart, "held"))) for one, restart in pairs]
         return torch.stack(rows).to(self._like)
 
     def start(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> tuple[Tensor, list[torch.Generator]]:
@@ -323,12 +323,12 @@ class Prepared:
     def _stream(self, victim: PreparedVictim, *parts: int | str) -> torch.Generator:
         return derive_generator(self.seed, "attack", str(victim.observation.id), *parts)
 
-    def _blank(self, victim: PreparedVictim, generator: torch.Generator) -> VictimContext:
+    def _context(self, victim: PreparedVictim, generator: torch.Generator) -> VictimContext:
         return VictimContext(victim.observation, victim.labels, self.shape, generator, self.settings.space)
 
     def _row(self, victim: PreparedVictim, generator: torch.Generator) -> Tensor:
         draws = self.settings.start if self.settings.source is None else self.settings.source.start
-        parts = [draws(self._blank(victim, generator)).flatten()]
+        parts = [draws(self._context(victim, generator)).flatten()]
         if victim.labels is None:
             parts.append(torch.randn(self.shape[0] * self.num_classes, generator=generator))
         if unknowns := self.rounds[0].unknowns:

@@ -75,7 +75,7 @@ class VictimContext:
     space: Space
 
 
-Start = Callable[[VictimContext], Tensor]  # draws the first variables of a victim, of ``blank.shape`` and on the CPU
+Start = Callable[[VictimContext], Tensor]  # draws the first variables of a victim, of ``context.shape`` and on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +84,16 @@ class Normal:
 
     std: float = 1.0
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        return self.std * torch.randn(blank.shape, generator=blank.generator)
+    def __call__(self, context: VictimContext) -> Tensor:
+        return self.std * torch.randn(context.shape, generator=context.generator)
 
 
 @dataclass(frozen=True)
 class Uniform:
     """Start from pixels drawn from U[0, 1]."""
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        return blank.space.to_variables(torch.rand(blank.shape, generator=blank.generator))
+    def __call__(self, context: VictimContext) -> Tensor:
+        return context.space.to_variables(torch.rand(context.shape, generator=context.generator))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +102,8 @@ class Constant:
 
     value: float = 0.5
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        return blank.space.to_variables(torch.full(blank.shape, self.value))
+    def __call__(self, context: VictimContext) -> Tensor:
+        return context.space.to_variables(torch.full(context.shape, self.value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,10 +112,10 @@ class Pattern:
 
     size: int = 4
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        b, c, h, w = blank.shape
-        patch = torch.rand((b, c, self.size, self.size), generator=blank.generator)
-        return blank.space.to_variables(patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))[..., :h, :w])
+    def __call__(self, context: VictimContext) -> Tensor:
+        b, c, h, w = context.shape
+        patch = torch.rand((b, c, self.size, self.size), generator=context.generator)
+        return context.space.to_variables(patch.repeat(1, 1, -(-h // self.size), -(-w // self.size))[..., :h, :w])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,17 +124,17 @@ class PublicMean:
 
     of_class: bool = False
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        known, labels = blank.observation.knowledge, blank.labels
+    def __call__(self, context: VictimContext) -> Tensor:
+        known, labels = context.observation.knowledge, context.labels
         if known.public_images is None:
             raise UserError(
                 "The public-mean start needs public images, but got none;"
                 " set threat_model.public_images=1000, or use start=uniform."
             )
         images = known.public_images.cpu()
-        mean = images.mean(0).expand(blank.shape)
+        mean = images.mean(0).expand(context.shape)
         if not self.of_class:
-            return blank.space.to_variables(mean.clone())
+            return context.space.to_variables(mean.clone())
         if known.public_labels is None or labels is None:
             raise UserError(
                 "The class-mean start is expected to know the classes of public images and of the victim, but does not;"
@@ -143,16 +143,16 @@ class PublicMean:
         belongs = (known.public_labels.cpu() == labels.cpu().unsqueeze(1)).to(images.dtype)
         counts = belongs.sum(1).view(-1, 1, 1, 1)
         of_class = torch.tensordot(belongs, images, 1) / counts.clamp_min(1)
-        return blank.space.to_variables(torch.where(counts > 0, of_class, mean))
+        return context.space.to_variables(torch.where(counts > 0, of_class, mean))
 
 
 @dataclass(frozen=True)
 class Previous:
     """Start from the result for the same examples in an earlier round, else as ``Normal``."""
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        previous = blank.observation.knowledge.previous
-        return Normal()(blank) if previous is None else Given(images=previous)(blank)
+    def __call__(self, context: VictimContext) -> Tensor:
+        previous = context.observation.knowledge.previous
+        return Normal()(context) if previous is None else Given(images=previous)(context)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -161,13 +161,13 @@ class Given:
 
     images: Tensor
 
-    def __call__(self, blank: VictimContext) -> Tensor:
-        shape = blank.shape
+    def __call__(self, context: VictimContext) -> Tensor:
+        shape = context.shape
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
             raise UserError(
                 f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
             )
-        return blank.space.to_variables(self.images.cpu().expand(shape).clone())
+        return context.space.to_variables(self.images.cpu().expand(shape).clone())
 
 
 STARTS: Mapping[str, Start] = {
@@ -203,11 +203,11 @@ class ImageSource(Protocol):
         """Return n, by default that of the images."""
         return int(torch.Size(shape).numel())
 
-    def start(self, blank: VictimContext) -> Tensor:
+    def start(self, context: VictimContext) -> Tensor:
         """Draw the first variables (n,)."""
         ...
 
-    def held(self, blank: VictimContext) -> Tensor:
+    def held(self, context: VictimContext) -> Tensor:
         """Draw the fixed values (m,); m may be 0."""
         ...
 

@@ -13,7 +13,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import GeneratorShape, ImageDiscriminator, ImageGenerator
 from fl_privacy.rng import derive_generator, derive_seed
 
-Told = Callable[[int, int, float, float], None]
+TrainingProgress = Callable[[int, int, float, float], None]
 """(steps done, total steps, loss of the discriminator, of the generator) -> None."""
 
 
@@ -89,11 +89,11 @@ class GeneratorTraining:
         self._parts = {"generator": self.generator, "discriminator": self._discriminator, "average": self.average}
         self._optimizers = {"of_generator": self._of_generator, "of_discriminator": self._of_discriminator}
 
-    def run(self, told: Told = lambda done, total, discriminator, generator: None) -> Self:
+    def run(self, progress: TrainingProgress = lambda done, total, discriminator, generator: None) -> Self:
         while self.done < self.plan.steps:
             losses = self._step(self.done)
             self.done += 1
-            told(self.done, self.plan.steps, *losses)
+            progress(self.done, self.plan.steps, *losses)
         return self
 
     def result(self) -> ImageGenerator:

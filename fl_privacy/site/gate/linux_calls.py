@@ -186,7 +186,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse the system calls ``DENIED``, shared memory and sockets but these, by EPERM; ``OSError`` if impossible."""
+    """Refuse the calls ``DENIED``, shared memory and sockets not allowed here, by EPERM; ``OSError`` if it fails."""
     if machine() not in _AUDIT:
         raise OSError(f"there is no filter of calls for {machine()}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
