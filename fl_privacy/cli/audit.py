@@ -25,19 +25,17 @@ ALL_RIGHTS = (
 )
 
 NodeConfig = Annotated[
-    list[str] | None, typer.Option(help="As `flower-supernode` takes it, of every node; {partition} is its number.")
+    list[str] | None, typer.Option(help="Node config, as for `flower-supernode`; {partition} is a node's number.")
 ]
-StandIn = Annotated[
-    bool, typer.Option("--stand-in", help="Draw examples where the app's data are missing, and say so.")
-]
-Script = Annotated[Path | None, typer.Option(help="Of a project without the app format: what starts the simulation.")]
+StandIn = Annotated[bool, typer.Option("--stand-in", help="Replace missing data by random examples, and say so.")]
+Script = Annotated[Path | None, typer.Option(help="Script that starts the simulation, if there is no app format.")]
 Clients = Annotated[
     list[Path] | None, typer.Option(help="A script that starts one client; may be given several times.")
 ]
 ClientArgs = Annotated[
     str | None, typer.Option(help="Arguments of each client's script: '--id {partition} --of {nodes}'.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print audit.json for programs, and all else on standard error.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print audit.json; everything else goes to standard error.")]
 WithDefense = Annotated[
     list[str] | None,
     typer.Option(
@@ -47,10 +45,12 @@ WithDefense = Annotated[
 Isolated = Annotated[
     bool, typer.Option("--sandbox", help="Isolate the app: no network, no files but its own and its data.")
 ]
-Reads = Annotated[list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the app may read there.")]
+Reads = Annotated[
+    list[Path] | None, typer.Option(metavar="DIR", help="Another folder that the sandboxed app may read.")
+]
 Environment = Annotated[list[str] | None, typer.Option(metavar="NAME", help="An environment variable for the sandbox.")]
 OnlyCheck = Annotated[
-    bool, typer.Option("--check", help="Only say what the app needs and what of it is missing; nothing is run.")
+    bool, typer.Option("--check", help="List what the app needs and what is missing; nothing is run.")
 ]
 Limits = Annotated[str, typer.Option(help="Limits of the sandbox: 'memory_mib=8192 processes=128 seconds=14400'.")]
 

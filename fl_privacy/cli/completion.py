@@ -29,20 +29,20 @@ Overrides = Annotated[
     typer.Argument(metavar="[KEY=VALUE]...", help="Hydra overrides.", autocompletion=complete_override),
 ]
 AppPlace = Annotated[Path, typer.Argument(metavar="APP", help="Folder with Flower's pyproject.toml, or a .fab file.")]
-RunConfig = Annotated[list[str] | None, typer.Option(help="As `flwr run` takes it: 'key=value key=\"text\"'.")]
+RunConfig = Annotated[list[str] | None, typer.Option(help="Run config, as for `flwr run`: 'key=value key=\"text\"'.")]
 Mirror = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of data sets by hub name, instead of the hub.")
 ]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in the browser at the end.")]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Runs at once, one CPU thread each; all cores by default.")
+    int | None, typer.Option("--jobs", "-j", help="Number of parallel runs, one CPU thread each; default: all cores.")
 ]
-OnlyReport = Annotated[bool, typer.Option("--only-report", help="Write the page over what has finished.")]
+OnlyReport = Annotated[bool, typer.Option("--only-report", help="Write the page from the finished runs.")]
 PsnrBelow = Annotated[
     float | None,
     typer.Option(
         "--psnr-below",
-        help="dB; a defense is only chosen if no attacked image reaches this either.",
+        help="dB; a defense is chosen only if no reconstructed image reaches this PSNR.",
         callback=lambda value: None if value is None else number("--psnr-below", value, at_least=0, example=12),
     ),
 ]

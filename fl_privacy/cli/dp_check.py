@@ -40,7 +40,7 @@ def check_dp(  # noqa: PLR0917
     delta: Annotated[float, typer.Option(help="Delta of the claim.")] = 1e-5,
     rounds: Annotated[int, typer.Option(help="Rounds that the claim covers.")] = 1,
     clip_norm: Annotated[float | None, typer.Option(help="Norm to which an update is clipped.")] = None,
-    draws: Annotated[int | None, typer.Option(help="Draws for each neighbor; by default for a minute.")] = None,
+    draws: Annotated[int | None, typer.Option(help="Draws for each neighbor; default: about a minute's.")] = None,
     train: Annotated[bool, typer.Option("--train/--no-train", help="Let an app's first client train once.")] = True,
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
@@ -128,7 +128,7 @@ def check_leakage(
     baseline: Annotated[Path, typer.Option(help="JSON file to compare with, kept with the code.")] = Path(
         "leakage_baseline.json"
     ),
-    update: Annotated[bool, typer.Option("--update", help="Write the baseline anew instead.")] = False,
+    update: Annotated[bool, typer.Option("--update", help="Write the baseline instead of comparing.")] = False,
     name: Annotated[str, typer.Option(help="Name of the run in the baseline.")] = "run",
     metric: Annotated[str, typer.Option(help="Metric by which images are compared.")] = "psnr",
 ) -> None:

@@ -144,24 +144,24 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
 
 @app.command()
 def report(  # noqa: PLR0917
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders that runs have written.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="Where to write the page.")] = None,
     psnr_below: PsnrBelow = None,
     cap: Annotated[
         bool, typer.Option("--cap", help="Compare defenses, each at several strengths, by PPC curves and CAP.")
     ] = False,
     share: Annotated[
-        Path | None, typer.Option(metavar="DEST", help="Copy the runs there, to pass on: without pictures.")
+        Path | None, typer.Option(metavar="DEST", help="Copy the runs there for sharing, without pictures.")
     ] = None,
     with_originals: Annotated[
-        bool, typer.Option("--with-originals", help="What --share copies also shows attacked images.")
+        bool, typer.Option("--with-originals", help="Keep attacked images in the copies of --share.")
     ] = False,
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a row for each attacked example there instead.")
     ] = None,
     brief: Annotated[
         bool,
-        typer.Option("--brief", help="One page to print and sign, of a run or audit: figures and risk."),
+        typer.Option("--brief", help="Write one page on a run or audit, to print and sign."),
     ] = False,
     log: Annotated[
         str | None,
@@ -208,7 +208,7 @@ def report(  # noqa: PLR0917
 def verify(
     place: Annotated[Path, typer.Argument(metavar="FOLDER_OR_BRIEF", help="Folder of a run or audit, or its brief.")],
     of_app: Annotated[
-        Path | None, typer.Option("--app", metavar="APP", help="Compare the audited app's files, too.")
+        Path | None, typer.Option("--app", metavar="APP", help="Also compare the audited app's files.")
     ] = None,
 ) -> None:
     """Recompute a brief's counts, intervals, verdict and hashes from its records; status 1 if a line differs.
@@ -257,10 +257,10 @@ def supernode(
         str, typer.Option("--app", metavar="MODULE:NAME", help="The installed ClientApp that answers.")
     ] = OWN_APP,
     patience: Annotated[
-        float, typer.Option(help="Seconds to try again where the SuperLink does not admit the node.")
+        float, typer.Option(help="Seconds to keep trying if the SuperLink does not admit the node.")
     ] = 90.0,
     policy: Annotated[
-        str, typer.Option(metavar="SITE.YAML", help="What may come in and leave, whatever the app says.")
+        str, typer.Option(metavar="SITE.YAML", help="The site's policy: what may come in and leave.")
     ] = "",
 ) -> None:
     """Run Flower's SuperNode with one process for all messages instead of a new one for each.
@@ -280,9 +280,9 @@ def deploy(  # noqa: PLR0917
     nodes: Annotated[int, typer.Option(help="Number of SuperNodes.")] = 4,
     host: Annotated[str, typer.Option(help="Name or address of the SuperLink for the nodes.")] = "localhost",
     port: Annotated[int, typer.Option(help="Port of the SuperLink.")] = 8000,
-    check: Annotated[bool, typer.Option("--check", help="Try what is in OUT on this machine's loopback.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Try the deployment in OUT on this machine.")] = False,
     policy: Annotated[
-        str, typer.Option(help="Begin each node's site.yaml as strict, research or dp, and run behind it.")
+        str, typer.Option(help="Give each node a site.yaml (strict, research or dp), and run behind it.")
     ] = "",
 ) -> None:
     """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
@@ -298,11 +298,11 @@ def deploy(  # noqa: PLR0917
 
 
 def node_cost(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Runs that finished, or sweeps over such.")],
-    memory: Annotated[int, typer.Option(help="MiB that the node has.")] = 1024,
-    core: Annotated[int | None, typer.Option(help="Number of the core it has; the first there is.")] = None,
-    repeats: Annotated[int, typer.Option(help="Rounds; the figure is their median.")] = 3,
-    trust: Annotated[list[str] | None, typer.Option(help="An import path that the runs may name, as pkg.Net.")] = None,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Finished runs, or sweeps.")],
+    memory: Annotated[int, typer.Option(help="Memory of the node in MiB.")] = 1024,
+    core: Annotated[int | None, typer.Option(help="Number of the node's CPU core; default: the first.")] = None,
+    repeats: Annotated[int, typer.Option(help="Number of rounds; the median counts.")] = 3,
+    trust: Annotated[list[str] | None, typer.Option(help="Import path that the runs may use: pkg.Net.")] = None,
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 

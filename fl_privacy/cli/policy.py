@@ -16,7 +16,7 @@ from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files.foreign import expanded
 from fl_privacy.site.gate import READY
 
-app = typer.Typer(help="A site's own policy of what may leave: say it, try it on an app, show what has left.")
+app = typer.Typer(help="A site's policy of what may leave: explain it, try it on an app, show what has left.")
 
 Site = Annotated[str, typer.Argument(metavar="SITE.YAML", help=f"The policy, or one of {', '.join(READY)}.")]
 
@@ -86,9 +86,7 @@ def try_app(  # noqa: PLR0917
 @app.command()
 def approve(
     site: Site,
-    run: Annotated[
-        str, typer.Argument(metavar="RUN", help="Number of the run; without it, list those that wait.")
-    ] = "",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Number of the run; without it, list waiting runs.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse without asking.")] = False,
 ) -> None:

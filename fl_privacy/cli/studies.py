@@ -37,7 +37,7 @@ def benchmark(  # noqa: PLR0917
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="What leaves figures as they are, such as out=FOLDER device=cuda; defense.KEY=A,B are strengths of the"
+            help="Settings that don't affect figures: out=FOLDER device=cuda; defense.KEY=A,B are strengths of the"
             " entry.",
             autocompletion=complete_override,
         ),

@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run, or of many: out=FOLDER.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0 takes a free one.")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on loopback; 0: a free one.")] = 0,
 ) -> None:
     """Serve the page of a run, sweep or trade-off in progress: progress, time left, latest images.
 
@@ -131,4 +131,4 @@ def watch(
         try:
             server.serve_forever(poll_interval=0.2)
         except (Interrupted, KeyboardInterrupt):
-            say("No longer watching; the run goes on.")
+            say("No longer watching; the run continues.")

@@ -25,7 +25,7 @@ def test_the_arguments_are_those_that_were_written_down(capfd: pytest.CaptureFix
     for name, text in (
         ("run", "Hydra overrides."),
         ("trade-off", "A name that `fl-privacy list` shows"),
-        ("report", "Folders that runs have written."),
+        ("report", "Folders of runs."),
     ):
         run_command_line([name, "--help"])
         assert _plain(text) in _plain(capfd.readouterr().out)
