@@ -89,16 +89,21 @@ def approve(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Number of the run; without it, list waiting runs.")] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Approve without asking.")] = False,
     refuse: Annotated[bool, typer.Option("--refuse", help="Refuse without asking.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Refuse all further messages of an approved run.")] = False,
 ) -> None:
     """Review a waiting run's bundle without running its code, then approve or refuse the run."""
-    from fl_privacy.site.gate.bundles import Approvals  # noqa: PLC0415
+    from fl_privacy.site.gate.bundles import REVOKED, Approvals  # noqa: PLC0415
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
     if (runs := read_policy(site).runs) is None:
         raise UserError(f"{site} is expected to have runs, but answers by an installed app alone; add runs to it.")
-    if yes and refuse:
-        raise UserError("One of --yes and --refuse is expected, but got both.")
+    if yes + refuse + revoke > 1:
+        raise UserError("One of --yes, --refuse and --revoke is expected, but got several.")
     approvals = Approvals(runs)
+    if revoke:
+        approvals.decide(run, REVOKED)
+        say(f"Run {run} is revoked: none of its further messages is answered.")
+        return
     waiting = approvals.waiting()
     if not run:
         for one in waiting:
@@ -126,7 +131,7 @@ def approve(
         say(visible(f"The review reads none of these files, which can hold code: {', '.join(unread)}."))
     if not yes and not refuse:
         yes = typer.confirm(f"Let run {asked.run} in?")
-    approvals.decide(asked, "yes" if yes else "no")
+    approvals.decide(run, "yes" if yes else "no", asked.token)
     say(f"Run {asked.run} is {'approved' if yes else 'refused'}.")
 
 

@@ -31,7 +31,7 @@ from fl_privacy.site.gate.rules import REASONS, RefusedError
 from fl_privacy.types import ModelState, Tensors
 
 logger: logging.Logger = logging.getLogger(__name__)
-MOST_RUNS = 4  # largest number of runs whose state and last model a gate keeps
+MOST_RUNS, MOST_KEPT = 100, 1 << 30  # largest number of runs whose state a gate keeps, and of bytes of all states
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
 
 OF_RUNS = ("bundle", "run", "packages", "size")
@@ -144,7 +144,7 @@ class Gate:
                 self.ledger.settle(number, outcome, rho if outcome == "sent" else rho or 0.0, left)
         self._note_left_out(kind, replied, released)
         if kept and kind.partition(".")[0] == "train":
-            _remember(self._models, context.run_id, kept)
+            _remember(self._models, context.run_id, kept, lambda model: sum(each.nbytes for each in model.values()))
         return flower_records(released)
 
     def _instead(self, message: Message, error: Exception, *, asked: bool) -> RecordDict | Error:
@@ -160,7 +160,7 @@ class Gate:
         given = self._context(context)
         try:
             reply = call_next(message_with(message, flower_records(received)), given)
-            _remember(self._states, context.run_id, given.state)
+            _remember(self._states, context.run_id, given.state, lambda state: plain_records(state).size)
             if reply.has_content():
                 return plain_records(reply.content)
             failed = f"it replied an error: {reply.error.reason}"
@@ -231,10 +231,12 @@ def _reason(error: Exception) -> str:
     return "ledger" if isinstance(error, LedgerError) else "gate"
 
 
-def _remember(held: "OrderedDict[int, Any]", run: int, value: Any) -> None:
+def _remember(held: "OrderedDict[int, Any]", run: int, value: Any, size: Callable[[Any], int]) -> None:
+    """Keep a run's ``value``, and drop those of the runs that were longest without a message, of too many bytes."""
     held[run] = value
     held.move_to_end(run)
-    while len(held) > MOST_RUNS:
+    while len(held) > 1 and (len(held) > MOST_RUNS or sum(map(size, held.values())) > MOST_KEPT):
+        logger.warning("What the node keeps of run %d is dropped, since other runs need its memory", next(iter(held)))
         held.popitem(last=False)
 
 

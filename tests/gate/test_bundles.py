@@ -273,22 +273,45 @@ def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(
     assert waiting.config == {"lr": 1} and waiting.unmet == {"no-such-thing": "not installed"}
     assert oct(one.bundle_of("7", bundle.digest).stat().st_mode)[-3:] == "600"
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    one.decide(waiting, "yes")
+    one.decide("7", "yes", waiting.token)
     assert not one.waiting()
     assert admitted(one, bundle, lr=1) == f"user {os.getuid()}", "a container's user has no name"
     monkeypatch.undo()
-    one.decide(waiting, "yes")
+    one.decide("7", "yes", waiting.token)
     monkeypatch.setenv("LOGNAME", "somebody")
     assert admitted(one, bundle, lr=1) == pwd.getpwuid(os.getuid()).pw_name
     one.place("7", "decision").rename(one.place("8", "decision"))
     assert admitted(one, bundle, run="8", lr=1) is None, "another run is another question"
     assert admitted(one, bundle, lr=2) is None, "another configuration is another question"
     assert admitted(one, read_bundle(fab(name="other")), lr=1) is None, "so is another bundle"
-    one.decide(next(each for each in one.waiting() if each.run == "7"), "no")
+    one.decide("7", "no", next(each.token for each in one.waiting() if each.run == "7"))
     with pytest.raises(RefusedError, match="was refused"):
         admitted(one, read_bundle(fab(name="other")), lr=1)
     one.place("7", "decision").chmod(0o666)
-    assert admitted(one, bundle, lr=1) is None, "anybody could have written it"
+    with pytest.raises(UserError, match="chmod go-w it"):  # anybody could have written it
+        admitted(one, bundle, lr=1)
+
+
+def test_a_run_that_was_let_in_is_refused_once_it_is_revoked(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle = read_bundle(fab())
+    policy = gate_of(site, f"{{allow: [{{fab: {bundle.digest}}}], approve: others}}").policy
+    assert policy.runs is not None
+    gate = Approvals(policy.runs)
+    assert admitted(gate, bundle) == "allow: fab", "by its policy"
+    other = read_bundle(fab(name="other"))
+    assert admitted(gate, other, run="8") is None
+    gate.decide("8", "yes", gate.waiting()[0].token)
+    assert admitted(gate, other, run="8"), "by a person"
+    for run in ("7", "8"):
+        assert run_command_line(["policy", "approve", str(site / "site.yaml"), run, "--revoke"]) == 0
+        assert f"Run {run} is revoked" in capsys.readouterr().out
+    for brought, run in ((bundle, "7"), (other, "8"), (other, "7")):
+        with pytest.raises(RefusedError, match="run . was revoked"):
+            admitted(gate, brought, run=run)
+    assert admitted(gate, bundle, run="9") == "allow: fab", "other runs go on"
+    assert run_command_line(["policy", "approve", str(site / "site.yaml"), "../7", "--revoke"]) == 2
+    assert run_command_line(["policy", "approve", str(site / "site.yaml"), "--revoke"]) == 2
+    assert run_command_line(["policy", "approve", str(site / "site.yaml"), "7", "--revoke", "--yes"]) == 2
 
 
 def test_each_run_waits_of_those_that_are_allowed(tmp_path: Path) -> None:
@@ -408,7 +431,7 @@ def test_a_site_sees_a_review_and_decides(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(RefusedError):
         admitted(one, bundle, run="8", note="\x1b[2Jx" + " " * 300 + "end")
     capsys.readouterr()
-    for arguments, wrong in ((["9"], "a run that waits"), (["8", "--yes", "--refuse"], "got both")):
+    for arguments, wrong in ((["9"], "a run that waits"), (["8", "--yes", "--refuse"], "got several")):
         assert run_command_line(["policy", "approve", place, *arguments]) != 0
         assert wrong in capsys.readouterr().err
 
@@ -507,7 +530,7 @@ def test_a_message_waits_with_its_run_and_others_go_on(site: Path, monkeypatch: 
     assert not bundles.approvals.waiting()
     assert asked(bundles, other, 1) is None, "its next message waits anew"
     (waiting,) = bundles.approvals.waiting()
-    bundles.approvals.decide(waiting, "yes")
+    bundles.approvals.decide("1", "yes", waiting.token)
     reply = asked(bundles, other, 1)
     assert isinstance(reply, tuple) and reply[0] == "brought_app:client"
 

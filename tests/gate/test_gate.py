@@ -275,6 +275,28 @@ def test_a_budget_holds_over_restarts_apps_runs_and_repeated_questions(tmp_path:
     assert sent == len(gate.ledger.entries()) == 2  # type: ignore[union-attr]
 
 
+def test_runs_in_turns_find_their_own_state_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def app(message: Message, context: Context) -> Message:
+        calls.append(int(context.state.metric_records.get("own", {"calls": 0})["calls"]))  # type: ignore[arg-type]
+        context.state["own"] = MetricRecord({"calls": calls[-1] + 1, "rest": [0] * 100})
+        return Message(RecordDict({"arrays": message.content.array_records["arrays"]}), reply_to=message)
+
+    def ask(run: int) -> None:
+        outer = context(tmp_path)
+        outer.run_id = run
+        assert answered(question(), outer).has_content()
+
+    calls = list[int]()
+    answered = Gate(policy(tmp_path)).around(app)
+    for run in [*range(9), *range(9)]:
+        ask(run)
+    assert calls == [0] * 9 + [1] * 9
+    monkeypatch.setattr(gate_module, "MOST_KEPT", 2000)  # a state has some 800 bytes
+    for run in (20, 21, 22, 22, 21, 20):
+        ask(run)
+    assert calls[18:] == [0, 0, 0, 1, 1, 0], "of too many bytes, the run that was longest without a message begins anew"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_gates_that_share_a_ledger_never_go_beyond_its_budget(fails: bool, tmp_path: Path) -> None:
     """All of them are asked at once, and an app would wait until the apps of all have been asked."""

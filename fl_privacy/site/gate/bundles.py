@@ -42,6 +42,9 @@ LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
 MOST_WAITING = 20
 """Largest number of runs that wait; others are refused."""
 
+REVOKED = "revoked"
+"""Decision on a run that was approved before, by the site or its policy."""
+
 MOST_PACKAGES, MOST_LETTERS = 500, 10_000
 INSTALL_SECONDS = 1800.0
 
@@ -300,6 +303,11 @@ class Approvals:
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
         """Return who or what approved a run, or ``None`` while it waits; ``RefusedError`` if it may not run."""
         runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
+        decision = dict[str, Any]()
+        with suppress(FileNotFoundError):
+            decision = _own(self.place(run, "decision"))
+        if decision.get("says") == REVOKED:
+            raise RefusedError("run", f"run {run} was revoked")
         found = (one for one in runs.allow if one in own or one.get("key") in signers)
         named = next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
         if named and runs.approve != "each run":
@@ -308,9 +316,6 @@ class Approvals:
             raise RefusedError("run", f"run {run} of {bundle.in_words()} is not on the site's list")
         told = json.dumps([run, bundle.digest, config], sort_keys=True, default=str)
         token = hashlib.sha256(told.encode()).hexdigest()
-        decision = dict[str, Any]()
-        with suppress(OSError, ValueError, UserError):
-            decision = _own(self.place(run, "decision"))
         if decision.get("token") == token:
             if decision.get("says") == "yes":
                 self.forget(run)  # it may have been held while the site decided
@@ -334,14 +339,19 @@ class Approvals:
         logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, bundle.in_words(), run)
         return None
 
-    def decide(self, waiting: Waiting, says: str) -> None:
-        """Record the decision ``says`` (yes or no) on a waiting run, with the user of this process."""
+    def decide(self, run: str, says: str, token: str = "") -> None:
+        """Write the site's decision on a run, in the name of the user of this process.
+
+        Args:
+            says: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``, whatever the run brings next.
+        """
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name
-        told = {"token": waiting.token, "fab": waiting.fab, "says": says, "who": who, "when": time.time()}
-        write_private(self.place(waiting.run, "decision"), json.dumps(told))
-        self.forget(waiting.run)
+        make_missing_private(self.runs.folder)
+        told = {"token": token, "says": says, "who": who, "when": time.time()}
+        write_private(self.place(run, "decision"), json.dumps(told))
+        self.forget(run)
 
     def forget(self, run: str) -> None:
         """Remove a run from the waiting ones."""
