@@ -167,7 +167,11 @@ def show_ledger(
     for entry in entries[max(0, len(entries) - last) :]:
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
-        about = {"FAB": entry.fab[:16], "approved by": entry.approved_by, "left:": entry.left}
+        about = {
+            "FAB": entry.fab[:16],
+            "approved by": entry.approved_by.replace("allow: ", "the policy, allow: "),
+            "left:": entry.left,
+        }
         more = "".join(f"  {name} {value}" for name, value in about.items() if value)
         say(f"{entry.number:6d}  {dated(entry.when)}  {said}{more}")
     sent = sum(entry.outcome == "sent" for entry in entries)
