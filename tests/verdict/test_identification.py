@@ -8,6 +8,7 @@ import torch
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure import evaluate_all
+from fl_privacy.measure.descriptors import BLURS, blurred
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.identification import LUCK, PublicImages, aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome
@@ -178,3 +179,10 @@ def test_a_control_that_saw_no_update_may_be_given(digits, public):
 def test_most_frequent_tokens_are_those_most_texts_have():
     public = torch.tensor([[5, 5, 1, -1], [5, 1, 7, -1], [5, 2, -1, -1]])
     assert most_frequent(public, torch.tensor([2, 4])).tolist() == [[5, 1, -1, -1], [5, 1, 2, 5]]
+
+
+@pytest.mark.parametrize("sigma", BLURS[1:])
+def test_many_images_are_blurred_as_by_a_convolution(sigma):
+    images = torch.rand(5, 1, 11, 16, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    alone = torch.cat([blurred(image[None], sigma) for image in images])
+    assert torch.allclose(blurred(images, sigma), alone, rtol=0, atol=1e-12)
