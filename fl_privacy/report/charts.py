@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count, cycle, groupby, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup, escape
+
+from fl_privacy.report.page import environment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,11 +46,12 @@ _STYLE: dict[Any, Any] = {
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
 }
+_COLORS = tuple(_VARIABLES[color] for color in SERIES)
+_DASHES = ("", "7 3", "2 3", "7 3 2 3")
 _FEW_DECADES = 1.5  # decades below which a logarithmic axis also labels 2 and 5
 EXACT = "(exact)"  # label of a point with infinite PSNR
 _LABEL_SIZE = (0.03, 0.055)  # width and height of a label, in shares of the axes
-_LINES = ("-", "--", ":", "-.")
-_numbers = itertools.count()
+_numbers = count()
 LEAST_POINTS, LEAST_SHARE = 10.0, 0.25  # least span of percents, share of others: small differences look small
 
 
@@ -88,41 +91,28 @@ def line_chart(
     Args:
         percent: ``True`` to show the share ``y`` in percent, from 0.
         faint: ``True`` for thin lines in one color.
-        marks: points (x, y) of each curve over time; those of one moment have an element id ending in ``-moment-N``.
+        marks: points (x, y) of each curve over time, with element ids ending in ``-moment-N``.
     """
 
-    def draw(axes: Axes) -> None:
-        from matplotlib.ticker import LogLocator  # noqa: PLC0415
+    def place(x: float, y: float | None) -> tuple[float, float]:
+        known = y is not None and math.isfinite(y) and (y > 0 or not log)
+        return float(x), math.nan if not known or y is None else math.log10(y) if log else float(y)
 
-        for number, curve in enumerate(curves):
-            color = SERIES[0] if faint else SERIES[number % len(SERIES)]
-            dash = "-" if faint else _LINES[number // len(SERIES) % len(_LINES)]
-            mark = "o" if len(curve.x) == 1 else None
-            width, alpha = (1.0, 0.5) if faint else (1.8, 1.0)
-            axes.plot(curve.x, curve.y, dash, color=color, label=curve.label, linewidth=width, alpha=alpha, marker=mark)
-        for moment in range(max(map(len, marks), default=0)):
-            points = [(number, *own[moment]) for number, own in enumerate(marks) if moment < len(own)]
-            colors = [SERIES[number % len(SERIES)] for number, _, _ in points]
-            axes.scatter(
-                [x for _, x, _ in points], [y for _, _, y in points], s=42, c=colors, zorder=3, gid=f"-moment-{moment}"
-            )
-        if percent:
-            axes.set_ylim(0, max(axes.get_ylim()[1], LEAST_POINTS / 100))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        if log:
-            axes.set_yscale("log")
-            known = [math.log10(value) for curve in curves for value in curve.y if 0 < value < math.inf]
-            if (max(known) - min(known) if known else 0.0) < _FEW_DECADES:
-                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.minorticks_off()  # like major ticks, which have no marks either
-        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-        axes.grid(visible=False, axis="x")
-        axes.set(xlabel=x, ylabel=y)
-        if 1 < len(curves) <= 12 and not faint:
-            axes.legend(fontsize=9, ncols=2 if len(curves) > 6 else 1)
-
-    return draw_svg(draw, alt)
+    looks = product(_DASHES[: 1 if faint else 4], _COLORS[: 1 if faint else len(SERIES)])
+    lines = [
+        ([place(x, y) for x, y in zip(curve.x, curve.y, strict=True)], curve.label, color, dash)
+        for curve, (dash, color) in zip(curves, cycle(looks), strict=False)
+    ]
+    moments = [
+        [(place(*own[moment]), color) for color, own in zip(_COLORS, marks, strict=False) if moment < len(own)]
+        for moment in range(max(map(len, marks), default=0))
+    ]
+    across = _span(x for line, *_ in lines for x, _ in line)
+    low, high = _span((y for line, *_ in lines for _, y in line), 0.5 if log else 0.05)
+    spans = across, (0.0, max(high, LEAST_POINTS / 100)) if percent else (low, high)
+    legend = [of_line[1:] for of_line in lines] if 1 < len(curves) <= _MOST_NAMED and not faint else []
+    drawn = {"lines": lines, "moments": moments, "faint": faint}
+    return _svg(spans, (x, y), alt, legend, log=log, percent=percent, **drawn)
 
 
 def scatter_chart(
@@ -160,24 +150,86 @@ def scatter_chart(
 
 def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:
     """Draw a stacked bar for each client, a color for each class."""
+    many = len(class_names) > len(SERIES)  # from purple over blue and green to yellow
+    mixes = np.linspace(0, 100, len(class_names)) if many else ()
+    colors = [f"color-mix(in oklch longer hue, #fde725 {share:.0f}%, #440154)" for share in mixes] or _COLORS
+    bars = [
+        (client - 0.41, 0.82, top - held, top, color)
+        for client, row in enumerate(counts)
+        for held, top, color in zip(row, accumulate(row), colors, strict=False)
+        if held
+    ]
+    spans = (-0.6, len(counts) - 0.4), (0.0, 1.05 * max([1, *map(sum, counts)]))
+    legend = [] if many else [(name, color, "") for name, color in zip(class_names, colors, strict=False)]
+    return _svg(spans, ("Client", "Examples"), alt, legend, bars=bars)
 
-    def draw(axes: Axes) -> None:
-        clients, bottom = range(len(counts)), [0] * len(counts)
-        import matplotlib  # noqa: PLC0415
 
-        spectrum = matplotlib.colormaps["viridis"].resampled(max(2, len(class_names)))
-        for k, name in enumerate(class_names):
-            height = [row[k] for row in counts]
-            color = SERIES[k] if len(class_names) <= len(SERIES) else spectrum(k)
-            axes.bar(clients, height, bottom=bottom, width=0.82, color=color, label=name)
-            bottom = [b + h for b, h in zip(bottom, height, strict=True)]
-        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
-        axes.grid(visible=False, axis="x")
-        axes.set(xlabel="Client", ylabel="Examples", xlim=(-0.6, len(counts) - 0.4))
-        if len(class_names) <= len(SERIES):
-            axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.02), handlelength=1.0, reverse=True)
+_WIDTH, _HEIGHT, _LETTER, _ROW = 388.8, 237.6, 5.5, 14.0  # sizes of a chart, a letter, and a row of the legend
+_MOST_NAMED = 12  # most curves in a legend
 
-    return draw_svg(draw, alt)
+
+def _svg(
+    spans: tuple[tuple[float, float], tuple[float, float]],
+    titles: tuple[str, str],
+    alt: str,
+    names: Sequence[tuple[str, str, str]],
+    *,
+    log: bool = False,
+    percent: bool = False,
+    **drawn: Any,
+) -> Markup:
+    # spans of x and of y, or its logarithm; names: name, color and dashes of each entry of the legend
+    (first, last), (low, high) = spans
+    up = [(y, f"{100 * y:.0f} %" if percent else f"{10**y if log else y:g}") for y in _ticks(low, high, log=log)]
+    left, right, bottom = round(26 + _LETTER * max(len(word) for _, word in [(0, ""), *up])), _WIDTH - 10, _HEIGHT - 36
+    legend, end, top = [], left, 8.0
+    for name, color, dash in names:
+        wide = round(30 + 0.9 * _LETTER * len(name))
+        end, top = (left, top + _ROW) if end + wide > right and end > left else (end, top)
+        legend.append((end, top, name, color, dash))
+        end += wide
+    top += 8 * bool(legend)
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across, high_up = (x - first) / (last - first), (y - low) / (high - low)
+        return round(left + across * (right - left), 1), round(bottom - high_up * (bottom - top), 1)
+
+    places = {"left": left, "right": right, "top": top, "bottom": bottom, "width": _WIDTH, "height": _HEIGHT, "at": at}
+    ticks = {"up": up, "across": _ticks(first, last, whole=True), "titles": titles, "legend": legend, "alt": alt}
+    drawn = {"bars": (), "lines": (), "moments": (), "faint": False, **drawn, "number": next(_numbers), "path": _path}
+    return Markup(environment().get_template("chart.svg.j2").render(**places, **ticks, **drawn).replace("\n", ""))
+
+
+def _span(values: Iterable[float], least: float = 0.05) -> tuple[float, float]:
+    known = [value for value in values if math.isfinite(value)] or [0.0]
+    margin = 0.05 * (max(known) - min(known)) or least * max(1.0, abs(known[0]))
+    return min(known) - margin, max(known) + margin
+
+
+def _ticks(low: float, high: float, *, log: bool = False, whole: bool = False) -> list[float]:
+    if log and high - low >= 1:
+        few = (0.0, math.log10(2), math.log10(5)) if high - low < _FEW_DECADES else (0.0,)
+        decades = range(math.floor(low), math.ceil(high) + 1)
+        every = [k + part for k in decades if k % math.ceil((high - low) / 7) == 0 for part in few]
+        return [tick for tick in every if low <= tick <= high]
+    bottom, top = (10**low, 10**high) if log else (low, high)
+    power = 10.0 ** math.floor(math.log10((top - bottom) / 6))
+    step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= 0.999 * (top - bottom) / 6)
+    step = max(step, 1.0) if whole else step
+    found = [k * step for k in range(math.ceil(bottom / step), math.floor(top / step) + 1)]
+    return [math.log10(tick) for tick in found] if log else found
+
+
+def _path(line: Iterable[tuple[float, float]], at: Callable[[float, float], tuple[float, float]]) -> str:
+    found, pen = [], "M"  # at most four places within half a pixel, and gaps at NaN
+    places = (at(*place) for place in line)
+    for column, near in groupby(places, key=lambda place: None if math.isnan(place[1]) else round(2 * place[0])):
+        few = list(near)
+        heights = [y for _, y in few]
+        kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(few) - 1} if column is not None else ()
+        found += [f"{'L' if number else pen}{few[k][0]} {few[k][1]}" for number, k in enumerate(sorted(kept))]
+        pen = "M" if column is None else "L"
+    return "".join(found)
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:

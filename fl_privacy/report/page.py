@@ -34,20 +34,21 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
-    page = _environment().get_template(template)
+    page = environment().get_template(template)
     return neutral(with_words(page.render(content_security_policy=policy, live=live, script=program, **values)))
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """Return the environment."""
+    made = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
+    made.filters |= {
         "unbroken": lambda sentence: sentence.replace(" %", "\N{NO-BREAK SPACE}%"),
         "percent": _unbroken(words.percent),
         "points": _unbroken(words.points),
@@ -61,7 +62,7 @@ def _environment() -> Environment:
         "few": readings.few,
         "read_in_words": headline.read_in_words,
     }
-    return environment
+    return made
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:

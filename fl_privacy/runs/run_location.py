@@ -4,9 +4,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import Literal, Protocol
 
 from fl_privacy.attacks import Progress, no_progress
@@ -111,8 +109,6 @@ class RunLocation:
     def recording(self, monitor: Monitor) -> Iterator[RunFolder]:
         """Open the folder, and write its page at the end; another process may have ``finished`` it meanwhile."""
         config = self.config
-        if config.page:  # the page's charts need it; it takes a second, which passes here while the attack computes
-            Thread(target=import_module, args=("matplotlib.backends.backend_svg",), daemon=True).start()
         try:
             opened = RunFolder.open_or_create(
                 Path(config.out),

@@ -1,10 +1,12 @@
 """Axes that can be read, whatever the range."""
 
+import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 
-from fl_privacy.report.charts import ChartPoint, Curve, line_chart, scatter_chart
+from fl_privacy.report.charts import ChartPoint, Curve, line_chart, partition_chart, scatter_chart
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,36 @@ def test_the_label_of_a_bound_stands_where_no_point_is_near(x, anchor):
     svg = scatter_chart([*points, near], x="x", y="y", alt="", bound=15.0, bound_label="recognizable above")
     style = re.search(r'<text style="([^"]*)"[^>]*>recognizable above', svg)
     assert style and (f"text-anchor: {anchor}" in style[1] or (anchor == "start" and "text-anchor" not in style[1]))
+
+
+def test_a_line_has_gaps_where_nothing_is_known_and_keeps_its_peaks():
+    values = [1.0] * 5000 + [None, math.nan, math.inf] + [1.0] * 5000
+    values[2222], values[7777] = 9.0, -3.0
+    svg = line_chart([Curve(x=range(len(values)), y=values)], x="<Step>", y="a & b", alt='"quoted"')
+    assert ElementTree.fromstring(svg).get("aria-label") == '"quoted"' and "&lt;Step&gt;" in svg
+    (path,) = re.findall(r'<path d="([^"]*)" style="fill:none', svg)
+    heights = [float(y) for y in re.findall(r" ([\d.]+)", path)]
+    assert path.count("M") == 2 and len(heights) < 4 * 2 * 400
+    assert sorted(heights)[1] - min(heights) > 50 < max(heights) - sorted(heights)[-2], "one peak and one low each"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_bars_add_up_and_have_a_color_for_each_class(many: bool):
+    counts = [[3, 0, 7] + [2] * 20 * many, [1, 4, 0] + [0] * 20 * many]
+    names = [f"class <{k}>" for k in range(len(counts[0]))]
+    svg = ElementTree.fromstring(partition_chart(counts, names, alt=""))
+    bars = [bar.attrib for bar in svg.iter() if bar.tag.endswith("rect")]
+    assert len(bars) == sum(count > 0 for row in counts for count in row)
+    left = [bar for bar in bars if bar["x"] == bars[0]["x"]]
+    lowest = max(float(bar["y"]) + float(bar["height"]) for bar in left)
+    total, highest = sum(counts[0]), min(float(bar["y"]) for bar in left)
+    assert (lowest - highest) / float(left[0]["height"]) == pytest.approx(total / 3, abs=0.2)
+    assert len({bar["style"] for bar in left}) == len(left)
+    assert ("class &lt;0&gt;" in partition_chart(counts, names, alt="")) is not many
+
+
+def test_moments_of_a_film_are_marked_on_their_curves():
+    curves = [Curve(x=[0, 50, 100], y=[1.0, 0.1, 0.01], label=name) for name in "ab"]
+    svg = line_chart(curves, x="Share", y="Loss", log=True, alt="", marks=[[(0, 1.0), (100, 0.01)]] * 2)
+    groups = re.findall(r'<g id="c\d+-moment-(\d)">(.*?)</g>', svg)
+    assert [(moment, dots.count("<circle")) for moment, dots in groups] == [("0", 2), ("1", 2)]

@@ -227,7 +227,8 @@ def test_both_attackers_are_shown_side_by_side(tmp_path):
     assert "It looks twice." in page.text and "adaptive attacker; 95 % CI" in page.text
     assert "tag bounded" not in page.text and "tag leak" in page.text and "tag leak" not in without.text
     assert len(page.all("img")) == 3 * (12 + 3) and len(without.all("img")) == 2 * (12 + 3)
-    assert "adaptive" not in re.sub(r"<style>.*</style>", "", without.text, flags=re.DOTALL)
+    told = re.sub(r"<style>.*?</style>", "", without.text, flags=re.DOTALL)
+    assert "adaptive" not in told.replace("threat_model=adaptive", ""), "but how to ask for that attacker"
     assert (
         Image.open(runs[0] / "pictures" / "reconstructions.png").width
         > 1.3 * Image.open(runs[1] / "pictures" / "reconstructions.png").width

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_privacy.report.page import _environment
+from fl_privacy.report.page import environment
 from tests.report.browser import Browser, find_chromium
 
 CARD = (
@@ -28,7 +28,7 @@ def card(*, adaptive: bool) -> str:
         rank="", failure="", adaptive=adaptive, lines=lines, figures="Cells right 100 %", where="client 0", label="",
         known=True,
     )  # fmt: skip
-    return _environment().from_string(CARD).render(row=row)
+    return environment().from_string(CARD).render(row=row)
 
 
 def test_names_of_columns_break_at_underscores_and_are_escaped() -> None:
