@@ -279,12 +279,13 @@ def _in_file(path: Path, settings: Sequence[str]) -> list[MeasuredTable]:
 
 def _shipped(settings: Sequence[str]) -> list[MeasuredTable]:
     from fl_privacy.report.advice import SHIPPED  # noqa: PLC0415
-    from fl_privacy.runs.config import compose_run  # noqa: PLC0415
     from fl_privacy.runs.folder.study import read_tables  # noqa: PLC0415
 
     tables = [table for path in sorted(SHIPPED.glob("*.json")) for table in read_tables(path)]
     if found := [table for table in tables if table.matches(settings)]:
         return found
+    from fl_privacy.runs.config import compose_run  # noqa: PLC0415  (Hydra)
+
     compose_run(list(settings))  # a name that does not exist is not one to measure
     measure = " ".join([next((grid for grid in map(_grid_for, settings) if grid), "quick"), *settings])
     raise UserError(

@@ -112,6 +112,8 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """
     number = n if groups is None else min(n, groups)
     seen = math.ceil(count * number / n)
+    if seen == 0 < number:  # the same bits without scipy, whose import takes as long as all else of `advise`
+        return -math.expm1(math.log1p(-0.95) / number)
     return 1.0 if seen >= number else float(_special().betaincinv(seen + 1, number - seen, 0.95))
 
 

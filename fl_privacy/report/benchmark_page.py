@@ -18,7 +18,6 @@ from fl_privacy.report.advice import read_of
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.page import render
 from fl_privacy.report.words import below, metric, seconds, title, title_within
-from fl_privacy.runs.config.study import Track
 from fl_privacy.runs.folder import Candidate, LeakageResult
 from fl_privacy.runs.folder.defense_choice import ROUNDING
 from fl_privacy.runs.folder.leakage import COMPARED, WORST, Extent, leaks_most, main_of
@@ -27,6 +26,8 @@ from fl_privacy.runs.folder.verdict import Tone, tone_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from fl_privacy.runs.config.study import Track
 
 SCRIPT = "benchmark.js"  # script that sorts and filters; without it the page shows its first board
 FARTHEST = 60.0  # largest PSNR in dB in the picture

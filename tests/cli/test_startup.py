@@ -30,7 +30,7 @@ print()
 print(json.dumps(said))
 """
 
-LIGHT = ("--help", "run --help", "list", "run defense=pruning --cfg")
+LIGHT = ("--help", "run --help", "list", "run defense=pruning --cfg", "advise")
 WRONG = (
     "run seed=x",
     "run model=lenett",

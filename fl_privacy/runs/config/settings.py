@@ -371,3 +371,32 @@ def register_plugin_metrics() -> None:
         if not isinstance(metric, Metric):
             raise UserError(f"{path} is expected to make a Metric, but makes a {type(metric).__name__}; repair it.")
         register_metric(name, metric)
+
+
+UNDEFENDED = "Undefended"
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """A defense at one strength, as named by a grid."""
+
+    family: str  # name of the curve; ``UNDEFENDED`` without a defense
+    strength: str = ""  # setting and value such as ``rate 0.9``; empty for a single strength and the undefended point
+    overrides: tuple[str, ...] = ()
+
+
+State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh, after a few rounds or all of them
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCell:
+    """One attack that every defense gets; parts that are the same in all cells are empty."""
+
+    attack: str = ""
+    uploads: str = ""  # name of the clients' kind of upload
+    state: State | Literal[""] = ""  # state of the model sent to them
+    server: str = ""  # name of a malicious server's attack; empty for an honest server
+
+    @property
+    def title(self) -> str:
+        return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)

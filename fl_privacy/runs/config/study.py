@@ -12,7 +12,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR, PACKAGE
 from fl_privacy.runs.config.compose import expand_sweep, merge_overrides, override_keys, swept_key
 from fl_privacy.runs.config.parse import suggest
-from fl_privacy.runs.config.settings import Role, is_within, keys_of
+from fl_privacy.runs.config.settings import UNDEFENDED, AttackCell, GridPoint, Role, State, is_within, keys_of
 from fl_privacy.runs.config.untrusted import expect_below_here, expect_plain, read_settings, trust_in
 
 GRIDS = PACKAGE / "grids"
@@ -26,34 +26,6 @@ _SECTIONS: dict[str, Any] = {
     "defenses": Mapping[str, list[str]],
 }
 """Key of a grid's file -> type."""
-
-UNDEFENDED = "Undefended"
-
-
-@dataclass(frozen=True)
-class GridPoint:
-    """A defense at one strength, as named by a grid."""
-
-    family: str  # name of the curve; ``UNDEFENDED`` without a defense
-    strength: str = ""  # setting and value such as ``rate 0.9``; empty for a single strength and the undefended point
-    overrides: tuple[str, ...] = ()
-
-
-State = Literal["untrained", "early", "trained"]  # of the attacked model: fresh, after a few rounds or all of them
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttackCell:
-    """One attack that every defense gets; parts that are the same in all cells are empty."""
-
-    attack: str = ""
-    uploads: str = ""  # name of the clients' kind of upload
-    state: State | Literal[""] = ""  # state of the model sent to them
-    server: str = ""  # name of a malicious server's attack; empty for an honest server
-
-    @property
-    def title(self) -> str:
-        return ", ".join(part for part in (self.attack, self.uploads, self.state, self.server) if part)
 
 
 @dataclass(frozen=True, kw_only=True)

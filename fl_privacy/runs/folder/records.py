@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_type_hints
@@ -283,6 +283,7 @@ def _restored(value: Any) -> Any:
 
 
 T = TypeVar("T")
+_hints_of = cache(get_type_hints)
 Part = Callable[[object, str], object]  # builds a field from its value and place; raises ``ValueError``
 
 
@@ -294,7 +295,7 @@ def made(kind: type[T], told: object, where: str, **parts: Part) -> T:
     needed = {name for name, field in known.items() if field.default is field.default_factory is MISSING}
     if wrong := sorted(needed - told.keys()) or sorted(told.keys() - known):
         raise ValueError(f"{where} should {'have' if wrong[0] in needed else 'not have'} {wrong[0]}")
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)  # type: ignore[arg-type]
     values = {
         name: parts.get(name, partial(_of_type, hints[name]))(value, f"{where}.{name}") for name, value in told.items()
     }

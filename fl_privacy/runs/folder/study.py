@@ -15,7 +15,7 @@ from fl_privacy.files import write_whole
 from fl_privacy.files.foreign import read_text
 from fl_privacy.measure import METRICS, Statistic, pmm
 from fl_privacy.measure.roc import Finding, Measure
-from fl_privacy.runs.config.study import UNDEFENDED, AttackCell, GridPoint
+from fl_privacy.runs.config.settings import UNDEFENDED, AttackCell, GridPoint
 from fl_privacy.runs.folder.defense_choice import Candidate, candidate_of, least_over_control
 from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
