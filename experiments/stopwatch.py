@@ -34,6 +34,7 @@ FUNCTIONS = {
     ("fl_privacy.federation.parallel", "attack_by_all_cores"): "the attack",
     ("fl_privacy.runs.attack_stage", "Judge.scores"): "judging",
     ("fl_privacy.report.charts", "draw_svg"): "charts of the page",
+    ("fl_privacy.report.charts", "_svg"): "charts of the page",
     ("fl_privacy.report.gallery", "grid_picture"): "the picture of all images",
     ("fl_privacy.report.write", "write_report"): "the rest of the page",
 }
