@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 from kept_rows import Kept, markdown
-from paper_settings import is_preset, of_place
+from paper_settings import is_preset, of_place, told_settings, unnamed_numbers
 from paper_tables import Table, load_papers
 from verdicts import Outcome, Verdict
 
@@ -41,20 +41,29 @@ class Item:
     Attributes:
         item: with the place in the paper.
         place: settings, ``module:attribute``, ``file:``, or one or more ``table:``, apart by spaces.
-        test: test that compares the place's code with what is printed.
+        test: test that compares the place's code with what is printed; without a place, of a statement.
+        fails: what the test shows not to hold.
         named: ``True`` if no preset of the paper takes that code.
         values: lines that the place's file has to hold.
         why: reason for not having it.
+        open: what of it has not been run.
         was: ``unlike`` or ``missing`` where the papers' first reading found it so.
     """
 
     item: str
     place: str | None = None
     test: str | None = None
+    fails: str | None = None
     named: bool = False
     values: Sequence[str] = ()
     why: str | None = None
+    open: str | None = None
     was: str | None = None
+
+    @property
+    def claim(self) -> str:
+        """Return what is said of the paper, without its place there."""
+        return self.item.partition(": ")[2]
 
     @property
     def places(self) -> list[str]:
@@ -79,8 +88,8 @@ def load_items(file: Path = DOCS / "papers_items.yaml") -> dict[str, tuple[str, 
     for name, paper in yaml.safe_load(file.read_text()).items():
         told = [{("why" if key == "not" else key): value for key, value in item.items()} for item in paper["items"]]
         for item in told:
-            if not {"place", "why"} & item.keys() or not item.keys() <= known:
-                raise ValueError(f"{item} is expected to have a place or a reason (not), and nothing unknown.")
+            if not {"place", "why", "open", "test"} & item.keys() or not item.keys() <= known:
+                raise ValueError(f"{item} is expected to have a place or a reason (not, open), and nothing unknown.")
         found[name] = (paper["title"], [Item(**item) for item in told])
     return found
 
@@ -93,24 +102,41 @@ def _tables() -> Mapping[str, Table]:
 def derive(paper: str, item: Item, kept: Kept) -> Found:
     """Derive the status of an item of ``paper``, and say what it rests on."""
     place = item.place or ""
-    if item.why:
-        return Found(status=Status.MISSING, facts=[item.why])
+    if item.why or item.open:
+        return Found(status=Status.MISSING if item.why else Status.NOT_RUN, facts=[item.why or item.open or ""])
     if place.startswith("table:"):
         found = [_of_table(_tables()[each.removeprefix("table:")], kept) for each in item.places]
         worst = max(found, key=lambda one: list(Status).index(one.status))
         return Found(status=worst.status, facts=[fact for one in found for fact in one.facts])
     if item.test:
-        return Found(status=Status.OPTION if item.named else Status.EQUAL, facts=[f"compared by `{item.test}`"])
-    if place.startswith("file:") or ":" in place:
-        lines = " ".join((DOCS.parent / place.removeprefix("file:")).read_text().split()) if item.values else ""
-        equal = item.values and all(value in lines for value in item.values)
-        facts = [f"`{value}`" for value in item.values] or ["no fact is compared"]
-        return Found(status=Status.EQUAL if equal else Status.OPTION, facts=facts)
+        return _of_test(item)
+    return _of_file(item, place) if ":" in place else _of_settings(paper, item, place)
+
+
+def _of_test(item: Item) -> Found:
+    if item.fails:
+        return Found(status=Status.NOT, facts=[item.fails, f"shown by `{item.test}`"])
+    return Found(status=Status.OPTION if item.named else Status.EQUAL, facts=[f"compared by `{item.test}`"])
+
+
+def _of_file(item: Item, place: str) -> Found:
+    lines = " ".join((DOCS.parent / place.removeprefix("file:")).read_text().split()) if item.values else ""
+    equal = item.values and all(value in lines for value in item.values)
+    facts = [f"`{value}`" for value in item.values] or ["no fact is compared"]
+    return Found(status=Status.EQUAL if equal else Status.OPTION, facts=facts)
+
+
+def _of_settings(paper: str, item: Item, place: str) -> Found:
     published, differing = of_place(paper, place)
-    if published and not differing and is_preset(place):
-        return Found(status=Status.EQUAL, facts=[f"{len(published)} settings equal"])
-    facts = [f"ours: {', '.join(each.told for each in differing)}"] if differing else []
-    return Found(status=Status.OPTION, facts=facts or ([] if published else ["no setting is compared"]))
+    unnamed = unnamed_numbers(item.claim, published)
+    if published and not differing and not unnamed and is_preset(place):
+        return Found(status=Status.EQUAL, facts=[f"equal: {told_settings(published)}"])
+    facts = [
+        *([f"ours: {', '.join(each.told for each in differing)}"] if differing else []),
+        *([f"not compared: {', '.join(unnamed)}"] if published and unnamed else []),
+        *([] if published else ["no setting is compared"]),
+    ]
+    return Found(status=Status.OPTION, facts=facts or [f"chosen by hand; equal: {told_settings(published)}"])
 
 
 def _of_table(table: Table, kept: Kept) -> Found:
@@ -177,8 +203,8 @@ def items_page(made: str, kept: Kept) -> str:
 
 def _told(item: Item, found: Found) -> str:
     places = ", ".join(f"`{place}`" for place in item.places)
-    if item.why:
-        return f"{item.why}{f' ({places})' if places else ''}"
+    if item.why or item.open:
+        return f"{item.why or item.open}{f' ({places})' if places else ''}"
     return "; ".join(filter(None, (places, *found.facts))).replace("|", "\\|")
 
 

@@ -6,6 +6,7 @@ Nothing here is judged by hand: what differs is listed, with the paper's value.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,11 @@ import yaml
 
 DOCS = Path(__file__).resolve().parent
 CONF = DOCS.parent / "conf"
+NUMBER = re.compile(r"(?<![\w.-])(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?(?:e-?\d+)?)(?![\w])")
 RESOLVED = DOCS / "papers_resolved.json"
+
+SOME = "some"
+"""The paper has such a setting and prints no value."""
 
 Lookup = Callable[[str], Any]
 """Name of a setting -> its value; ``None`` if it is not set."""
@@ -29,11 +34,12 @@ class Difference:
     name: str
     published: Any
     ours: Any
+    absent: str = "unset"
 
     @property
     def told(self) -> str:
         """Say what is ours and what is published."""
-        ours = "unset" if self.ours is None else _told(self.ours)
+        ours = self.absent if self.ours is None else _told(self.ours)
         return f"`{self.name}` {ours} (published: {_told(self.published)})"
 
 
@@ -50,11 +56,11 @@ def published_of(paper: str, lookup: Lookup) -> dict[str, Any]:
     return {name: value for rule in rules for name, value in rule["paper"].items()}
 
 
-def differences(published: Mapping[str, Any], lookup: Lookup) -> list[Difference]:
-    """List the settings that are not the paper's."""
+def differences(published: Mapping[str, Any], lookup: Lookup, *, absent: str = "unset") -> list[Difference]:
+    """List the settings that are not the paper's; one that is not there is said to be ``absent``."""
     found = {name: lookup(name) for name in published}
     return [
-        Difference(name=name, published=value, ours=found[name])
+        Difference(name=name, published=value, ours=found[name], absent=absent)
         for name, value in published.items()
         if not _fits(found[name], value)
     ]
@@ -77,6 +83,18 @@ def of_place(paper: str, place: str) -> tuple[Mapping[str, Any], list[Difference
     if "experiment" not in groups:
         published = {name: value for name, value in published.items() if name.partition(".")[0] in groups}
     return published, differences(published, resolved.get)
+
+
+def told_settings(published: Mapping[str, Any]) -> str:
+    """Name the settings of a place that are the paper's."""
+    return ", ".join(f"`{name}`" for name in published)
+
+
+def unnamed_numbers(claim: str, published: Mapping[str, Any]) -> list[str]:
+    """List the numbers of an item's claim that no compared setting has."""
+    compared = {float(n) for n in NUMBER.findall(str(list(published.values())))}
+    claimed = [found.rstrip(",") for found in NUMBER.findall(claim)]
+    return [number for number in claimed if float(number.replace(",", "")) not in compared]
 
 
 @cache
@@ -105,7 +123,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def _fits(ours: Any, wanted: Any) -> bool:
-    """Say whether a value is the wanted one, or one of the wanted ones."""
+    """Say whether a value is the wanted one, one of the wanted ones, or any where ``some`` is wanted."""
+    if wanted == SOME:
+        return bool(ours)
     return ours in wanted if isinstance(wanted, list) else bool(ours == wanted)
 
 

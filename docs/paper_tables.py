@@ -105,9 +105,12 @@ class Table:
 
     def _settings(self, kept: Kept) -> Iterator[tuple[Row, dict[str, Any]]]:
         """Yield each row behind a judged line, and the paper's settings of it except those that the line varies."""
+        asked = self.verdict or {}
+        pairs = [*asked.get("above", ()), *asked.get("alike", ())]
+        compared = {name for pair in pairs for name in pair}
         for name, line in self.lines.items():
             for column in self.judged_columns if self.verdict else ():
-                if self.published(name, column) is None and not self.verdict.keys() & {"above", "alike"}:
+                if name not in compared if pairs else self.published(name, column) is None:
                     continue
                 rows, varied = kept[line.get("rows", self.rows)], line.get("where", {})
                 row = self.columns[column].row(rows, {**self.where, **varied})
@@ -123,7 +126,7 @@ class Table:
         """List the settings of judged rows that are not the paper's, each once."""
         found: dict[str, Difference] = {}
         for row, published in self._settings(kept):
-            for one in differences(published, partial(value_of, row)):
+            for one in differences(published, partial(value_of, row), absent="not recorded"):
                 found.setdefault(one.name if one.ours is None else one.told, one)
         return list(found.values())
 

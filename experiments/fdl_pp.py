@@ -9,7 +9,8 @@ the defended update of a client behind the model of the last round, and server a
 SecAgg+ the server sees the sum of the updates of ten clients with one image each, and the ten are attacked in it; under
 CKKS it sees nothing. Every attack is run ``--runs`` times from different starts.
 
-Each method leaves a file of its own, so that methods can be run apart; ``fdl_pp_table.py`` puts them side by side.
+Each method leaves a file of its own, so that methods can be run apart, and the same command goes on with what is
+missing; ``fdl_pp_table.py`` puts them side by side.
 """
 
 import argparse
@@ -397,9 +398,12 @@ def main() -> None:
     victims = build_dataset(compose_run([f"data={options.attacked or options.data}"]).data).test
     options.out.mkdir(parents=True, exist_ok=True)
     for method in options.methods:
+        file = options.out / f"{method}.json"
+        if file.exists() and json.loads(file.read_text()).get("asked") == options.attacks:
+            continue
         row, pictures = measure(method, options, victims)
-        (options.out / f"{method}.json").write_text(json.dumps(row, indent=1))
         save_file({name: p.contiguous() for name, p in pictures.items()}, options.out / f"{method}.safetensors")
+        file.write_text(json.dumps({**row, "asked": options.attacks}, indent=1))
     print(options.out)
 
 

@@ -1,6 +1,7 @@
 """SAPAG's kernel by element (Wang et al. 2020, Equations 6, 7), by layer (Equation 4), and DLG: digits behind LeNet-5.
 
     python experiments/sapag_forms.py --images 16 --minutes 30 --out experiments/rows/sapag_forms
+    python experiments/sapag_forms.py --data cifar100 --optimizers lbfgs --images 10 --out runs/cifar100
 
 A row for each distance, optimizer and distribution of the weights, with the PSNR of each image so far: the same
 command goes on, the first images of all rows before the next ones. L-BFGS has the paper's rate and 500 iterations;
@@ -30,6 +31,7 @@ FORMS: Mapping[str, Mapping[str, list[str]]] = {
     "DLG": {"lbfgs": ["attack=dlg"], "adamw": ["attack=adam_dlg"]},
 }
 INITS = ("uniform_0.5", "xavier_normal")
+DATA: Mapping[str, list[str]] = {"mnist": ["data=mnist"], "cifar100": ["data=cifar100", "data.name=cifar100_samples"]}
 
 
 def overrides_of(cell: Row) -> list[str]:
@@ -37,15 +39,19 @@ def overrides_of(cell: Row) -> list[str]:
     form, optimizer = FORMS[cell["form"]], cell["optimizer"]
     attack = form.get(optimizer, [*form["lbfgs"], f"attack.optimizer={optimizer}"])
     model = ["model=lenet_dlg", "model.strides=[1,1,1,1]", f"model.init={cell['init']}"]
-    return ["data=mnist", *model, *attack, f"attack.iterations={cell['iterations']}"]
+    data = DATA[cell.get("data", "mnist")]
+    return [*data, *model, *attack, f"attack.iterations={cell['iterations']}"]
 
 
 def attacked(cell: Row, number: int) -> float:
-    """Return the PSNR of digit ``number`` of the test split, whose label is searched, too."""
+    """Return the PSNR of image ``number`` of the test split, whose label is searched, too."""
     config = compose_run(overrides_of(cell))
     step = client_steps(config, number + 1)[number]
     view = observation(VictimId(0, 0, number), step, gradient(step, step.batch.inputs))
+    view = replace(view, num_classes=100 if cell.get("data") == "cifar100" else 10)
     (found,) = attack_of(config)([replace(view, knowledge=Knowledge())], seed=0)
+    if found.failure and "finite" not in found.failure:
+        raise RuntimeError(found.failure)
     if found.batch is None or not bool(torch.isfinite(found.batch.inputs).all()):
         return 0.0
     return float(psnr(found.batch.inputs, step.batch.inputs))
@@ -53,6 +59,7 @@ def attacked(cell: Row, number: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="mnist", choices=list(DATA), help="cifar100: the samples `cifar100_samples`")
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--optimizers", nargs="+", default=["lbfgs", "adamw"], choices=["lbfgs", "adamw"])
     parser.add_argument("--adamw-iterations", type=int, default=20_000)
@@ -62,7 +69,8 @@ def main() -> None:
     kept, end = RowFile(options.out), time.monotonic() + 60 * options.minutes
     for number, optimizer, init, form in product(range(options.images), options.optimizers, INITS, FORMS):
         iterations = 500 if optimizer == "lbfgs" else options.adamw_iterations
-        cell: Row = {"form": form, "optimizer": optimizer, "init": init, "iterations": iterations}
+        data = {} if options.data == "mnist" else {"data": options.data}
+        cell: Row = {**data, "form": form, "optimizer": optimizer, "init": init, "iterations": iterations}
         before = (kept.find(cell) or {"each": [], "seconds": 0.0}) | {}
         if len(before["each"]) > number or time.monotonic() > end:
             continue

@@ -99,10 +99,18 @@ def test_ats_as_its_authors_program_sets_it() -> None:
     assert (cosine.restarts, cosine.iterations, cosine.projection) == (16, 300, "clamp")
     assert (l2.restarts, l2.iterations, l2.projection) == (2, 50, "none")
     assert (cosine.priors, l2.priors) == ((TotalVariation(weight=4e-4),), (TotalVariation(weight=4e-3),))
-    paper = attacks.ats_attack(optimizer="lbfgs", distance="l2")
-    assert (paper.optimizer, paper.priors, paper.restarts, paper.iterations) == (LBFGS(), (), 16, 300)
     sgd = attacks.ats_attack(optimizer="sgd").optimizer
     assert sgd == GradientDescent(lr=0.01, momentum=0.9, nesterov=True, sign="hard", schedule=StepDecay())
+
+
+def test_ats_as_its_paper_sets_it() -> None:
+    for distance in ("l2", "cosine"):
+        paper = attacks.ats_attack(optimizer="lbfgs", distance=distance)
+        assert (paper.optimizer, paper.restarts, paper.iterations) == (LBFGS(), 16, 300)
+        assert (paper.priors, paper.projection) == ((), "none")
+    published = attacks.inverting_gradients()
+    assert attacks.ats_attack(optimizer="adam", distance="cosine") == published
+    assert published.iterations == 4800
 
 
 def test_every_part_can_be_set_from_the_command_line() -> None:

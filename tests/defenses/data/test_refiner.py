@@ -156,6 +156,23 @@ def test_utility_gap_falls_and_noise_rises(make):
     assert all((x >= 0).all() and (x <= 1).all() for x in steps)
 
 
+def test_the_paper_form_descends_equation_2_by_plain_steps():
+    """UM absolute, PM the predicted share of noise, a step size of one: the bound on steps is not reached."""
+    step, network = local_step(), judge()
+    start, gap, unit = (
+        torch.lerp(step.batch.inputs, torch.rand_like(step.batch.inputs), 0.5),
+        gap_of(step),
+        torch.ones(1),
+    )
+    found = list(descend(start, gap, network, unit=unit, beta=1.0, lr=1.0, iterations=10))
+    images = start
+    for iterate in found:
+        images = images.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(gap(images).sum() * len(images) - network(images).sum(), images)
+        images = (images.detach() - slope).clamp(0, 1)
+        torch.testing.assert_close(iterate, images)
+
+
 @pytest.mark.parametrize("epsilon", few([0, 1e-6, 1e-3, 0.1, 10], 2))
 @pytest.mark.parametrize("options", [{}, {"match": "example"}, {"alpha": 1.0}])
 def test_upload_is_within_epsilon_of_the_true_gradient(epsilon, options):
