@@ -1,58 +1,91 @@
-"""PPC curves of SPN (Fan et al. 2020, Figures 5, 10, 11, 14 and 15) from kept rows, as one page.
+"""Draw SPN's PPC curves (Fan et al. 2020, Figures 5, 10, 11, 14 and 15) from kept rows, laid out as there.
 
-    python experiments/spn_ppc.py --out ppc.html
+    python experiments/spn_ppc.py --out docs/assets/papers
 
-Accuracy of the training, distance of the paper's attack and their product over log10(||B|| / ||E|| + 1), for each
-mechanism, data set, attack batch and distance; dashed is the attacker that knows of the private head.
+A column for each mechanism, a row for each attack: accuracy of the training (orange, left), distance of the paper's
+attack (blue, right) and their product (dash-dotted) over log10(||B|| / ||E|| + 1). Dotted is the distance of an attacker
+that knows of the private head, which the paper does not have.
 """
 
 import argparse
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.measure.intervals import PpcPoint
-from fl_privacy.report.page import TEMPLATES
-from fl_privacy.report.ppc import DISTANCES, ppc_chart
+from matplotlib.figure import Figure
 
 ROWS = Path(__file__).parent / "rows"
+FIGURES = {5: ("cifar10", 1), 10: ("mnist", 4), 11: ("mnist", 8), 14: ("cifar10", 4), 15: ("cifar10", 8)}
+ATTACKS = ("reconstruction", "tracing", "membership")
 STRENGTH = ("defense.alpha2", "defense.scale", "defense.share")
+NAMES = {"dp_noise": "DP", "spn": "SPN"}
+
+Points = Mapping[tuple[str, str, str], list[tuple[float, float, float]]]
+"""Mechanism, attack, attacker -> (log ratio, accuracy, distance) of each strength."""
 
 
 def defended(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return row["defense"], *(row["settings"].get(name) for name in STRENGTH)
 
 
-def points(rows: list[dict[str, Any]]) -> Iterator[tuple[tuple[Any, ...], str, PpcPoint]]:
-    """Yield (mechanism, batch, distance), the attacker, and the point of each attack on a defended upload."""
+def points_of(rows: list[dict[str, Any]], batch: int) -> Points:
+    """Collect the points of an attack batch; without a defense nothing is disturbed."""
     accuracies = {defended(row): row["final_accuracy"] for row in rows if row.get("command") == "run"}
+    found = defaultdict(list)
     for row in rows:
-        if "distortion" not in row:
+        if "distortion" not in row or row["settings"]["batch_size"] != batch:
             continue
-        share, ratio = row["settings"].get("defense.share"), row["distortion"]["signal_to_distortion"]["mean"]
-        mechanism = row["defense"] if share is None else f"{row['defense']}-{share:g}"
-        distances = row["rmse"]["mean"], 1 - row["label_correct"]["mean"], row["tracing"]["mean"]
-        for name, distance in zip(DISTANCES, distances, strict=True):
-            point = PpcPoint(accuracy=accuracies[defended(row)], distance=distance, signal_to_distortion=ratio)
-            yield (mechanism, row["settings"]["batch_size"], name), row["attacker"], point
+        share = row["settings"].get("defense.share")
+        mechanism = NAMES.get(row["defense"], "PPDL" if share is None else f"PPDL-{share:g}")
+        ratio = math.log10(row["distortion"]["signal_to_distortion"]["mean"] + 1)
+        distances = row["rmse"]["mean"], row["tracing"]["mean"], 1 - row["label_correct"]["mean"]
+        for attack, distance in zip(ATTACKS, distances, strict=True):
+            found[mechanism, attack, row["attacker"]].append((ratio, accuracies[defended(row)], distance))
+    return {key: sorted(points) for key, points in found.items()}
+
+
+def draw(points: Points, title: str) -> Figure:
+    """Draw a figure of the paper: attacks below each other, mechanisms side by side."""
+    mechanisms = sorted({mechanism for mechanism, _, _ in points})
+    figure = Figure(figsize=(2.6 * len(mechanisms), 5.5), dpi=80, layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    every = figure.subplots(len(ATTACKS), len(mechanisms), squeeze=False, sharex=True)
+    for attack, row in zip(ATTACKS, every, strict=True):
+        most = max(distance for (_, of, _), at in points.items() if of == attack for _, _, distance in at)
+        for mechanism, axes in zip(mechanisms, row, strict=True):
+            ratios, accuracy, distance = zip(*points[mechanism, attack, "plain"], strict=True)
+            other = axes.twinx()
+            axes.plot(ratios, accuracy, "o-", color="tab:orange", markersize=3)
+            other.plot(ratios, distance, "o-", color="tab:blue", markersize=3)
+            axes.plot(ratios, [a * d for a, d in zip(accuracy, distance, strict=True)], "-.", color="0.3")
+            for at in knowing(points, mechanism, attack):
+                other.plot(*at, ":", color="tab:blue")
+            axes.set(ylim=(0, max(1.0, most) * 1.05), title=mechanism if attack == ATTACKS[0] else "")
+            other.set_ylim(0, max(1.0, most) * 1.05)
+            if attack == ATTACKS[-1]:
+                axes.set_xlabel("log10(|B| / |E| + 1)", fontsize=8)
+        row[0].set_ylabel(attack, fontsize=8)
+    return figure
+
+
+def knowing(points: Points, mechanism: str, attack: str) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield the curve of the attacker that knows the defense, if it was run."""
+    if at := points.get((mechanism, attack, "adaptive")):
+        yield [ratio for ratio, _, _ in at], [distance for _, _, distance in at]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the page")
-    out, parts = parser.parse_args().out, [f"<style>{(TEMPLATES / 'style.css').read_text()}</style>"]
-    for data in ("mnist", "cifar10"):
-        curves: dict[tuple[Any, ...], dict[str, list[PpcPoint]]] = {}
-        for key, attacker, point in points([json.loads(r) for r in (ROWS / f"spn_{data}" / "rows.jsonl").open()]):
-            curves.setdefault(key, {}).setdefault(attacker, []).append(point)
-        for (mechanism, batch, name), of in curves.items():
-            title = f"{mechanism}, {data}, attack batch {batch}"
-            parts += [
-                f"<h2>{title}</h2>",
-                ppc_chart(of["plain"], of.get("adaptive", []), distance=DISTANCES[name], alt=title),
-            ]
-    out.write_text("\n".join(parts))
+    parser.add_argument("--out", type=Path, required=True, help="folder of the pictures")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for number, (data, batch) in FIGURES.items():
+        rows = [json.loads(row) for row in (ROWS / f"spn_{data}" / "rows.jsonl").open()]
+        figure = draw(points_of(rows, batch), f"as Figure {number}: {data}, attack batch {batch}")
+        figure.savefig(out / f"spn_figure_{number}.png", metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def bound_of_theorem_1(
     skew: float,
     far: float,
 ) -> float:
-    """Compute the right side of Theorem 1 for four clients: ``length`` is G, ``skew`` Gamma, ``far`` how far it starts."""
+    """Compute the right side of Theorem 1 for four clients; ``length`` is G, ``skew`` Gamma, ``far`` the start."""
     kappa = smooth / convex
     gamma, clients = max(8 * kappa, 1.0), 4
     q = (epsilon**2 + variance) / clients + 6 * smooth * skew
