@@ -86,8 +86,8 @@ def of_place(paper: str, place: str) -> tuple[Mapping[str, Any], list[Difference
 
 
 def told_settings(published: Mapping[str, Any]) -> str:
-    """Name the settings of a place that are the paper's."""
-    return ", ".join(f"`{name}`" for name in published)
+    """Name the settings of a place that are the paper's, or count them if there are many."""
+    return ", ".join(f"`{name}`" for name in published) if len(published) < 8 else f"{len(published)} settings"
 
 
 def unnamed_numbers(claim: str, published: Mapping[str, Any]) -> list[str]:

@@ -174,6 +174,29 @@ def test_no_table_of_a_paper_is_without_a_reason(docs: Any) -> None:
                 assert said, (paper.name, table.name)
 
 
+def test_no_tolerance_is_more_than_half_of_what_a_column_shows(docs: Any) -> None:
+    verdicts, tables = docs("verdicts"), docs("paper_tables")
+    for table in (t for paper in tables.load_papers() if paper.name in PAPERS for t in paper.tables if t.verdict):
+        for name in table.judged_columns:
+            figures = [f for line in table.lines if (f := table.published(line, name)) is not None]
+            lines = [verdicts.Line(name=str(n), published=f, ours=None) for n, f in enumerate(figures)]
+            rule = verdicts.Column(lines=lines, rule=verdicts.rule_of(table.verdict, name)).tolerance
+            effect = (max(figures) - min(figures) or abs(max(figures))) if figures else 0
+            if figures and rule.within is not None:
+                assert rule.within <= effect / 2 + 1e-12, (table.name, name)
+            if rule.factor is not None and len(set(figures)) > 1:
+                assert rule.factor**2 <= max(figures) / min(figures) + 1e-9, (table.name, name)
+
+
+def test_a_figure_that_misses_half_of_the_effect_does_not_agree(docs: Any) -> None:
+    verdicts, rows = docs("verdicts"), docs("kept_rows")
+    ours = [rows.Measured(mean=13.2), rows.Measured(mean=13.1)]
+    lines = [verdicts.Line(name=str(p), published=p, ours=o) for p, o in zip((13.2, 13.4), ours, strict=True)]
+    found = verdicts.judge([verdicts.Column(lines=lines, rule=verdicts.Rule(within=2.0))], "PSNR")
+    assert found.outcome == "not reproduced"
+    assert "1 of 2 measured figures (PSNR) are within 0.1 " in found.reason
+
+
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """List every call that the commands of the papers make, as a shell expands them."""
