@@ -13,7 +13,7 @@ from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known
 from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
-from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN
+from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, Spent
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Scenario, Shown
@@ -160,12 +160,12 @@ def _trees(
     seconds: float,
     name: str = "trees",
 ) -> Answer:
-    began, shown, notes = time.perf_counter(), list[Shown](), list[str]()
+    spent, shown, notes = Spent(), list[Shown](), list[str]()
     chances, cells = list[float](), list[tuple[int, float, float]]()
     reason, rounds = "", 0
     exact = close = blind = total = 0
     for client in clients:
-        if time.perf_counter() - began > seconds:
+        if spent() > seconds:
             notes.append(f"No time was left of {seconds:.0f} seconds for further clients.")
             break
         fit = kept.fits.get(client, [])
@@ -207,7 +207,7 @@ def _trees(
         kind="row",
         counts=Counts(exact=exact, recognizable=close, nothing=nothing, groups=len(cells), chance=chance),
         control=Counts(recognizable=blind, nothing=total - blind, groups=len(cells)),
-        seconds=time.perf_counter() - began,
+        seconds=spent(),
         notes=tuple(notes),
         shown=sorted(shown, key=lambda one: not one.reconstructed)[:MOST_SHOWN],
     )

@@ -14,6 +14,7 @@ from fl_privacy.auditing.instrument.keras_layers import FromKeras, laid_out
 from fl_privacy.auditing.instrument.program import Program, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, names_in, reason_of
+from fl_privacy.auditing.scenario_scores import Spent
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer
@@ -76,9 +77,9 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
-    begun = time.perf_counter()
+    spent = Spent()
     losses.of(pools[0][:2], clients[0].watched.before)
-    each = (time.perf_counter() - begun) / 2
+    each = spent() / 2
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))
     pools = [pool[:number] for pool in pools]
     labels = [torch.cat(client.watched.labels).tolist() if client.watched.labels else [] for client in clients]

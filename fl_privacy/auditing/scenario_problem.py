@@ -16,6 +16,7 @@ from fl_privacy.attacks.exact.certificate import CHANGED_BEFORE
 from fl_privacy.auditing.instrument.keras_layers import FromKeras, is_keras, laid_out
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.instrument.program import Call, Own, Program, ReplayModel, beside, tensors_in
+from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
@@ -431,6 +432,8 @@ def _width(program: Program, output: int) -> int:
 
 def cleaned(part: nn.Module) -> nn.Module:
     """Copy a module without wrappers and other libraries' hooks, one of Keras in PyTorch's layers."""
+    if isinstance(part, FromSklearn):
+        return InLayers(part)
     if is_keras(part):
         try:
             return FromKeras(part)

@@ -27,7 +27,7 @@ from fl_privacy.auditing.scenario_problem import (
     reason_of,
     seen_by_site,
 )
-from fl_privacy.auditing.scenario_scores import UNSURE, score
+from fl_privacy.auditing.scenario_scores import UNSURE, Spent, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
 from fl_privacy.effects import Description
@@ -149,7 +149,7 @@ class Scenarios:
         yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS, plain=self.plain)
 
     def attack_all(self) -> Iterator[Answer]:
-        started = time.perf_counter()
+        spent = Spent()
         if not self.clients:
             return
         first = self.clients[0].watched
@@ -164,7 +164,7 @@ class Scenarios:
         self._single = next((w for w in seen if all(len(t) == 1 for t in tensors_in(w.batches[0]) if t.dim())), None)
         late = f"no time was left of {self.seconds:.0f} seconds; --seconds gives more"
         for name in ("gradient", "one"):
-            if time.perf_counter() - started > max(self.seconds, LEAST_ASKED):
+            if spent() > max(self.seconds, LEAST_ASKED):
                 yield _not_attacked(name, late)
             else:
                 yield self._singly(name, found, reason)
@@ -176,7 +176,7 @@ class Scenarios:
         if any(client.ask_later is not None for client in self.clients):
             steps["later"] = lambda: self._singly("later", *self._singles(later=True))
         for name, step in steps.items():
-            if time.perf_counter() - started > self.seconds:
+            if spent() > self.seconds:
                 yield self._of_training(late) if name == "all" else _not_attacked(name, late)
                 continue
             made = attempt(step)
@@ -184,14 +184,14 @@ class Scenarios:
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, WatchedReply]], str]:
         found: list[tuple[AskedClient, WatchedReply]] = []
-        reason, started = "", time.perf_counter()
+        reason, spent = "", Spent()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
             ask = client.ask_later if later else client.ask
             if ask is None:
                 continue
-            if number and time.perf_counter() - started > max(self.seconds / len(SCENARIOS), LEAST_ASKED):
-                reason = reason or f"a client takes {(time.perf_counter() - started) / number:.0f} seconds to answer"
+            if number and (taken := spent()) > max(self.seconds / len(SCENARIOS), LEAST_ASKED):
+                reason = reason or f"a client takes {taken / number:.0f} seconds to answer"
                 break
             self.tell(f"Asking clients for uploads of one example: {number} of {self.victims}")
             again = _on_one(ask, number // len(self.clients), evaluation=evaluation)

@@ -26,6 +26,7 @@ from fl_privacy.auditing.app.check import TABLES
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
+from fl_privacy.auditing.instrument.sklearn_network import sklearn_lent
 from fl_privacy.auditing.instrument.watch import Watched, replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.checks.packages import loaded_when_used
@@ -99,6 +100,7 @@ def around(
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
+        stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code))
         yield Around(data, missing, audits, moved, silent, stack.enter_context(lent.cpu_lent()), keras)
 

@@ -32,7 +32,7 @@ gets worse people like this film because story is good actors play well but end 
 sad happy price of stock rose market closed team won game last night police said fire near river new study
 shows coffee may help sleep school opens again children learn to read number of new cases fell
 """
-_WORDS = _TEXT.split()
+WORDS = _TEXT.split()
 
 
 class NoWeights(dict[str, Any]):
@@ -82,6 +82,23 @@ OF_TORCHVISION: dict[str, Shape] = {
     "SVHN": Shape(),
     "STL10": Shape(side=96),
 }
+"""Sets that keep arrays of their pictures."""
+
+OF_FILES: dict[str, Shape] = {
+    **{"QMNIST": Shape(side=28, channels=1), "USPS": Shape(side=16, channels=1)},
+    **{"SEMEION": Shape(side=16, channels=1), "EuroSAT": Shape(side=64)},
+    **{"FER2013": Shape(side=48, channels=1, classes=7), "Omniglot": Shape(side=105, channels=1, classes=964)},
+    **{"Imagenette": Shape(side=96), "PCAM": Shape(side=96, classes=2), "RenderedSST2": Shape(side=96, classes=2)},
+    **{
+        name: Shape(side=64, classes=classes)
+        for name, classes in {
+            **{"Caltech101": 101, "Caltech256": 257, "CelebA": 40, "Country211": 211, "DTD": 47, "FGVCAircraft": 100},
+            **{"Flowers102": 102, "Food101": 101, "GTSRB": 43, "ImageNet": 1000, "LFWPeople": 5749},
+            **{"OxfordIIITPet": 37, "Places365": 365, "StanfordCars": 196, "SUN397": 397},
+        }.items()
+    },
+}
+"""Further sets of torchvision with one label for each picture (of CelebA, 40 attributes)."""
 
 OF_KERAS: dict[str, Shape] = {
     **dict.fromkeys(("mnist", "fashion_mnist"), Shape(side=28, channels=1)),
@@ -131,11 +148,11 @@ def numbers(number: int, columns: int, classes: int, rng: np.random.Generator) -
 
 def texts(number: int, classes: int, rng: np.random.Generator) -> list[str]:
     """Draw texts of 8 to 24 common words, with words of their own for each class."""
-    weights = 1 / np.arange(1, len(_WORDS) + 1)
+    weights = 1 / np.arange(1, len(WORDS) + 1)
     found = []
     for label in labels(number, classes):
-        drawn = rng.choice(len(_WORDS), size=rng.integers(8, 25), p=weights / weights.sum())
-        found.append(" ".join(_WORDS[(n + 7 * int(label)) % len(_WORDS)] for n in drawn))
+        drawn = rng.choice(len(WORDS), size=rng.integers(8, 25), p=weights / weights.sum())
+        found.append(" ".join(WORDS[(n + 7 * int(label)) % len(WORDS)] for n in drawn))
     return found
 
 

@@ -3,6 +3,7 @@
 import ast
 import errno
 import importlib
+import inspect
 import linecache
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy.auditing.app import stand_in
+from fl_privacy.auditing.app import hub_models, stand_in
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
@@ -85,7 +86,10 @@ class Hooks:
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
-            *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.OF_TORCHVISION),
+            *(
+                ("torchvision.datasets", f"{name}.__init__", self.vision)
+                for name in (*stand_in.OF_TORCHVISION, *stand_in.OF_FILES)
+            ),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
@@ -117,6 +121,7 @@ class Hooks:
             yield "openml.datasets", "get_dataset", fetched(self.openml)
         if drawing.uses("kagglehub"):
             yield "kagglehub", "dataset_download", fetched("{}-data".format)
+        yield from hub_models.hooks(drawing)
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -253,28 +258,37 @@ class Hooks:
         self.drawing.note(f"Keras's {name}", f"{TRAIN} drawn pictures")
         return part(TRAIN), part(TEST)
 
-    def vision(self, original: Any, made: Any, root: Any = ".", *args: Any, **kwargs: Any) -> None:
-        name = next((each.__name__ for each in type(made).mro() if each.__name__ in stand_in.OF_TORCHVISION), "MNIST")
-        shape = stand_in.OF_TORCHVISION[name]
-        words = {"EMNIST": ("split",), "SVHN": ("split",), "STL10": ("split", "folds")}.get(name, ("train",))
-        told = {**dict(zip((*words, "transform", "target_transform", "download"), args, strict=False)), **kwargs}
+    def vision(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
+        shapes = stand_in.OF_TORCHVISION | stand_in.OF_FILES
+        name = next((each.__name__ for each in type(made).mro() if each.__name__ in shapes), "MNIST")
+        shape, given = shapes[name], inspect.signature(original).bind(made, *args, **kwargs)
+        given.apply_defaults()
+        told = {**given.arguments, **given.arguments.get("kwargs", {})}
         with suppress(RuntimeError, OSError):
-            original(made, root, **{**told, "download": False})
+            if "download" in given.arguments:
+                given.arguments["download"] = False
+            given.arguments.get("kwargs", {}).pop("download", None)
+            original(*given.args, **given.kwargs)
             return
-        train = told.get("split", "train") != "test" if name in {"SVHN", "STL10"} else told.get("train", True)
+        train = (
+            bool(told["train"]) if "train" in told else not str(told.get("split", "train")).startswith(("test", "val"))
+        )
         kept = {key: told.get(key) for key in ("transform", "target_transform")}
-        importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, root, **kept)
+        importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, told.get("root", "."), **kept)
         number = TRAIN if train else TEST
-        drawn, given = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
-        made.train, made.split = train, told.get("split", "train")
-        if shape.channels == 1:
-            made.data, made.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(given)
-        elif name in {"SVHN", "STL10"}:
-            made.data, made.labels = drawn.transpose(0, 3, 1, 2).copy(), given
-        else:
-            made.data, made.targets = drawn, given.tolist()
-            made.classes = [f"class {n}" for n in range(shape.classes)]
+        drawn, targets = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
+        made.train, made.split = train, getattr(made, "split", told.get("split", "train"))
+        made.classes = [f"class {n}" for n in range(shape.classes)]
+        with suppress(AttributeError):  # a property of some
             made.class_to_idx = {each: n for n, each in enumerate(made.classes)}
+        if name in stand_in.OF_FILES:
+            _of_pictures(made, drawn, targets, several=name == "CelebA")
+        elif shape.channels == 1:
+            made.data, made.targets = torch.from_numpy(drawn[..., 0]), torch.from_numpy(targets)
+        elif name in {"SVHN", "STL10"}:
+            made.data, made.labels = drawn.transpose(0, 3, 1, 2).copy(), targets
+        else:
+            made.data, made.targets = drawn, targets.tolist()
         self.drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
 
     def folder(self, original: Any, made: Any, root: Any, *args: Any, **kwargs: Any) -> None:
@@ -309,6 +323,25 @@ class Hooks:
         if kwargs.get("return_X_y"):
             return rows, target
         return importlib.import_module("sklearn.utils").Bunch(data=rows, target=target, feature_names=names)
+
+
+def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
+    """Give a set of torchvision that opens files drawn pictures; ``several`` for many attributes of each."""
+    pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
+    many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
+    made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()
+    made.samples = made.imgs = made._samples = [(f"{n}.png", target) for n, target in enumerate(targets.tolist())]
+
+    def item(self: Any, index: int) -> tuple[Any, Any]:
+        picture, target = pillow.fromarray(plain[index]), made.targets[index]
+        picture = picture if self.transform is None else self.transform(picture)
+        return picture, target if self.target_transform is None else self.target_transform(target)
+
+    kind = type(made)
+    inner = {"__len__": lambda self: len(plain)}
+    if kind.__getitem__.__module__.startswith("torchvision"):  # not the app's own
+        inner["__getitem__"] = item
+    made.__class__ = type(kind.__name__, (kind,), {**inner, "__module__": kind.__module__})
 
 
 def _is_missing(path: object) -> bool:

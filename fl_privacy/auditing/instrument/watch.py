@@ -439,7 +439,12 @@ def _plain(value: Any) -> Any:
 def replaced(owner: Any, name: str, answer: Callable[..., Any]) -> Iterator[None]:
     """Let ``answer(original, ...)`` answer calls of a function of a class or module until the block ends."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: answer(original, *args, **kwargs))
+    called = original.__func__ if isinstance(original, classmethod) else original
+
+    def answered(*args: Any, **kwargs: Any) -> Any:
+        return answer(called, *args, **kwargs)
+
+    setattr(owner, name, classmethod(answered) if isinstance(original, classmethod) else answered)
     try:
         yield
     finally:

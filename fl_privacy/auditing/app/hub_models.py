@@ -1,0 +1,132 @@
+"""Small networks and drawn tokenizers in place of those of Hugging Face's hub that are not here."""
+
+import importlib
+import re
+import string
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.auditing.app.stand_in import WORDS, Drawing
+from fl_privacy.federation.replies import Failure, attempt
+
+_NOT_HERE = re.compile(
+    r"connect|offline|resolv|cached|not a (valid|local)|Can't load|not found|hub|gated|incorrect path|No such file"
+    r"|does not appear to have",
+    re.IGNORECASE,
+)
+"""Words of an error on what is not on this machine."""
+
+SMALL: Mapping[str, int] = {
+    **{"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 256},
+    **{"num_layers": 2, "num_decoder_layers": 2, "d_ff": 256, "d_kv": 64, "num_key_value_heads": 2, "head_dim": 64},
+    **{"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "ffn_dim": 256},
+    **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "word_embed_proj_dim": 128, "embedding_size": 128},
+}
+"""Sizes of a network that stands for another one of its kind."""
+
+_OF_HUB = re.compile(
+    r"^_|dir$|download|only$|token$|revision|kwargs$|remote_code|folder|proxies|user_agent|gguf|name_or"
+)
+"""Options of a download, which a config does not give back."""
+
+_SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+_ROOM, _LONGEST = 512, 512
+"""Rows of the table of words, and number of words of the longest text."""
+
+
+def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
+    """Yield modules, their functions, and what answers calls of these; only for an app that imports the libraries."""
+    if drawing.uses("evaluate", "datasets"):
+        yield "evaluate", "load", partial(_or_drawn, Metric)
+    if not drawing.uses("transformers"):
+        return
+    auto = "transformers.models.auto"
+    for place, owner, made in (
+        ("transformers.modeling_utils", "PreTrainedModel", _network),
+        (f"{auto}.configuration_auto", "AutoConfig", _config),
+        ("transformers.configuration_utils", "PreTrainedConfig", _config),
+        (f"{auto}.tokenization_auto", "AutoTokenizer", _tokenizer),
+        ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase", _tokenizer),
+        (f"{auto}.image_processing_auto", "AutoImageProcessor", _processor),
+        ("transformers.image_processing_base", "ImageProcessingMixin", _processor),
+    ):
+        yield place, f"{owner}.from_pretrained", partial(_or_drawn, partial(made, drawing))
+
+
+class Metric:
+    """The share of equal predictions, in place of a metric of the hub."""
+
+    def __init__(self, *names: object, **kwargs: Any) -> None:
+        self.name, self._pairs = str(names[0]) if names else "accuracy", list[tuple[Any, Any]]()
+
+    def add_batch(self, *, predictions: Any, references: Any, **kwargs: Any) -> None:
+        self._pairs.append((predictions, references))
+
+    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float]:
+        given = [*self._pairs, *([] if predictions is None else [(predictions, references)])]
+        guessed, true = (np.concatenate([np.ravel(each) for each in side]) for side in zip(*given, strict=True))
+        self._pairs.clear()
+        return {self.name: float((guessed == true).mean())}
+
+
+def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Answer by the original or, for what is not on this machine, by ``made``."""
+    found = attempt(lambda: original(*args, **kwargs))
+    if not isinstance(found, Failure):
+        return found
+    return made(*args, **kwargs) if _NOT_HERE.search(found.reason) else original(*args, **kwargs)  # raises its error
+
+
+def _config(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any) -> Any:
+    """Make the config of a small network, of the kind that the name says."""
+    kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    if not getattr(kind, "model_type", ""):
+        plain = {key: re.sub(r"\W|_", "", key) for key in kinds.keys()}  # noqa: SIM118  (it has no usual iteration)
+        asked = re.sub(r"\W|_", "", str(name).lower())
+        kind = kinds[max((key for key in plain if plain[key] in asked), key=len, default="bert")]
+    made = kind()
+    for key, size in SMALL.items():
+        if isinstance(getattr(made, key, None), int):
+            setattr(made, key, size)
+    if isinstance(getattr(made, "layer_types", None), list):
+        made.layer_types = made.layer_types[: SMALL["num_layers"]]
+    ids = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "decoder_start_token_id": 0}
+    for key, value in {"vocab_size": _ROOM, **ids}.items() if hasattr(made, "vocab_size") else ():
+        setattr(made, key, value)
+    told = {key: value for key, value in kwargs.items() if not _OF_HUB.search(key)}
+    unused = {key: value for key, value in told.items() if not hasattr(made, key)}
+    for key in told.keys() - unused.keys():
+        setattr(made, key, told[key])
+    return (made, unused) if kwargs.get("return_unused_kwargs") else made
+
+
+def _network(drawing: Drawing, kind: Any, name: object = "", *args: Any, config: Any = None, **kwargs: Any) -> Any:
+    if config is None or isinstance(config, str):
+        config, _ = _config(drawing, kind.config_class, name, **{**kwargs, "return_unused_kwargs": True})
+    drawing.note(str(name), f"a small {kind.__name__} as it begins, without trained weights,")
+    return kind(config).eval()
+
+
+def _processor(drawing: Drawing, kind: Any, *args: Any, **kwargs: Any) -> Any:
+    usual = importlib.import_module("transformers").ViTImageProcessor
+    return kind() if hasattr(kind, "preprocess") else usual()
+
+
+def _tokenizer(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any) -> Any:
+    """Make a tokenizer of common words and of letters."""
+    parts, letters = importlib.import_module("tokenizers"), string.ascii_lowercase + string.digits + string.punctuation
+    pieces = dict.fromkeys([*_SPECIAL.values(), *letters, *(f"##{each}" for each in letters), *WORDS])
+    made = parts.Tokenizer(parts.models.WordPiece({each: n for n, each in enumerate(pieces)}, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = parts.normalizers.Lowercase(), parts.pre_tokenizers.BertPreTokenizer()
+    made.post_processor = parts.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    made.decoder = parts.decoders.WordPiece()
+    drawing.note(f"the tokenizer of {name}", "one of common words")
+    told = {f"{key}_token": text for key, text in {**_SPECIAL, "bos": "[CLS]", "eos": "[SEP]"}.items()}
+    told |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
+    fast = importlib.import_module("transformers").PreTrainedTokenizerFast
+    return fast(tokenizer_object=made, model_max_length=kwargs.get("model_max_length", _LONGEST), **told)

@@ -1,0 +1,132 @@
+"""Networks of scikit-learn (``MLPClassifier``, ``MLPRegressor``) trained by PyTorch, whose steps are watched."""
+
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_privacy.auditing.instrument.watch import replaced
+
+_ACTIVATIONS = {"relu": nn.ReLU, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "identity": nn.Identity}
+
+
+class FromSklearn(nn.Module):
+    """The network of an estimator, with weights (inputs, outputs) as scikit-learn has them."""
+
+    def __init__(self, estimator: Any) -> None:
+        super().__init__()
+        self.coefs = nn.ParameterList(torch.tensor(each, dtype=torch.float32) for each in estimator.coefs_)
+        self.intercepts = nn.ParameterList(torch.tensor(each, dtype=torch.float32) for each in estimator.intercepts_)
+        self.between = _ACTIVATIONS[estimator.activation]()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Compute the outputs (B, K) before their activation."""
+        for place, (coef, intercept) in enumerate(zip(self.coefs, self.intercepts, strict=True)):
+            rows = (rows if place == 0 else self.between(rows)) @ coef + intercept
+        return rows
+
+
+class InLayers(nn.Module):
+    """A network of scikit-learn in PyTorch's layers, with copies of its weights.
+
+    Attributes:
+        named: name of each parameter of scikit-learn's network -> its name here.
+        layouts: name of a parameter here -> order of the axes of scikit-learn's value.
+    """
+
+    def __init__(self, network: FromSklearn) -> None:
+        super().__init__()
+        self.layers, self.named, self.layouts = nn.Sequential(), dict[str, str](), dict[str, tuple[int, ...]]()
+        for place, (coef, intercept) in enumerate(zip(network.coefs, network.intercepts, strict=True)):
+            layer = nn.Linear(*coef.shape)
+            with torch.no_grad():
+                layer.weight.copy_(coef.T)
+                layer.bias.copy_(intercept)
+            if place:
+                self.layers.append(type(network.between)())
+            inside = f"layers.{len(self.layers)}"
+            self.named |= {f"coefs.{place}": f"{inside}.weight", f"intercepts.{place}": f"{inside}.bias"}
+            self.layouts[f"{inside}.weight"] = (1, 0)
+            self.layers.append(layer)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Compute the outputs (B, K) before their activation."""
+        outputs: Tensor = self.layers(rows)
+        return outputs
+
+
+@contextmanager
+def sklearn_lent(code: str) -> Iterator[bool]:
+    """Train scikit-learn's networks by PyTorch if ``code`` has some; yield whether it does, until the block ends."""
+    if not re.search(r"\bMLP(Classifier|Regressor)\b", code) or importlib.util.find_spec("sklearn") is None:
+        yield False
+        return
+    owner = importlib.import_module("sklearn.neural_network._multilayer_perceptron").BaseMultilayerPerceptron
+    with replaced(owner, "_fit_stochastic", _trained):
+        yield True
+
+
+def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
+    """Train as scikit-learn does, by the same optimizer and batches; other options stay with scikit-learn."""
+    adam, incremental = estimator.solver == "adam", args[-1] if args else kwargs.get("incremental", False)
+    usual = adam or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
+    weighted = any(isinstance(each, np.ndarray) and each.ndim == 1 for each in args[:1])
+    if not usual or weighted or estimator.early_stopping or not isinstance(rows, np.ndarray):
+        original(estimator, rows, labels, *args, **kwargs)
+        return
+    size = min(200, len(rows)) if estimator.batch_size == "auto" else min(int(estimator.batch_size), len(rows))
+    network, optimizer = FromSklearn(estimator), vars(estimator).get("_torch_optimizer")
+    groups = [
+        {"params": list(network.coefs), "weight_decay": estimator.alpha / size},
+        {"params": list(network.intercepts), "weight_decay": 0.0},
+    ]
+    rate, state = estimator.learning_rate_init, None if optimizer is None else optimizer.state_dict()
+    if adam:
+        optimizer = torch.optim.Adam(groups, rate, (estimator.beta_1, estimator.beta_2), estimator.epsilon)
+    else:
+        momentum = estimator.momentum
+        optimizer = torch.optim.SGD(groups, rate, momentum, nesterov=bool(momentum and estimator.nesterovs_momentum))
+    if state is not None and (estimator.warm_start or incremental):
+        optimizer.load_state_dict(state)
+    many = estimator.out_activation_ == "softmax"
+    single = estimator.out_activation_ == "logistic" and labels.shape[1] == 1
+    targets = torch.tensor(labels.argmax(1) if many else labels[:, 0] if single else labels)
+    data = TensorDataset(torch.tensor(rows, dtype=torch.float32), targets.long() if many or single else targets.float())
+    order = torch.Generator().manual_seed(int(estimator._random_state.randint(1 << 31)))
+    loader = DataLoader(data, batch_size=size, shuffle=estimator.shuffle, generator=order)
+    estimator.n_iter_ = stalled = 0
+    for _ in range(1 if incremental else estimator.max_iter):
+        losses = list[float]()
+        for batch, wanted in loader:
+            outputs = network(batch)
+            if many:
+                loss = F.cross_entropy(outputs, wanted)
+            elif single:
+                loss = F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
+            elif estimator.out_activation_ == "logistic":
+                loss = F.binary_cross_entropy_with_logits(outputs, wanted) * outputs.shape[1]
+            else:
+                loss = F.mse_loss(outputs, wanted) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        estimator.n_iter_, estimator.t_ = estimator.n_iter_ + 1, estimator.t_ + len(rows)
+        estimator.loss_ = float(np.mean(losses)) if losses else getattr(estimator, "loss_", 0.0)
+        stalled = stalled + 1 if estimator.loss_ > estimator.best_loss_ - estimator.tol else 0
+        estimator.best_loss_ = min(estimator.best_loss_, estimator.loss_)
+        estimator.loss_curve_.append(estimator.loss_)
+        if stalled > estimator.n_iter_no_change:
+            break
+    estimator._torch_optimizer = optimizer
+    with torch.no_grad():
+        for held, parameters in ((estimator.coefs_, network.coefs), (estimator.intercepts_, network.intercepts)):
+            held[:] = [each.numpy().astype(old.dtype) for each, old in zip(parameters, held, strict=True)]
