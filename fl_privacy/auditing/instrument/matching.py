@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.packed import Spread, spread
 
-CLOSE, CODED, SCALED = 1e-2, 0.12, 1e-4
-"""Largest relative distances from a parameter's value of one in a shorter dtype, of scaled integers (about that of four
-bits), and of a multiple."""
+CLOSE, LONGER, CODED, SCALED = 1e-2, 1e-7, 0.12, 1e-4
+"""Largest relative distances from a parameter's value of one in a shorter or longer dtype, of scaled integers (about
+that of four bits), and of a multiple."""
 
 LEAST_CODES = 8
 """Smallest size of a code that needs no matching name."""
@@ -129,9 +129,9 @@ def _by_value(arrays: Mapping[str, np.ndarray], values: Mapping[str, Tensor]) ->
             continue
         for name in [name for name, value in left.items() if value.shape == array.shape]:
             own, kind = left[name].astype(np.float64), left[name].dtype
-            shorter = kind.kind != "f" or array.dtype.itemsize < kind.itemsize
-            size = float(np.linalg.norm(own))
-            if size > 0 and shorter and float(np.linalg.norm(array.astype(np.float64) - own)) <= CLOSE * size:
+            least = CLOSE if kind.kind != "f" or array.dtype.itemsize < kind.itemsize else LONGER
+            size, differs = float(np.linalg.norm(own)), array.dtype != kind
+            if size > 0 and differs and float(np.linalg.norm(array.astype(np.float64) - own)) <= least * size:
                 found[key] = name
                 del left[name]
                 break
