@@ -76,47 +76,30 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
     """Train as scikit-learn does, by the same optimizer and batches; other options stay with scikit-learn."""
-    adam, incremental = estimator.solver == "adam", args[-1] if args else kwargs.get("incremental", False)
-    usual = adam or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
+    incremental = args[-1] if args else kwargs.get("incremental", False)
+    usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
     weighted = any(isinstance(each, np.ndarray) and each.ndim == 1 for each in args[:1])
     if not usual or weighted or estimator.early_stopping or not isinstance(rows, np.ndarray):
         original(estimator, rows, labels, *args, **kwargs)
         return
+    network = FromSklearn(estimator)
+    optimizer = _optimizer(estimator, network, goes_on=estimator.warm_start or incremental)
     size = min(200, len(rows)) if estimator.batch_size == "auto" else min(int(estimator.batch_size), len(rows))
-    network, optimizer = FromSklearn(estimator), vars(estimator).get("_torch_optimizer")
-    groups = [
-        {"params": list(network.coefs), "weight_decay": estimator.alpha / size},
-        {"params": list(network.intercepts), "weight_decay": 0.0},
-    ]
-    rate, state = estimator.learning_rate_init, None if optimizer is None else optimizer.state_dict()
-    if adam:
-        optimizer = torch.optim.Adam(groups, rate, (estimator.beta_1, estimator.beta_2), estimator.epsilon)
-    else:
-        momentum = estimator.momentum
-        optimizer = torch.optim.SGD(groups, rate, momentum, nesterov=bool(momentum and estimator.nesterovs_momentum))
-    if state is not None and (estimator.warm_start or incremental):
-        optimizer.load_state_dict(state)
-    many = estimator.out_activation_ == "softmax"
-    single = estimator.out_activation_ == "logistic" and labels.shape[1] == 1
-    targets = torch.tensor(labels.argmax(1) if many else labels[:, 0] if single else labels)
-    data = TensorDataset(torch.tensor(rows, dtype=torch.float32), targets.long() if many or single else targets.float())
+    many, single = estimator.out_activation_ == "softmax", labels.shape[1] == 1
+    classes = labels.argmax(1) if many else labels[:, 0] if single and estimator.out_activation_ == "logistic" else None
+    targets = torch.tensor(labels).float() if classes is None else torch.tensor(classes).long()
     order = torch.Generator().manual_seed(int(estimator._random_state.randint(1 << 31)))
+    data = TensorDataset(torch.tensor(rows, dtype=torch.float32), targets)
     loader = DataLoader(data, batch_size=size, shuffle=estimator.shuffle, generator=order)
     estimator.n_iter_ = stalled = 0
     for _ in range(1 if incremental else estimator.max_iter):
         losses = list[float]()
         for batch, wanted in loader:
-            outputs = network(batch)
-            if many:
-                loss = F.cross_entropy(outputs, wanted)
-            elif single:
-                loss = F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
-            elif estimator.out_activation_ == "logistic":
-                loss = F.binary_cross_entropy_with_logits(outputs, wanted) * outputs.shape[1]
-            else:
-                loss = F.mse_loss(outputs, wanted) / 2
+            loss = _loss(estimator, network(batch), wanted)
             optimizer.zero_grad()
             loss.backward()
+            for coef in network.coefs:
+                coef.grad.add_(coef.detach(), alpha=estimator.alpha / len(batch))  # of the penalty
             optimizer.step()
             losses.append(float(loss.detach()))
         estimator.n_iter_, estimator.t_ = estimator.n_iter_ + 1, estimator.t_ + len(rows)
@@ -126,7 +109,31 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
         estimator.loss_curve_.append(estimator.loss_)
         if stalled > estimator.n_iter_no_change:
             break
-    estimator._torch_optimizer = optimizer
     with torch.no_grad():
         for held, parameters in ((estimator.coefs_, network.coefs), (estimator.intercepts_, network.intercepts)):
             held[:] = [each.numpy().astype(old.dtype) for each, old in zip(parameters, held, strict=True)]
+
+
+def _optimizer(estimator: Any, network: FromSklearn, *, goes_on: bool) -> torch.optim.Optimizer:
+    """Return the optimizer of an estimator, with the state of its last training if that goes on."""
+    made: torch.optim.Optimizer
+    own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
+    if estimator.solver == "adam":
+        made = torch.optim.Adam(own, rate, (estimator.beta_1, estimator.beta_2), estimator.epsilon)
+    else:
+        made = torch.optim.SGD(own, rate, momentum, nesterov=bool(momentum and estimator.nesterovs_momentum))
+    before = vars(estimator).get("_torch_optimizer")
+    if before is not None and goes_on:
+        made.load_state_dict(before.state_dict())
+    estimator._torch_optimizer = made
+    return made
+
+
+def _loss(estimator: Any, outputs: Tensor, wanted: Tensor) -> Tensor:
+    if estimator.out_activation_ == "softmax":
+        return F.cross_entropy(outputs, wanted)
+    if estimator.out_activation_ == "identity":
+        return F.mse_loss(outputs, wanted) / 2
+    if wanted.dim() == 1:
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
+    return F.binary_cross_entropy_with_logits(outputs, wanted) * outputs.shape[1]
