@@ -157,7 +157,11 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
-    variables, batch = _searched(program, _leaves(program, first))
+    entering = _leaves(program, first)
+    if not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
+        whole = {n: t.float() if n in entering and t.dim() > 1 else t for n, t in program.constants.items()}
+        program = replace(program, constants=whole)  # such as pixels in bytes
+    variables, batch = _searched(program, entering)
     if is_keras(program.parts[first.part]):  # whose channels come last
         kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
         program = replace(program, constants=kept)

@@ -33,8 +33,8 @@ _OF_HUB = re.compile(
 """Options of a download, which a config does not give back."""
 
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-_ROOM, _LONGEST = 512, 512
-"""Rows of the table of words, and number of words of the longest text."""
+_ROOM, _LONGEST, _FEW = 512, 512, 100
+"""Rows of the table of words, number of words of the longest text, and smallest number of words of a tokenizer."""
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
@@ -76,7 +76,8 @@ def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], *args: Any
     """Answer by the original or, for what is not on this machine, by ``made``."""
     found = attempt(lambda: original(*args, **kwargs))
     if not isinstance(found, Failure):
-        return found
+        # a tokenizer without a vocabulary stands where none was found
+        return made(*args, **kwargs) if getattr(found, "vocab_size", _FEW) < _FEW else found
     return made(*args, **kwargs) if _NOT_HERE.search(found.reason) else original(*args, **kwargs)  # raises its error
 
 

@@ -196,10 +196,16 @@ def source_of(path: Path) -> str:
         if path.suffix != ".ipynb":
             return text
         cells = [cell for cell in json.loads(text)["cells"] if cell.get("cell_type") == "code"]
-        lines = [line for cell in cells for line in f"{''.join(cell['source'])}\n".splitlines()]
-        return "\n".join(re.sub(r"^(\s*)[%!].*", r"\1pass", line) for line in lines)
+        texts = ["".join(cell["source"]) for cell in cells]
+        lines = [line for text in texts if not _OF_SHELL.match(text) for line in f"{text}\n".splitlines()]
+        return "\n".join(_MAGIC.sub(r"\1pass", line) for line in lines)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
+
+
+_OF_SHELL = re.compile(r"\s*%%(?!time|capture)")
+_MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w./-].*|\w[\w.]*\?+$)")
+"""Cells in another language, and IPython's own lines, also without a sign before them."""
 
 
 def parsed(folder: Path) -> dict[Path, SourceFile]:

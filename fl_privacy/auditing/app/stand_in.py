@@ -164,7 +164,8 @@ def column(name: str, number: int, classes: int, rng: np.random.Generator) -> Se
         return texts(number, classes, rng)
     if TIME.search(name):
         return np.datetime_as_string(np.datetime64("2024-01-01") + np.arange(number)).tolist()
-    return numbers(number, 1, classes, rng)[:, 0]
+    drawn = numbers(number, 1, classes, rng)[:, 0]
+    return (drawn - drawn.min() + 0.1).round(3)  # most quantities are positive
 
 
 class Drawing:
@@ -360,6 +361,20 @@ class Drawing:
                     if isinstance(each, str) and each not in self.columns:
                         self[each] = drawn_column(each, len(self), classes, rng)
                 return super().__getitem__(key)
+
+            def to_numpy(self, *args: Any, **kwargs: Any) -> Any:  # numbers, also of texts, for what takes numbers
+                plain = pandas.DataFrame(self)
+                for place, kind in enumerate(plain.dtypes if len(set(map(str, plain.dtypes))) > 1 else ()):
+                    if getattr(kind, "kind", "O") not in "biuf":
+                        plain.isetitem(place, pandas.factorize(plain.iloc[:, place])[0])
+                return plain.to_numpy(*args, **kwargs)
+
+            @property
+            def values(self) -> Any:
+                return self.to_numpy()
+
+            def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+                return np.asarray(self.to_numpy(), dtype)
 
             def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
                 return super().drop(labels, *args, **{"errors": "ignore", **kwargs})

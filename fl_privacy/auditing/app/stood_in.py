@@ -91,6 +91,7 @@ class Hooks:
                 for name in (*stand_in.OF_TORCHVISION, *stand_in.OF_FILES)
             ),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
+            ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
@@ -182,6 +183,14 @@ class Hooks:
         if self.drawing.asked and held and max(indices, default=0) >= held:
             indices = [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
         original(made, dataset, indices)
+
+    def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Divide drawn examples without their classes where these are no classes, but numbers."""
+        found = attempt(lambda: original(*args, **kwargs))
+        if isinstance(found, Failure):
+            few = self.drawing.asked and "least populated" in found.reason
+            return original(*args, **({**kwargs, "stratify": None} if few else kwargs))
+        return found
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)

@@ -82,9 +82,9 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
     if not usual or weighted or estimator.early_stopping or not isinstance(rows, np.ndarray):
         original(estimator, rows, labels, *args, **kwargs)
         return
-    network = FromSklearn(estimator)
-    optimizer = _optimizer(estimator, network, goes_on=estimator.warm_start or incremental)
     size = min(200, len(rows)) if estimator.batch_size == "auto" else min(int(estimator.batch_size), len(rows))
+    network, penalty = FromSklearn(estimator), estimator.alpha / size
+    optimizer = _optimizer(estimator, network, penalty, goes_on=estimator.warm_start or incremental)
     many, single = estimator.out_activation_ == "softmax", labels.shape[1] == 1
     classes = labels.argmax(1) if many else labels[:, 0] if single and estimator.out_activation_ == "logistic" else None
     targets = torch.tensor(labels).float() if classes is None else torch.tensor(classes).long()
@@ -93,17 +93,17 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
     loader = DataLoader(data, batch_size=size, shuffle=estimator.shuffle, generator=order)
     estimator.n_iter_ = stalled = 0
     for _ in range(1 if incremental else estimator.max_iter):
-        losses = list[float]()
+        losses = list[tuple[float, int]]()
         for batch, wanted in loader:
             loss = _loss(estimator, network(batch), wanted)
             optimizer.zero_grad()
             loss.backward()
-            for coef in network.coefs:
-                coef.grad.add_(coef.detach(), alpha=estimator.alpha / len(batch))  # of the penalty
+            for intercept in network.intercepts:  # the penalty, the optimizer's decay, is of coefficients alone
+                intercept.grad.sub_(intercept.detach(), alpha=penalty)
             optimizer.step()
-            losses.append(float(loss.detach()))
+            losses.append((float(loss.detach()), len(batch)))
         estimator.n_iter_, estimator.t_ = estimator.n_iter_ + 1, estimator.t_ + len(rows)
-        estimator.loss_ = float(np.mean(losses)) if losses else getattr(estimator, "loss_", 0.0)
+        estimator.loss_ = sum(loss * many for loss, many in losses) / max(sum(many for _, many in losses), 1)
         stalled = stalled + 1 if estimator.loss_ > estimator.best_loss_ - estimator.tol else 0
         estimator.best_loss_ = min(estimator.best_loss_, estimator.loss_)
         estimator.loss_curve_.append(estimator.loss_)
@@ -114,14 +114,15 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
             held[:] = [each.numpy().astype(old.dtype) for each, old in zip(parameters, held, strict=True)]
 
 
-def _optimizer(estimator: Any, network: FromSklearn, *, goes_on: bool) -> torch.optim.Optimizer:
+def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on: bool) -> torch.optim.Optimizer:
     """Return the optimizer of an estimator, with the state of its last training if that goes on."""
     made: torch.optim.Optimizer
     own, rate, momentum = network.parameters(), estimator.learning_rate_init, estimator.momentum
     if estimator.solver == "adam":
-        made = torch.optim.Adam(own, rate, (estimator.beta_1, estimator.beta_2), estimator.epsilon)
+        made = torch.optim.Adam(own, rate, (estimator.beta_1, estimator.beta_2), estimator.epsilon, penalty)
     else:
-        made = torch.optim.SGD(own, rate, momentum, nesterov=bool(momentum and estimator.nesterovs_momentum))
+        nesterov = bool(momentum and estimator.nesterovs_momentum)
+        made = torch.optim.SGD(own, rate, momentum, weight_decay=penalty, nesterov=nesterov)
     before = vars(estimator).get("_torch_optimizer")
     if before is not None and goes_on:
         made.load_state_dict(before.state_dict())

@@ -1,0 +1,157 @@
+"""Networks, tokenizers and sets that are not here; networks of scikit-learn, trained by PyTorch and attacked."""
+
+import importlib
+import json
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.neural_network import MLPClassifier, MLPRegressor
+
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.hub_models import Metric
+from fl_privacy.auditing.app.scripts import parsed
+from fl_privacy.auditing.app.stand_in import OF_FILES, Drawing
+from fl_privacy.auditing.app.stood_in import stood_in
+from fl_privacy.auditing.instrument.matching import matched
+from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
+from fl_privacy.auditing.scenario_scores import Spent
+from tests.selection import few
+
+APP = """
+import flwr as fl, numpy as np
+from sklearn.datasets import load_wine
+from sklearn.neural_network import MLPClassifier
+rows, labels = load_wine(return_X_y=True)
+rows = (rows - rows.mean(0)) / rows.std(0)
+model = MLPClassifier((24,), solver="sgd", learning_rate_init=0.1, momentum=0.0, max_iter=1, warm_start=True)
+model.fit(rows, labels)
+class Client(fl.client.NumPyClient):
+    def get_parameters(self, config):
+        return [*model.coefs_, *model.intercepts_]
+    def fit(self, parameters, config):
+        model.coefs_, model.intercepts_ = list(parameters[:2]), list(parameters[2:])
+        model.fit(rows, labels)
+        return self.get_parameters({}), len(rows), {}
+    def evaluate(self, parameters, config):
+        return 1.0, len(rows), {}
+fl.simulation.start_simulation(client_fn=lambda cid: Client(), num_clients=2)
+"""
+
+
+def drawing(folder: Path, code: str) -> Drawing:
+    (folder / "app.py").write_text(code)
+    return Drawing(list(parsed(folder).values()), folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("AutoModelForSequenceClassification", "distilbert-base-uncased"),
+        ("BertForSequenceClassification", "bert-base-uncased"),
+        ("AutoModelForCausalLM", "gpt2"),
+        ("AutoModelForSequenceClassification", "somebody/says-no-kind"),
+    ],
+)
+def test_a_network_of_the_hub_that_is_not_here_is_a_small_one_of_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
+    drawn = drawing(tmp_path, "import transformers")
+    with stood_in(drawn):
+        told = {"num_labels": 3} if "Classification" in kind else {}
+        network = getattr(transformers, kind).from_pretrained(name, **told)
+        words = transformers.AutoTokenizer.from_pretrained(name)(["the patient", "Xy!"], padding=True)
+    ids = torch.tensor(words["input_ids"])
+    outputs = network(input_ids=ids, attention_mask=torch.tensor(words["attention_mask"])).logits
+    assert outputs.shape[-1] == (3 if told else network.config.vocab_size)
+    assert sum(each.numel() for each in network.parameters()) < 3_000_000
+    assert (ids[0] != ids[1]).any() and ids.max() < network.config.vocab_size
+    said = f"a small {type(network).__name__} as it begins, without trained weights, in place of {name}"
+    assert said in drawn.in_words()
+    with pytest.raises(OSError, match=r"connect|not a"):
+        getattr(transformers, kind).from_pretrained(name)  # the block ended
+
+
+def test_errors_of_the_apps_own_stay(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    with stood_in(drawing(tmp_path, "import transformers")), pytest.raises(TypeError):
+        transformers.AutoConfig.from_pretrained()
+
+
+def test_a_metric_is_the_share_of_equal_predictions() -> None:
+    metric = Metric("accuracy")
+    metric.add_batch(predictions=torch.tensor([1, 2]), references=[1, 3])
+    assert metric.compute(predictions=[4], references=[4]) == {"accuracy": pytest.approx(2 / 3)}
+
+
+@pytest.mark.parametrize("name", few(OF_FILES))
+def test_sets_of_torchvision_have_pictures_of_all_their_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    sets = pytest.importorskip("torchvision.datasets")
+    monkeypatch.chdir(tmp_path)
+    drawn = drawing(tmp_path, "import torchvision")
+    with stood_in(drawn):
+        made = getattr(sets, name)("data")
+        picture, label = made[7]
+    side, shape = OF_FILES[name].side, OF_FILES[name]
+    assert picture.size == (side, side) and len(picture.getbands()) == shape.channels
+    assert len(made) == 600 and isinstance(made, getattr(sets, name))
+    if name == "CelebA":
+        assert len(label) == 40
+    else:
+        assert {made[n][1] for n in range(600)} == {*range(min(600, shape.classes))}
+    assert f"torchvision's {name}" in drawn.in_words()
+
+
+@pytest.mark.parametrize("solver", ["sgd", "adam"])
+@pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
+def test_networks_of_scikit_learn_train_as_before(kind: type, solver: str) -> None:
+    rows, labels = load_digits(return_X_y=True)
+    rows = rows[:300] / 16 + 0.1  # without features that are always 0
+    labels = labels[:300].astype(int if kind is MLPClassifier else float)
+    trained = []
+    for code in ("", "MLPClassifier"):
+        with sklearn_lent(code), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            one = kind(
+                hidden_layer_sizes=(8,), activation="tanh", solver=solver, max_iter=3, shuffle=False, random_state=0
+            )
+            trained.append(one.fit(rows, labels).partial_fit(rows, labels))
+    for before, after in zip(trained[0].coefs_, trained[1].coefs_, strict=True):
+        assert np.abs(before - after).max() < 1e-3 * np.abs(before).max()
+    assert trained[1].loss_ == pytest.approx(trained[0].loss_, rel=1e-3)
+    network = FromSklearn(trained[1])
+    given = torch.tensor(rows[:5], dtype=torch.float32)
+    torch.testing.assert_close(InLayers(network)(given), network(given))
+
+
+def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text(APP)
+    asked = AppAuditRequest(out=tmp_path / "out", victims=3, seconds=120)
+    page = audit_app(read_app(tmp_path / "app", None), asked).page
+    rungs = {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
+    assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
+
+
+def test_parameters_are_recognized_in_a_longer_dtype() -> None:
+    after = {"weight": torch.rand(4, 3), "bias": torch.rand(4)}
+    before = {name: torch.zeros_like(value) for name, value in after.items()}
+    uploaded = {str(n): value.double().numpy() for n, value in enumerate(after.values())}
+    assert matched(uploaded, {}, before, after, {}).parameters == {"0": "weight", "1": "bias"}
+    uploaded["0"] = uploaded["0"] * (1 + 1e-5)
+    assert "0" not in matched(uploaded, {}, before, after, {}).parameters
+
+
+def test_waiting_is_no_time_of_an_attack() -> None:
+    spent = Spent()
+    time.sleep(0.5)
+    assert spent() < 0.4
