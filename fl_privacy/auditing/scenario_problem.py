@@ -157,11 +157,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     first = next((call for call in program.calls if call.part >= 0), None)
     if first is None:
         raise NotAttackedError("the loss does not come from a module of PyTorch")
-    entering = _leaves(program, first)
-    if not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
-        whole = {n: t.float() if n in entering and t.dim() > 1 else t for n, t in program.constants.items()}
-        program = replace(program, constants=whole)  # such as pixels in bytes
-    variables, batch = _searched(program, entering)
+    program, variables, batch = _searched(program, _leaves(program, first))
     if is_keras(program.parts[first.part]):  # whose channels come last
         kept = {n: t.movedim(-1, 1) if n in variables and t.dim() == 4 else t for n, t in program.constants.items()}
         program = replace(program, constants=kept)
@@ -255,7 +251,11 @@ def _normalizes(seen: Watched) -> bool:
     return seen.training and any(isinstance(each, kind) for part in seen.modules for each in part.modules())
 
 
-def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
+def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
+    """Find the inputs that attacks search for, in a program that takes whole numbers, such as pixels, as others."""
+    if not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
+        whole = {n: t.float() if n in leaves and t.dim() > 1 else t for n, t in program.constants.items()}
+        program = replace(program, constants=whole)
     inputs = {n: program.constants[n] for n in leaves}
     batch = next((len(value) for value in inputs.values() if value.dim()), 0)
     variables = [n for n, value in inputs.items() if value.is_floating_point() and value.dim() and len(value) == batch]
@@ -266,7 +266,7 @@ def _searched(program: Program, leaves: list[int]) -> tuple[list[int], int]:
         )
     if not variables or not batch:
         raise NotAttackedError("what enters its network is not made of numbers that can be searched for")
-    return variables, batch
+    return program, variables, batch
 
 
 def plan_of(seen: Watched, found: Matched, batch: int) -> LocalPlan:

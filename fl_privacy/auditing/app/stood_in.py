@@ -347,7 +347,7 @@ def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: 
         return picture, target if self.target_transform is None else self.target_transform(target)
 
     kind = type(made)
-    inner = {"__len__": lambda self: len(plain)}
+    inner: dict[str, Any] = {"__len__": lambda self: len(plain)}
     if kind.__getitem__.__module__.startswith("torchvision"):  # not the app's own
         inner["__getitem__"] = item
     made.__class__ = type(kind.__name__, (kind,), {**inner, "__module__": kind.__module__})
