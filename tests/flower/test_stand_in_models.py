@@ -14,7 +14,6 @@ from sklearn.neural_network import MLPClassifier, MLPRegressor
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
-from fl_privacy.auditing.app.hub_models import Metric
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import OF_FILES, Drawing
 from fl_privacy.auditing.app.stood_in import stood_in
@@ -83,12 +82,6 @@ def test_errors_of_the_apps_own_stay(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     with stood_in(drawing(tmp_path, "import transformers")), pytest.raises(TypeError):
         transformers.AutoConfig.from_pretrained()
-
-
-def test_a_metric_is_the_share_of_equal_predictions() -> None:
-    metric = Metric("accuracy")
-    metric.add_batch(predictions=torch.tensor([1, 2]), references=[1, 3])
-    assert metric.compute(predictions=[4], references=[4]) == {"accuracy": pytest.approx(2 / 3)}
 
 
 @pytest.mark.parametrize("name", few(OF_FILES))

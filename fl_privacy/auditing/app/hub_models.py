@@ -5,9 +5,8 @@ import re
 import string
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fl_privacy.auditing.app.stand_in import WORDS, Drawing
 from fl_privacy.federation.replies import Failure, attempt
@@ -38,11 +37,7 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield modules, their functions, and what answers calls of these; only for an app that imports the libraries."""
-    if drawing.uses("evaluate", "datasets"):
-        yield "evaluate", "load", partial(_or_drawn, Metric)
-    if not drawing.uses("transformers"):
-        return
+    """Yield modules of ``transformers``, their functions, and what answers calls of these."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),
@@ -50,34 +45,18 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
         ("transformers.configuration_utils", "PreTrainedConfig", _config),
         (f"{auto}.tokenization_auto", "AutoTokenizer", _tokenizer),
         ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase", _tokenizer),
-        (f"{auto}.image_processing_auto", "AutoImageProcessor", _processor),
-        ("transformers.image_processing_base", "ImageProcessingMixin", _processor),
     ):
         yield place, f"{owner}.from_pretrained", partial(_or_drawn, partial(made, drawing))
-
-
-class Metric:
-    """The share of equal predictions, in place of a metric of the hub."""
-
-    def __init__(self, *names: object, **kwargs: Any) -> None:
-        self.name, self._pairs = str(names[0]) if names else "accuracy", list[tuple[Any, Any]]()
-
-    def add_batch(self, *, predictions: Any, references: Any, **kwargs: Any) -> None:
-        self._pairs.append((predictions, references))
-
-    def compute(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> dict[str, float]:
-        given = [*self._pairs, *([] if predictions is None else [(predictions, references)])]
-        guessed, true = (np.concatenate([np.ravel(each) for each in side]) for side in zip(*given, strict=True))
-        self._pairs.clear()
-        return {self.name: float((guessed == true).mean())}
 
 
 def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Answer by the original or, for what is not on this machine, by ``made``."""
     found = attempt(lambda: original(*args, **kwargs))
-    if not isinstance(found, Failure):
-        # a tokenizer without a vocabulary stands where none was found
-        return made(*args, **kwargs) if getattr(found, "vocab_size", _FEW) < _FEW else found
+    if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found
+        empty = (
+            hasattr(found, "encode") and getattr(found, "vocab_size", _FEW) < _FEW and not Path(str(args[1])).is_dir()
+        )
+        return made(*args, **kwargs) if empty else found
     return made(*args, **kwargs) if _NOT_HERE.search(found.reason) else original(*args, **kwargs)  # raises its error
 
 
@@ -109,11 +88,6 @@ def _network(drawing: Drawing, kind: Any, name: object = "", *args: Any, config:
         config, _ = _config(drawing, kind.config_class, name, **{**kwargs, "return_unused_kwargs": True})
     drawing.note(str(name), f"a small {kind.__name__} as it begins, without trained weights,")
     return kind(config).eval()
-
-
-def _processor(drawing: Drawing, kind: Any, *args: Any, **kwargs: Any) -> Any:
-    usual = importlib.import_module("transformers").ViTImageProcessor
-    return kind() if hasattr(kind, "preprocess") else usual()
 
 
 def _tokenizer(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any) -> Any:

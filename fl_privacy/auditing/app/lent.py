@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial, partialmethod
+from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -17,7 +17,6 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
@@ -90,7 +89,6 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
     "transformers": {"AdamW": "torch.optim.AdamW"},
-    "datasets": {"load_metric": "fl_privacy.auditing.app.hub_models.Metric"},
     "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
 }
 """Module -> names that later versions took out -> what stands for them."""
@@ -271,11 +269,6 @@ def older_names_lent(code: str) -> Iterator[None]:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
-        if "datasets" in code and importlib.util.find_spec("datasets") is not None:
-            column = getattr(importlib.import_module("datasets.arrow_dataset"), "Column", None)
-            for name in _OF_ARRAYS if column is not None else ():  # as before datasets 4, where columns were arrays
-                setattr(column, name, partialmethod(_of_array, name))
-                stack.callback(delattr, column, name)
         for place, names in _OLDER.items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
@@ -292,13 +285,6 @@ def older_names_lent(code: str) -> Iterator[None]:
                     setattr(owner, last, getattr(importlib.import_module(home), present))
                     stack.callback(delattr, owner, last)
         yield
-
-
-_OF_ARRAYS = ("__truediv__", "__mul__", "__sub__", "astype", "reshape")
-
-
-def _of_array(column: Any, name: str, *args: Any) -> Any:
-    return getattr(np.asarray(column[:]), name)(*args)
 
 
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:

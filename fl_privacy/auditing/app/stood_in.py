@@ -122,7 +122,8 @@ class Hooks:
             yield "openml.datasets", "get_dataset", fetched(self.openml)
         if drawing.uses("kagglehub"):
             yield "kagglehub", "dataset_download", fetched("{}-data".format)
-        yield from hub_models.hooks(drawing)
+        if drawing.uses("transformers"):
+            yield from hub_models.hooks(drawing)
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -79,14 +79,15 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
     incremental = args[-1] if args else kwargs.get("incremental", False)
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
     weighted = any(isinstance(each, np.ndarray) and each.ndim == 1 for each in args[:1])
-    if not usual or weighted or estimator.early_stopping or not isinstance(rows, np.ndarray):
+    several = estimator.out_activation_ == "logistic" and labels.shape[1] > 1
+    if not usual or weighted or several or estimator.early_stopping or not isinstance(rows, np.ndarray):
         original(estimator, rows, labels, *args, **kwargs)
         return
     size = min(200, len(rows)) if estimator.batch_size == "auto" else min(int(estimator.batch_size), len(rows))
     network, penalty = FromSklearn(estimator), estimator.alpha / size
     optimizer = _optimizer(estimator, network, penalty, goes_on=estimator.warm_start or incremental)
-    many, single = estimator.out_activation_ == "softmax", labels.shape[1] == 1
-    classes = labels.argmax(1) if many else labels[:, 0] if single and estimator.out_activation_ == "logistic" else None
+    kind = estimator.out_activation_
+    classes = labels.argmax(1) if kind == "softmax" else labels[:, 0] if kind == "logistic" else None
     targets = torch.tensor(labels).float() if classes is None else torch.tensor(classes).long()
     order = torch.Generator().manual_seed(int(estimator._random_state.randint(1 << 31)))
     data = TensorDataset(torch.tensor(rows, dtype=torch.float32), targets)
@@ -135,6 +136,4 @@ def _loss(estimator: Any, outputs: Tensor, wanted: Tensor) -> Tensor:
         return F.cross_entropy(outputs, wanted)
     if estimator.out_activation_ == "identity":
         return F.mse_loss(outputs, wanted) / 2
-    if wanted.dim() == 1:
-        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
-    return F.binary_cross_entropy_with_logits(outputs, wanted) * outputs.shape[1]
+    return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
