@@ -140,8 +140,14 @@ def test_a_project_s_own_module_comes_before_a_package_of_that_name(tmp_path: Pa
 @pytest.mark.long
 def test_a_notebook_is_a_script(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", network=parts.NETWORK)
-    lines = ["%matplotlib inline\n", "!pip install flwr\n", *parts.SIMULATION.splitlines(keepends=True)]
-    (folder / "federated.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": lines}]}))
+    lines = [
+        "%matplotlib inline\n",
+        "!pip install flwr\n",
+        "pip install torch\n",
+        *parts.SIMULATION.splitlines(keepends=True),
+    ]
+    cells = [{"cell_type": "code", "source": each} for each in (["%%bash\n", "ls | wc\n"], lines)]
+    (folder / "federated.ipynb").write_text(json.dumps({"cells": cells}))
     assert audited(folder, tmp_path / "out")["nodes"] == 3
 
 

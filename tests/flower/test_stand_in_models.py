@@ -20,6 +20,7 @@ from fl_privacy.auditing.app.stood_in import stood_in
 from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.scenario_scores import Spent
+from tests.flower.test_stand_in import HEAD, NET, TAIL
 from tests.selection import few
 
 APP = """
@@ -133,6 +134,17 @@ def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
     page = audit_app(read_app(tmp_path / "app", None), asked).page
     rungs = {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
     assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
+
+
+def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None:
+    code = NET.format(inputs=64, classes=4).replace("x.flatten(1)", "x.float().flatten(1) / 255")
+    data = "TensorDataset(torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 4)"
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text(f"{HEAD}{code}\nloader = DataLoader({data}, batch_size=8)\n{TAIL}")
+    asked = AppAuditRequest(out=tmp_path / "out", victims=2, seconds=60)
+    page = audit_app(read_app(tmp_path / "app", None), asked).page
+    rungs = {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
+    assert rungs["one"]["counts"]["exact"] == 2
 
 
 def test_parameters_are_recognized_in_a_longer_dtype() -> None:
