@@ -13,7 +13,7 @@ from fl_privacy.attacks.fitted import LogisticOptimum, Moments, row_beside_known
 from fl_privacy.auditing.clear_text.findings import Leak, leak_of
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.scenario_problem import reason_of
-from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, Spent
+from fl_privacy.auditing.scenario_scores import EXACT_ROW, MOST_SHOWN, TimeSpent
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Answer, Scenario, Shown
@@ -160,7 +160,7 @@ def _trees(
     seconds: float,
     name: str = "trees",
 ) -> Answer:
-    spent, shown, notes = Spent(), list[Shown](), list[str]()
+    spent, shown, notes = TimeSpent(), list[Shown](), list[str]()
     chances, cells = list[float](), list[tuple[int, float, float]]()
     reason, rounds = "", 0
     exact = close = blind = total = 0

@@ -14,7 +14,7 @@ from fl_privacy.auditing.instrument.keras_layers import FromKeras, laid_out
 from fl_privacy.auditing.instrument.program import Program, tensors_in
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, names_in, reason_of
-from fl_privacy.auditing.scenario_scores import Spent
+from fl_privacy.auditing.scenario_scores import TimeSpent
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer
@@ -77,7 +77,7 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
-    spent = Spent()
+    spent = TimeSpent()
     losses.of(pools[0][:2], clients[0].watched.before)
     each = spent() / 2
     number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))

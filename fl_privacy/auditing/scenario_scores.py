@@ -35,7 +35,7 @@ number of other rows per row of the batch for which being nearer than all of the
 MOST_SHOWN = 8
 
 
-class Spent:
+class TimeSpent:
     """Seconds since it was made, by the clock or by the processor, whichever are fewer: others may use the machine."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ from fl_privacy.auditing.scenario_problem import (
     reason_of,
     seen_by_site,
 )
-from fl_privacy.auditing.scenario_scores import UNSURE, Spent, score
+from fl_privacy.auditing.scenario_scores import UNSURE, TimeSpent, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
 from fl_privacy.effects import Description
@@ -149,7 +149,7 @@ class Scenarios:
         yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS, plain=self.plain)
 
     def attack_all(self) -> Iterator[Answer]:
-        spent = Spent()
+        spent = TimeSpent()
         if not self.clients:
             return
         first = self.clients[0].watched
@@ -184,7 +184,7 @@ class Scenarios:
 
     def _singles(self, *, later: bool, evaluation: bool = False) -> tuple[list[tuple[AskedClient, WatchedReply]], str]:
         found: list[tuple[AskedClient, WatchedReply]] = []
-        reason, spent = "", Spent()
+        reason, spent = "", TimeSpent()
         for number in range(self.victims):
             client = self.clients[number % len(self.clients)]
             ask = client.ask_later if later else client.ask

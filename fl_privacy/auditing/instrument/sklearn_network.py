@@ -33,6 +33,15 @@ class FromSklearn(nn.Module):
             rows = (rows if place == 0 else self.between(rows)) @ coef + intercept
         return rows
 
+    def loss(self, activation: str, rows: Tensor, wanted: Tensor) -> Tensor:
+        """Compute the mean loss of rows (B, F) for the activation of the outputs, without the penalty."""
+        outputs = self(rows)
+        if activation == "softmax":
+            return F.cross_entropy(outputs, wanted)
+        if activation == "identity":
+            return F.mse_loss(outputs, wanted) / 2
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
+
 
 class InLayers(nn.Module):
     """A network of scikit-learn in PyTorch's layers, with copies of its weights.
@@ -96,7 +105,7 @@ def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, 
     for _ in range(1 if incremental else estimator.max_iter):
         losses = list[tuple[float, int]]()
         for batch, wanted in loader:
-            loss = _loss(estimator, network(batch), wanted)
+            loss = network.loss(estimator.out_activation_, batch, wanted)
             optimizer.zero_grad()
             loss.backward()
             for intercept in network.intercepts:  # the penalty, the optimizer's decay, is of coefficients alone
@@ -129,11 +138,3 @@ def _optimizer(estimator: Any, network: FromSklearn, penalty: float, *, goes_on:
         made.load_state_dict(before.state_dict())
     estimator._torch_optimizer = made
     return made
-
-
-def _loss(estimator: Any, outputs: Tensor, wanted: Tensor) -> Tensor:
-    if estimator.out_activation_ == "softmax":
-        return F.cross_entropy(outputs, wanted)
-    if estimator.out_activation_ == "identity":
-        return F.mse_loss(outputs, wanted) / 2
-    return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted.float())
