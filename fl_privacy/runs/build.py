@@ -366,9 +366,3 @@ def with_adaptive(inferences: Mapping[str, Inference]) -> dict[str, Inference]:
         if isinstance(inference, AttributeInference) and not inference.adaptive:
             found[f"{name}{ADAPTIVE}"] = AdaptiveAttributeInference(methods=inference.methods, public=inference.public)
     return found
-
-
-def pool_size(inferences: Sequence[Inference]) -> tuple[int, int]:
-    """Return the largest number of members, and of others, that an attack queries."""
-    members = max((int(getattr(i, "members", 0)) for i in inferences), default=0)
-    return members, max((int(getattr(i, "others", 0)) for i in inferences), default=0)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fl_privacy.attacks.inference import About
+from fl_privacy.attacks.inference import About, Inference
 from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
@@ -64,8 +64,12 @@ class InferenceQuestions:
     public_rows: Tensor
 
 
-def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
-    """Draw ``members`` of the clients' examples and ``others`` that no client has; ``UserError`` if there are fewer."""
+def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions:
+    """Draw the most members and others that one of ``inferences`` asks about; ``UserError`` if there are fewer."""
+    asked = {
+        kind: [(int(getattr(i, kind, 0)), name) for name, i in inferences.items()] for kind in ("members", "others")
+    }
+    (members, by), (others, of) = (max(each, key=lambda pair: pair[0]) for each in asked.values())
     config, dataset, clients = setup.config, setup.dataset, setup.clients
     rng = derive_generator(config.seed, "inference", "asked")
     own = setup.first.examples
@@ -76,14 +80,14 @@ def ask(setup: Setup, members: int, others: int) -> InferenceQuestions:
             groups.setdefault(SUMMED if config.sites else id, []).append(client)
             owners[client.indices] = SUMMED if config.sites else id
     owned = (owners >= 0).nonzero().flatten()
-    chosen = owned[_draw(members, len(owned), "members", "of the clients' examples", rng)]
+    chosen = owned[_draw(members, len(owned), f"{by}.members", "of the clients' examples", rng)]
     from_test = others > 0 and config.holdout == 0
     source = setup.unattacked if from_test else own
     spare = torch.arange(len(setup.unattacked))
     if others and not from_test:
         spare = held_out(config.holdout, len(dataset.train), seed=config.seed).nonzero().flatten()
     where = "of the test split" if from_test else "of those that holdout leaves"
-    outside = spare[_draw(others, len(spare), "others", where, rng)]
+    outside = spare[_draw(others, len(spare), f"{of}.others", where, rng)]
     left = torch.ones(len(setup.unattacked), dtype=torch.bool)
     left[outside if from_test else slice(0)] = False
     left[defenders_examples(setup.unattacked) if setup.defense.informed else slice(0)] = False
@@ -132,8 +136,8 @@ def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator)
 def _draw(number: int, available: int, name: str, where: str, rng: torch.Generator) -> Tensor:
     if number > available:
         raise UserError(
-            f"inference.membership.{name} is expected to be at most {available}, the number {where}, but got {number};"
-            f" lower it{'' if name == 'members' else ', or raise holdout'}."
+            f"inference.{name} is expected to be at most {available}, the number {where}, but got {number};"
+            f" lower it{'' if name.endswith('members') else ', or raise holdout'}."
         )
     return torch.randperm(available, generator=rng)[:number]
 

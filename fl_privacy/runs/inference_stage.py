@@ -15,7 +15,7 @@ from fl_privacy.federation import Client, Failure, Probe, attempt
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads
 from fl_privacy.runs.another_site import SUMMED
-from fl_privacy.runs.build import build_inferences, pool_size, with_adaptive
+from fl_privacy.runs.build import build_inferences, with_adaptive
 from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.runs.inference_judge import (
     InferenceJudge,
@@ -52,6 +52,7 @@ class InferenceStage:
     _waiting: list[Observation] = field(default_factory=list, init=False)
     _rounds: int = field(default=0, init=False)
     _last_round: int = field(default=0, init=False)
+    _assumed: bool = field(default=False, init=False)  # ``True`` if the final model counts as the mean of the uploads
 
     def __post_init__(self) -> None:
         examples = self.setup.first.examples
@@ -74,7 +75,7 @@ class InferenceStage:
         asks_for_attribute = any(i.about is About.ATTRIBUTE for i in inferences.values())
         if asks_for_attribute:
             expect_attributes(setup)
-        asked = ask(setup, *pool_size(list(inferences.values())))
+        asked = ask(setup, inferences)
         client = rehearsing(setup, asked) if asks_for_attribute else None
         return cls(
             setup=setup,
@@ -90,17 +91,17 @@ class InferenceStage:
 
     def see(self, observation: Observation) -> None:
         if self._waiting and self._waiting[0].id.round != observation.id.round:
-            self.end_round()
+            self.end_round(observation)
         self._waiting.append(observation)
 
-    def end_round(self) -> None:
+    def end_round(self, following: Observation | None = None) -> None:
+        """Ask about the round that was seen; ``following`` is the first observation of a later one."""
         if not self._waiting:
             return
         probed = [o for o in self._waiting if o.id.probe is not None]
         probes = dict(zip(self.setup.audit.probes, range(len(self.attributes)), strict=False))
         rows = [probes.get(Probe(o.id.client, o.id.probe or 0)) for o in probed]
-        device, server = torch.device(self.setup.first.device), self.setup.server
-        public = self.trains and not server.personal and not self.setup.config.sites  # a site subtracts its own update
+        device = torch.device(self.setup.first.device)
         read = ReadRound(
             observations=tuple(o for o in self._waiting if o.id.probe is None),
             candidates=_on_device(self.asked.examples, device),
@@ -108,7 +109,7 @@ class InferenceStage:
             public_attributes=self.asked.public_attributes,
             rehearsal=self._rehearsal(probed[0]) if probed else None,
             victims=tuple((row, o) for row, o in zip(rows, probed, strict=True) if row is not None),
-            sent_next=server.state if public else None,
+            sent_next=self._sent_next(following),
             remaining=max(0, len(self.setup.audit.rounds) - self._rounds - 1),
             seed=self.setup.config.seed,
             device=device,
@@ -127,6 +128,24 @@ class InferenceStage:
                 if isinstance(result, Failure):
                     logger.warning("Inference of %s failed in round %d: %s", name, read.round, result.reason)
                     self._failures[name] = result.reason
+
+    def _sent_next(self, following: Observation | None) -> ModelState | None:
+        """Return the global model after the round; ``None`` if it is not known what the server made of the uploads."""
+        server, first = self.setup.server, self._waiting[0]
+        if server.personal or self.setup.config.sites:  # a site subtracts its own update
+            return None
+        if self.trains:
+            return server.state
+        if self.setup.server_attack is not None:
+            return None
+        if following is not None and following.id.round == first.id.round + 1:
+            return following.sent
+        uploads = {one.id.client: one.upload for one in self._waiting if one.id.probe is None}
+        if not uploads or server.plan.noise or server.plan.optimizer.name != "sgd":
+            self._assumed = following is None
+            return None
+        again = replace(server, state=first.sent, heard=None)
+        return None if isinstance(attempt(lambda: again.receive(uploads, first.id.round)), Failure) else again.state
 
     def _rehearsal(self, like: Observation) -> Rehearsal | None:
         client = self.rehearsing
@@ -150,6 +169,8 @@ class InferenceStage:
         last, total, early = self._last_round, self.setup.rounds, list[str]()
         if last < total:
             early = [f"The model after round {last} of {total} counts as the final one: no later round is intercepted."]
+        if self._assumed:
+            early.append("The final model counts as the mean of the last uploads: the server's own is not captured.")
         judge = InferenceJudge(setup=self.setup, asked=self.asked, attributes=self.attributes, epsilon=epsilon)
         for name, inference in self.inferences.items():
             for finding in self._findings(judge, name, inference):

@@ -15,6 +15,7 @@ class Modality:
 
     Attributes:
         metric: metric by which an example counts as recognizable.
+        loader: function of ``fl_privacy.data`` that loads such examples.
         facts: arguments that mark a model's class as made for such examples.
         remedy: advice if the model is for others.
         pixels: ``True`` for pictures: inputs in [0, 1] with neighbors.
@@ -25,6 +26,7 @@ class Modality:
     data: str
     models: str
     metric: str
+    loader: str
     facts: frozenset[str]
     remedy: str
     pixels: bool = False
@@ -39,6 +41,7 @@ IMAGES = Modality(
     data="images",
     models="images",
     metric="psnr",
+    loader="load_data",
     facts=frozenset({"in_channels", "image_size"}),
     remedy="take model=lenet or another of images",
     pixels=True,
@@ -48,6 +51,7 @@ TEXTS = Modality(
     data="text",
     models="text",
     metric="token_f1",
+    loader="load_text",
     facts=frozenset({"vocabulary_size"}),
     remedy="take model=bert_tiny or another of text",
     continuous=False,
@@ -57,6 +61,7 @@ ROWS = Modality(
     data="a table",
     models="tables",
     metric="cells_right",
+    loader="load_table",
     facts=frozenset({"schema"}),
     remedy="take model=table_mlp or another of tables",
 )

@@ -77,6 +77,17 @@ def test_the_final_model_is_the_one_that_leaves_the_server(settings: tuple[str, 
     assert any("after round 1 of 2" in note for note in finding["notes"]) == early
 
 
+@pytest.mark.parametrize("settings", [("federation.server_lr=0.5",), ("federation.server_optimizer=momentum",)])
+def test_captures_have_the_final_model_of_the_training_or_say_that_it_is_assumed(settings, tmp_path) -> None:
+    methods = ("inference=membership", "inference.membership.methods=[final_loss]")
+    kept = run("run", *ASKED, *methods, *settings, "attack=none", "baseline=false", "intercept.save=true", out=tmp_path)
+    asked = (*ASKED, *methods, *settings, "attack=none")
+    again = run("attack", f"captured={kept.path}", *asked, out=tmp_path / "again")
+    (known,), (found,) = kept.records("inference"), again.records("inference")
+    assumed = any("the server's own is not captured" in note for note in found["notes"])
+    assert assumed == (found["measures"]["auc"] != known["measures"]["auc"]) == ("momentum" in settings[0])
+
+
 def test_the_page_shows_them(asked: Run) -> None:
     page = (asked.path / "report.html").read_text()
     assert "Who took part" in page and "ROC curves on logarithmic axes" in page and "FedMIA" in page
@@ -137,7 +148,8 @@ def test_who_knows_the_defense_asks_for_attributes_as_well(threat_model: str, tm
         (["inference=membership", "inference.membership.member=3"], "did you mean members"),
         (["inference=membership", "inference.membership.members=x"], "whole number"),
         (["inference=membership", "inference.membership.methods=[lose]"], "methods is expected to be one of"),
-        (["inference=membership", "inference.membership.members=4001"], "at most 4000"),
+        (["inference=membership", "inference.membership.members=4001"], "inference.membership.members is"),
+        (["inference=source", "inference.source.members=4001"], "inference.source.members is"),
         (["inference=membership", "inference.membership.others=500", "holdout=100"], "raise holdout"),
         (["holdout=4000"], "below 4000"),
     ],

@@ -8,7 +8,7 @@ import pytest
 from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do
 from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.leakage import AttackFacts
-from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict
+from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict, judged
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 from tests.report import kinds
 from tests.results.runs import defended, record
@@ -64,6 +64,13 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "not attacked": (kinds.nothing, "No image was attacked: nothing is known. Attack examples: attack=auto."),
 }
 """Kind of run -> how it is recorded, and its whole line; other tests look at figures and tones."""
+
+
+@pytest.mark.parametrize(("loader", "kind"), [("load_table", "row"), ("load_text", "text"), ("load_data", "image")])
+def test_a_run_without_an_attack_names_its_kind_of_examples(loader: str, kind: str, tmp_path: Path) -> None:
+    run = read_run(kinds.nothing(tmp_path))
+    verdict = judged(run.summary, AttackFacts(), loader=f"fl_privacy.data.{loader}")
+    assert headline_of(verdict).text == f"No {kind} was attacked: nothing is known"
 
 
 @pytest.mark.parametrize("case", LINES)

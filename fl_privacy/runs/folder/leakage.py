@@ -87,10 +87,10 @@ def most_exposed(found: Sequence[LeakageResult]) -> Recognized | None:
     return most if most and most.recognizable else None
 
 
-def modality_attacked(found: Sequence[LeakageResult]) -> Modality:
-    """Return the modality that was attacked, images by default."""
-    mains = {reading.main for reading in found}
-    return next((modality for modality in MODALITIES if modality.metric in mains), IMAGES)
+def modality_attacked(found: Sequence[LeakageResult], loader: str = "") -> Modality:
+    """Return the modality that was attacked, else that of the data's ``loader``, images by default."""
+    known = {reading.main for reading in found} or {loader.rpartition(".")[-1]}
+    return next((one for one in MODALITIES if known & {one.metric, one.loader}), IMAGES)
 
 
 def main_of(found: Sequence[LeakageResult]) -> str:

@@ -107,11 +107,16 @@ class Verdict:
 
 def verdict_of(run: Run) -> Verdict:
     """Decide the verdict on ``run``."""
-    return judged(run.summary, facts_of(run), claim_is_false=any(claim.is_false for claim in run.claims))
+    data, false = run.identity.config.get("data"), any(claim.is_false for claim in run.claims)
+    loader = str(data.get("_target_", "")) if isinstance(data, Mapping) else ""
+    return judged(run.summary, facts_of(run), claim_is_false=false, loader=loader)
 
 
-def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False) -> Verdict:
-    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy gives no bound."""
+def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False, loader: str = "") -> Verdict:
+    """Decide the verdict; with ``claim_is_false``, a contradicted claim of differential privacy gives no bound.
+
+    ``loader`` is the name of the function that loaded the data.
+    """
     found = summary.attacked
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
@@ -133,7 +138,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     return Verdict(
         tone=_TONES.get(ground, OPEN),
         ground=ground,
-        modality=modality_attacked(found),
+        modality=modality_attacked(found, loader),
         facts=facts,
         most=leaks_most(found),
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
