@@ -137,6 +137,26 @@ def honest_table(name: str, folder: Path = ROWS) -> str:
     return markdown(["", "draws", "seeds", "called false", "bound above the claim"], lines)
 
 
+def audits_table(name: str, folder: Path = ROWS) -> str:
+    """Sum up the examples that audits of the same settings reconstructed, with the first line of the first page."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in read_rows(name, folder):
+        groups.setdefault(tuple(row[each] for each in _OF_AUDITS), []).append(row)
+    lines = []
+    for key, rows in groups.items():
+        found, of, control = (sum(row.get(each) or 0 for row in rows) for each in ("reconstructed", "of", "control"))
+        share = measured({"share": found / of, "of": of}, "share", share="of")
+        assert share is not None and share.low is not None and share.high is not None
+        ends, asked = f"{share.low:.0%} to {share.high:.0%}", sum(row.get("control") is not None for row in rows)
+        shown = f"{control} of {of}" if asked == len(rows) else ""
+        lines.append([*map(str, key), f"{found} of {of}", ends, shown, rows[0]["first_line"]])
+    heads = [*_OF_AUDITS, "reconstructed", "95 % interval", "control", "first line of a page"]
+    return markdown(heads, lines) if lines else "Not run."
+
+
+_OF_AUDITS = ("network", "percentile", "gamma", "budget")
+
+
 def batches_table(name: str, folder: Path = ROWS) -> str:
     """Render means over the batches of a table's rows, by their settings; "Not run." without any."""
     groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kept_rows import attacks_table, batches_table, escaped, honest_table, rows_table
+from kept_rows import attacks_table, audits_table, batches_table, escaped, honest_table, rows_table
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -236,6 +236,7 @@ MADE = {
     "catalog": catalog,
     "metrics": lambda _: metrics_table(),
     "rows": rows_table,
+    "audits": audits_table,
     "batches": batches_table,
     "leaderboard": leaderboard,
     "honest": honest_table,

@@ -40,11 +40,12 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.federation import Server, ServerPlan, evaluate_model
 from fl_privacy.federation.another_site import AnotherSite
 from fl_privacy.federation.replies import norm
+from fl_privacy.federation.server import weighted_mean
 from fl_privacy.federation.server_optimizer import ServerOptimizer
 from fl_privacy.measure.outcome import Outcome, outcome_of
 from fl_privacy.measure.tables import pinned_rows
 from fl_privacy.runs.config import compose_run
-from fl_privacy.runs.setup import build_untrained
+from fl_privacy.runs.setup import build_setup, build_untrained
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
 SITE = ("threat_model=another_site",)
@@ -63,6 +64,7 @@ METRICS = {"psnr": "control_psnr", "cells_right": "control_cells", "f1": "contro
 HOSPITALS = ("cleveland", "hungary", "va_long_beach", "switzerland")
 FEW, MANY = 4, 5
 """Rows of a small hospital, and number of sites above which fewer means are attacked."""
+NOISES = ("nothing", "noise .1 by each site", "noise .1 on the mean, by the server")
 DEFENSES: dict[str, tuple[str, ...]] = {
     "nothing": (),
     "noise .1 by each site": ("defense=dp_noise", "defense.scale=.1"),
@@ -71,12 +73,26 @@ DEFENSES: dict[str, tuple[str, ...]] = {
 }
 
 
-def attacked(command: str, *settings: str) -> Row:
+def attacked(command: str, *settings: str, rounds: bool = False) -> Row:
     """Run a command; return how many examples came out, and the main metric with its control."""
     with tempfile.TemporaryDirectory() as folder:
         if run_command_line([command, *QUICK, *settings, f"out={folder}"]):
             return {"verdict": "failed"}
-        return figures_of(next(Path(folder).rglob("summary.json")).parent)
+        run = next(Path(folder).rglob("summary.json")).parent
+        return {**figures_of(run), **(best_round(run) if rounds else {})}
+
+
+def best_round(run: Path) -> Row:
+    """Count examples over all rounds, in the round that leaks most, by either attacker."""
+    found, of = dict[tuple[str, int], int](), dict[tuple[str, int], int]()
+    for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
+        if line["kind"] == "image":
+            place = line["attacker"], line["round"]
+            of[place] = of.get(place, 0) + 1
+            read = outcome_of(line) in (Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE)
+            found[place] = found.get(place, 0) + read
+    best = max(found, key=lambda place: found[place])
+    return {"reconstructed": found[best], "of": of[best], "in_the_best_round": best[1]}
 
 
 def figures_of(run: Path) -> Row:
@@ -173,6 +189,23 @@ def of_defenses(rows: RowFile) -> None:
             words = (*HEART, "victims=6", *settings, *threats, *summed)
             key = {"protected_by": protected, "observer": observer}
             add(rows, key, lambda w=words: attacked("attack", *w))
+
+
+def of_rounds_seen(rows: RowFile) -> None:
+    """Attack all rounds of 2 and 5 hospitals of four rows each: what noise, number of sites and of rounds change."""
+    with tempfile.TemporaryDirectory() as folder:
+        for sites in (2, 5):
+            place = Path(folder) / str(sites)
+            place.mkdir()
+            write_hospitals(place, sites, rows=FEW)
+            for rounds in (1, 4, 16):
+                for protected, settings in {name: DEFENSES[name] for name in NOISES}.items():
+                    words = (*HEART, f"data.root={place}", "partition=natural", f"federation.clients={sites}", *SITE)
+                    words = (*words, "federation=fedsgd", f"federation.rounds={rounds}", f"evaluate_every={rounds}")
+                    words = (*words, f"federation.plan.batch_size={2 * FEW}", "intercept.uploads=update", *settings)
+                    words = (*words, "intercept.rounds=all", "threat_model.knows_defense=true")
+                    key = {"protected_by": protected, "observer": "another site", "sites": sites, "rounds": rounds}
+                    add(rows, key, lambda w=words: attacked("run", *w, rounds=True))
 
 
 def of_participation(rows: RowFile) -> None:
@@ -298,6 +331,45 @@ def rows_behind(table: Clients, observer: str) -> Row:
     return {name: round(one.cells, 3) for name, one in scored.items()} | {"whole_rows": scored["cells"].rows}
 
 
+def of_unknown_numbers(rows: RowFile) -> None:
+    """Let a site of four hospitals of different sizes estimate its share of the mean, and attack what is left."""
+    sizes = {"4, 3, 2 and 5 rows": (4, 3, 2, 5), "12, 9, 6 and 15 rows": (12, 9, 6, 15), "all rows": None}
+    for rows_of_each, numbers in sizes.items():
+        with tempfile.TemporaryDirectory() as folder:
+            write_hospitals(Path(folder), 4, rows=numbers)
+            for known in ("true", "false"):
+                words = (*HEART, f"data.root={folder}", "partition=natural", "federation.clients=4", *SITE)
+                words = (*words, "federation=fedsgd", "federation.rounds=1", "federation.plan.batch_size=1000")
+                words = (*words, "intercept.uploads=update", f"threat_model.knows_numbers={known}")
+                key = {"hospitals": rows_of_each, "knows_numbers": known}
+                add(
+                    rows,
+                    key,
+                    lambda w=words, a=numbers is not None: {**share_of(*w), **(attacked("run", *w) if a else {})},
+                )
+
+
+def share_of(*words: str) -> Row:
+    """Return a site's true and estimated share of round 1's mean, and the error of the others' mean by it."""
+    setup = build_setup(compose_run(list(words)))
+    sent, (site,) = setup.server.state, setup.config.sites
+    uploads = {c: client.update(sent, setup.states[c], round=1).upload for c, client in setup.clients.items()}
+    server = Server(
+        state=sent, local_plan=setup.plan, plan=setup.server.plan, clients=sorted(uploads), seed=0,
+    )  # fmt: skip
+    server.receive(uploads, 1)
+    numbers = {c: upload.num_examples for c, upload in uploads.items()}
+    found = AnotherSite(plan=server.plan, local_plan=setup.plan, knows_numbers=setup.config.threat_model.knows_numbers)
+    rest = found.rest(sent, server.state, {site: uploads[site]}, numbers)
+    assert rest is not None
+    others = [c for c in uploads if c != site]
+    truth = weighted_mean([uploads[c].tensors for c in others], [numbers[c] for c in others])
+    off = norm({name: rest.tensors[name] - value for name, value in truth.items()}) / norm(truth)
+    share, how = found.shares[-1] if found.shares else (numbers[site] / sum(numbers.values()), "given")
+    figures = {"share": round(numbers[site] / sum(numbers.values()), 4), "estimated": round(share, 4), "how": how}
+    return {**figures, "error_of_the_others_mean": round(off, 6)}
+
+
 def of_membership(rows: RowFile) -> None:
     """Ask of 200 patients of four hospitals who was in the training, or at the other hospitals, by gradients of 8."""
     for rounds in (20, 5):
@@ -326,7 +398,7 @@ def best_question(summary: Path) -> Row:
     return {**found, "high": auc["high"], "chance": auc["chance"]}
 
 
-def write_hospitals(folder: Path, number: int, *, rows: int | None = None) -> None:
+def write_hospitals(folder: Path, number: int, *, rows: int | Sequence[int] | None = None) -> None:
     """Write heart disease of the largest ``number`` hospitals, the first ``rows`` rows of each; a fifth is a half."""
     given = {split: pd.read_parquet(data_root() / "heart_disease" / f"{split}.parquet") for split in ("train", "test")}
     train = given["train"]
@@ -337,7 +409,9 @@ def write_hospitals(folder: Path, number: int, *, rows: int | None = None) -> No
     (folder / "heart_disease").mkdir(exist_ok=True)
     for split, table in given.items():
         kept = table[table["site"].isin(names)]
-        kept = kept.groupby("site").head(rows) if rows and split == "train" else kept
+        if rows and split == "train":
+            each = dict.fromkeys(names, rows) if isinstance(rows, int) else dict(zip(names, rows, strict=True))
+            kept = kept[kept.groupby("site").cumcount() < kept["site"].map(each)]
         kept.to_parquet(folder / "heart_disease" / f"{split}.parquet", index=False)
 
 
@@ -358,6 +432,8 @@ PARTS: Sequence[Callable[[RowFile], None]] = (
     of_participation,
     of_active,
     of_trees,
+    of_unknown_numbers,
+    of_rounds_seen,
     of_membership,
     of_servers,
     of_defenses,

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from observed_rounds import observed_rounds
 from row_file import Row, RowFile
 from torch import Tensor, nn
 
@@ -27,12 +28,11 @@ from fl_privacy.attacks.inference import ReadRound
 from fl_privacy.attacks.inference.membership import METHODS
 from fl_privacy.attacks.inference.shadow_models import MethodOptions, ReferenceModels
 from fl_privacy.data import LabelledExamples, load_data, load_text
-from fl_privacy.defenses import ClientState, Defense, dp_sgd
+from fl_privacy.defenses import Defense, dp_sgd
 from fl_privacy.defenses.privacy import noise_multiplier_for
-from fl_privacy.federation import Client, Server, ServerPlan
 from fl_privacy.measure.roc import Separation, auc, auc_bound, tpr_at, tpr_bound
 from fl_privacy.models import ADAPTED, MLP, ResNet20, TextModel, build_fitting, gpt_tiny, with_adapters
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import Batch, LocalPlan
 
 CLIENTS, BATCH, DELTA = 4, 16, 1e-5
 REFERENCES = (4, 2, 1)
@@ -110,29 +110,10 @@ def trained(
         rate = BATCH * CLIENTS / cell.members
         noise = noise_multiplier_for(epsilon=cell.epsilon, sample_rate=rate, steps=steps, delta=DELTA)
         defense = dp_sgd(noise_multiplier=noise, clip_norm=1.0)
-    clients = {
-        k: Client(id=k, examples=examples, indices=part, model=model, plan=plan, defense=defense, seed=1)
-        for k, part in enumerate(owned)
-    }
-    states = {k: ClientState() for k in clients}
-    server = Server(state=ModelState.of(model), local_plan=plan, plan=ServerPlan(), clients=list(clients), seed=1)
-    for number in range(1, cell.rounds + 1):
-        sent = server.state
-        uploads = {k: client.update(sent, states[k], round=number).upload for k, client in clients.items()}
-        server.receive(uploads)
-        seen = tuple(
-            Observation(
-                id=VictimId(number, k),
-                model=model,
-                sent=sent,
-                upload=upload,
-                plan=plan.in_round(number),
-                input_shape=examples.input_shape,
-                num_classes=examples.num_classes,
-            )
-            for k, upload in uploads.items()
-        )
-        yield ReadRound(observations=seen, candidates=known[0], public=known[1], remaining=cell.rounds - number, seed=0)
+    seen_by_server = observed_rounds(model, examples, owned, plan, rounds=cell.rounds, defense=lambda: defense)
+    for number, seen in enumerate(seen_by_server, 1):
+        left = cell.rounds - number
+        yield ReadRound(observations=tuple(seen), candidates=known[0], public=known[1], remaining=left, seed=0)
 
 
 def of_the_others(read: ReadRound) -> ReadRound:

@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from observed_rounds import observed_rounds
 from row_file import Row, RowFile
 from text_attacks import MODELS
 from torch import Tensor
 
 from fl_privacy.attacks.inference import Membership, ReadRound
 from fl_privacy.data import TextExamples, load_text
-from fl_privacy.defenses import ClientState, Defense, dp_noise, dp_sgd, quantization
-from fl_privacy.federation import Client, Server, ServerPlan
+from fl_privacy.defenses import Defense, dp_noise, dp_sgd, quantization
 from fl_privacy.measure.roc import Separation, auc, tpr_at
 from fl_privacy.models import ADAPTED, TextModel, build_fitting, with_adapters
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, VictimId
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation
 
 CLIENTS = 4
 METHODS = (
@@ -47,49 +47,10 @@ DEFENSES = {
 }
 
 
-def federated(
-    model: TextModel, examples: TextExamples, owned: Tensor, plan: LocalPlan, *, defense: str, rounds: int
-) -> list[tuple[ModelState, list[Observation]]]:
-    """Train on the texts at ``owned``, dealt out to the clients; return what the server sent and saw in each round."""
-    parts = owned.view(CLIENTS, -1)
-    clients = {
-        k: Client(
-            id=k, examples=examples, indices=part, model=model, plan=plan, defense=DEFENSES[defense](), seed=1
-        )
-        for k, part in enumerate(parts)
-    }  # fmt: skip
-    states = {k: ClientState() for k in clients}
-    server = Server(state=ModelState.of(model), local_plan=plan, plan=ServerPlan(), clients=list(clients), seed=1)
-    found = []
-    for number in range(1, rounds + 1):
-        sent, uploads = server.state, {}
-        for k, client in clients.items():
-            uploads[k] = client.update(sent, states[k], round=number).upload
-        server.receive(uploads)
-        found.append(
-            (
-                sent,
-                [
-                    Observation(
-                        id=VictimId(number, k),
-                        model=model,
-                        sent=sent,
-                        upload=upload,
-                        plan=plan.in_round(number),
-                        input_shape=examples.input_shape,
-                        num_classes=examples.num_classes,
-                    )
-                    for k, upload in uploads.items()
-                ],
-            )
-        )
-    return found
-
-
-def answered(found: Sequence[tuple[ModelState, list[Observation]]], asked: Batch) -> Mapping[str, Tensor]:
+def answered(found: Sequence[list[Observation]], asked: Batch) -> Mapping[str, Tensor]:
     """Ask all methods about ``asked``, round by round."""
     watch = Membership(methods=METHODS).begin(len(asked), range(CLIENTS), 2)
-    for number, (_, seen) in enumerate(found):
+    for number, seen in enumerate(found):
         watch.add(ReadRound(observations=tuple(seen), candidates=asked, remaining=len(found) - number - 1, seed=0))
     return watch.answers()
 
@@ -140,12 +101,12 @@ def measured(cell: Row, options: argparse.Namespace) -> dict[str, Row]:
     order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))
     members, others, strangers = (order[k * number : (k + 1) * number] for k in range(3))
     asked, began = examples.batch(torch.cat([members, others])), time.process_time()
-    how: dict[str, Any] = {"defense": cell["defense"], "rounds": options.rounds}
-    found = federated(model, examples, members, plan, **how)
+    how: dict[str, Any] = {"defense": DEFENSES[cell["defense"]], "rounds": options.rounds}
+    found = list(observed_rounds(model, examples, members.view(CLIENTS, -1), plan, **how))
     answers = answered(found, asked)
     seconds = (time.process_time() - began) / options.rounds
-    control = answered(federated(model, examples, strangers, plan, **how), asked)
-    final = ReadRound(observations=tuple(found[-1][1]), candidates=asked).published
+    control = answered(list(observed_rounds(model, examples, strangers.view(CLIENTS, -1), plan, **how)), asked)
+    final = ReadRound(observations=tuple(found[-1]), candidates=asked).published
     losses = {
         "loss_of_members": round(loss_of(model, final, examples.batch(members)), 3),
         "loss_of_others": round(loss_of(model, final, examples.batch(others)), 3),

@@ -17,10 +17,13 @@ from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.auditing.strategy import AuditedStrategy
 from fl_privacy.auditing.strategy_claims import DRAWS, uncovered
+from fl_privacy.defenses import Defense
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest, tested
 from fl_privacy.dp_check.mechanism import shown_epsilon
+from fl_privacy.dp_check.of_defense import on_defense
 from fl_privacy.dp_check.verdict import ClaimVerdict
+from fl_privacy.effects import Noise, SparseVector
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.audit_protocol import numbers_of
@@ -89,17 +92,28 @@ def _on_parts(app: ClaimedApp, asked: DpCheckRequest) -> list[ClaimVerdict]:
     return found
 
 
-def claims_in_words(folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch) -> list[str]:
+def claims_in_words(
+    folder: Path, client: ClientApp, taken: Mapping[str, Any], watch: OpacusWatch, defense: Defense | None = None
+) -> list[str]:
     """Return a sentence on each claim of an app that trained, by few draws, and what the claim does not cover.
 
-    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started.
+    ``taken`` are arguments of its strategy's start, with the strategy as ``self``; empty if none was started. Noise of
+    the ``defense`` that an audit put on uploads is looked at in the same way.
     """
     strategy = taken["self"] if isinstance(taken.get("self"), Strategy) else None
     rounds, arrays = taken.get("num_rounds") or 1, taken.get("initial_arrays")
     app = ClaimedApp(folder=folder, client=client, strategy=strategy, arrays=arrays, rounds=rounds)
     with streams_put_back(), identity_put_back():
         asked = DpCheckRequest(draws=DRAWS)
-        found = attempt(lambda: [*_on_parts(app, asked), *watch.verdicts(DpCheckRequest(), rounds=rounds)])
+        noised = defense is not None and any(isinstance(p.effect, Noise | SparseVector) for p in defense.parts)
+        put = replace(asked, rounds=rounds, like=_shapes(app)) if defense is not None and noised else None
+        found = attempt(
+            lambda: [
+                *_on_parts(app, asked),
+                *watch.verdicts(DpCheckRequest(), rounds=rounds),
+                *(on_defense(defense, put) if defense is not None and put is not None else ()),
+            ]
+        )
     if isinstance(found, Failure):
         return [f"A claim of differential privacy was not tested: {found.reason}."]
     said = []

@@ -16,6 +16,8 @@ from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, at_l
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, reason_of
 from fl_privacy.auditing.scenario_scores import TimeSpent
 from fl_privacy.auditing.scenario_words import network_in, texts_seen
+from fl_privacy.auditing.server_step import PLAIN_MEAN
+from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer, Scenario
@@ -28,8 +30,6 @@ DRAWS, LIKELY = 100, 0.5
 MOST_FINAL_TEXTS = 400
 """Largest number of the clients' texts that are continued."""
 
-NOISED = "the server adds noise to the mean, which is not in what clients upload"
-
 TITLE = "From the model that everybody gets"
 
 
@@ -40,13 +40,15 @@ def of_final_model(
     evaluated: Sequence[Any],
     seconds: float,
     *,
-    plain: bool = True,
+    server: ServerPlan | str = PLAIN_MEAN,
 ) -> Iterator[Answer]:
     """Yield what an outsider infers from the mean of the ``latest`` models about the examples of ``clients``.
 
     ``single`` is a step on one example, by which losses are found; ``evaluated`` are batches that were not trained on;
-    the mean is ``plain`` unless the server adds noise to it.
+    ``server`` is its rule, or why that is no step of the mean.
     """
+    if not isinstance(server, str) and server != PLAIN_MEAN:
+        server = "the server's own optimizer moves the model from their mean, which is not computed here"
     asked: Mapping[Any, Callable[[], Answer]] = {
         "participants": lambda: _participants(clients, final_values(latest), single, evaluated, seconds),
         "continued": lambda: _continued(clients, final_values(latest)),
@@ -54,7 +56,7 @@ def of_final_model(
     scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
     for question, ask in asked.items():
         started = time.perf_counter()
-        made = attempt(ask) if plain else Failure(NOISED)
+        made = Failure(server) if isinstance(server, str) else attempt(ask)
         answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
         known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
         seconds_taken = time.perf_counter() - started

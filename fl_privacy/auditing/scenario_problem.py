@@ -20,6 +20,8 @@ from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.data.app_data import find_normalization
 from fl_privacy.errors import UserError
+from fl_privacy.federation import ServerPlan
+from fl_privacy.federation.another_site import seen_by_sites
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.answer import Kind
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss, loss_of
@@ -72,20 +74,22 @@ class WatchedReply:
         return {name: torch.from_numpy(np.array(a, dtype=np.float32)) for name, a in own.items() if a.dtype.kind == "f"}
 
 
-def seen_by_site(again: WatchedReply, own: WatchedReply, others: int) -> WatchedReply:
-    """Return ``again`` as the mean reply of ``others`` sites, as another one computes it from ``own`` and a plain mean.
+def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: ServerPlan) -> WatchedReply:
+    """Return ``again`` as the mean reply of ``others`` sites, as another one computes it from ``own`` and the models.
 
-    The site loses the digits to which single precision rounds the global model.
+    The site loses the digits to which single precision rounds the global model, and what the server's ``plan`` hides.
     """
-    theirs, mine, seen = again.tensors(), own.tensors(), {}
-    for key, name in again.matched.parameters.items():
-        if name in theirs and name in mine and name in again.watched.before:
-            start = again.watched.before[name].float().reshape(theirs[name].shape)
-            start = torch.zeros_like(start) if again.matched.shares == "weights" else start
-            model = ((start + theirs[name]) * others + start + mine[name]) / (others + 1)
-            rest = (model.double() * (others + 1) - start - mine[name]) / others - start
-            seen[key] = rest.float().numpy()
-    return replace(again, matched=replace(again.matched, decoded={**again.matched.decoded, **seen}))
+    mine, before = own.tensors(), again.watched.before
+    theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
+    if not theirs:
+        return again
+    sent = ModelState({name: before[name].float().reshape(value.shape) for name, value in theirs.items()})
+    uploads = {0: Upload(tensors=theirs, num_examples=others)}
+    uploads[1] = Upload(tensors={name: mine[name] for name in theirs}, num_examples=1)
+    shares: Any = again.matched.shares
+    seen = seen_by_sites(sent, uploads, [1], plan, LocalPlan(shares=shares)).tensors
+    decoded = {key: seen[name].numpy() for key, name in again.matched.parameters.items() if name in seen}
+    return replace(again, matched=replace(again.matched, decoded={**again.matched.decoded, **decoded}))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from fl_privacy.attacks.exact.first_layer import AnalyticInversion, agreed_ratio
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
-from fl_privacy.auditing.scenario_final import NOISED, of_final_model
+from fl_privacy.auditing.scenario_final import of_final_model
 from fl_privacy.auditing.scenario_members import members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
@@ -30,7 +30,9 @@ from fl_privacy.auditing.scenario_problem import (
 from fl_privacy.auditing.scenario_scores import UNSURE, TimeSpent, score
 from fl_privacy.auditing.scenario_training import examples_of, observed_training, once, pool_of, sampled
 from fl_privacy.auditing.scenario_words import words_in_training, words_of, words_of_uploads
+from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.effects import Description
+from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.measure.aggregate_leakage import ClassTrace, classes_told, words_told
 from fl_privacy.measure.answer import Answer, Scenario
@@ -113,7 +115,7 @@ class Scenarios:
 
     ``attack_within`` has a limited number of evaluations per upload, for where ``attack`` would take too long. The
     attacker knows the ``defense`` that was put on uploads, if any. A federation has ``sites`` clients, which also
-    ``evaluated`` batches. Its mean is ``plain`` unless the server adds noise to it.
+    ``evaluated`` batches. Its ``server`` moves the model by this rule, or by none of the mean, for a reason.
     """
 
     clients: Sequence[AskedClient]
@@ -122,7 +124,7 @@ class Scenarios:
     seed: int = 0
     seconds: float = 600.0
     sites: int = 0
-    plain: bool = True
+    server: ServerPlan | str = PLAIN_MEAN
     evaluated: Sequence[Any] = ()
     attack_within: Callable[[int], ReconstructionAttack] | None = None
     tell: Callable[[str], None] = field(default=lambda text: None, repr=False)
@@ -146,7 +148,9 @@ class Scenarios:
             yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
         self.tell("Asking the model that everybody gets")
         latest = [client.latest for client in self.clients]
-        yield from of_final_model(self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS, plain=self.plain)
+        yield from of_final_model(
+            self.clients, latest, self._single, self.evaluated, MEMBER_SECONDS, server=self.server
+        )
 
     def attack_all(self) -> Iterator[Answer]:
         spent = TimeSpent()
@@ -212,8 +216,8 @@ class Scenarios:
         others = self.sites - 1
         if others < 1:
             return _not_attacked("site", "a single client takes part in a round, so no other site looks")
-        if not self.plain:
-            return _not_attacked("site", NOISED)
+        if isinstance(self.server, str):
+            return _not_attacked("site", self.server)
         if others > 1 and found:
             asked = [(client, client.ask(OnlyExamples(number=others))) for client, _ in found[: len(self.clients)]]
             summed = [(client, again) for client, again in asked if isinstance(again, WatchedReply)]
@@ -223,7 +227,9 @@ class Scenarios:
             return _not_attacked("site", reason)
         found = found[:MOST_BY_SITES]
         turned = [again for _, again in (*found[1:], *found[:1])] if len(found) > 1 else list(self.clients[-1:])
-        seen = [(c, seen_by_site(again, own, others)) for (c, again), own in zip(found, turned, strict=True)]
+        seen = [
+            (c, seen_by_site(again, own, others, self.server)) for (c, again), own in zip(found, turned, strict=True)
+        ]
         answer = self._singly("site", seen, reason)
         whose = "the only other site's uploads" if others == 1 else f"means over {others} other sites"
         said = f"{whose}, one example each in one step"

@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 from torch import nn
 
+from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.strategy_claims import StatedByReplies, audited_claims
 from fl_privacy.auditing.strategy_model import AuditedModel, expect_arrays_of, read_model
 from fl_privacy.auditing.strategy_report import (
@@ -31,7 +32,6 @@ from fl_privacy.federation.interception import Interceptor
 from fl_privacy.federation.replies import attempt, printable
 from fl_privacy.flower.audit_protocol import ANSWERS, asked_probe, probing, told_defense, told_images
 from fl_privacy.flower.curious import StrategyAround
-from fl_privacy.flower.dp_mechanisms import adds_noise
 from fl_privacy.flower.grids import pair
 from fl_privacy.rng import streams_put_back
 from fl_privacy.runs.folder.claims import write_claims
@@ -224,7 +224,7 @@ class AuditedStrategy(StrategyAround):
         assert self._curious is not None
         report = self.report
         report.result, report.seen = result, self._seen + self._curious.problems
-        report.partitions, report.plain = self._curious.partitions, not adds_noise(self.strategy)
+        report.partitions, report.server = self._curious.partitions, server_plan_of(self.strategy)
 
         def claim() -> None:
             if claims := audited_claims(self.strategy, self._replies, self._rounds):

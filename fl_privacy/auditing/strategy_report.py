@@ -10,12 +10,13 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp.strategy import FedXgbBagging, FedXgbCyclic, Result, Strategy
 
+from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.strategy_model import AuditedModel
 from fl_privacy.checks import whole
 from fl_privacy.effects import Description, to_plain
 from fl_privacy.errors import UserError
-from fl_privacy.federation import audited_rounds
+from fl_privacy.federation import ServerPlan, audited_rounds
 from fl_privacy.federation.interception import CaptureWriter, ObservationBuffer, ids_of, recognize_training
 from fl_privacy.flower.audit_protocol import ProbedImages
 from fl_privacy.flower.curious import HonestButCurious
@@ -109,7 +110,7 @@ class AuditReport(AuditSession):
         partitions: client -> stated partition, at the end.
         identified: clients that claim a partition.
         nodes: largest number of nodes connected at once; ``None`` before the training.
-        plain: ``False`` if the strategy adds noise to the mean.
+        server: the strategy's rule, or why it is no step of the mean.
     """
 
     out: Path
@@ -131,7 +132,7 @@ class AuditReport(AuditSession):
         self._run: RunFolder | None = None
         self.result: Result | None = None
         self._told, self.identified = frozenset[str](), set[int]()
-        self.plain = True
+        self.server: ServerPlan | str = PLAIN_MEAN
 
     def open(self, plan: LocalPlan, told: frozenset[str], audited: Sequence[int], rounds: int) -> None:
         """Open a new folder for the record and the given plan's fields; an earlier equal audit is moved aside."""
@@ -194,7 +195,7 @@ class AuditReport(AuditSession):
             record=self.record(),
             found=self._found,
             victims=self.victims,
-            plain=self.plain,
+            server=self.server,
         )
         self.line = report_app(captured, self._attack, self._attack_name, self._run, monitor=LineMonitor())
 

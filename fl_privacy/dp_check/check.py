@@ -94,7 +94,8 @@ def tested(
     claim = asked.claim(stated.claim if stated else None, name, unit=stated.unit if stated else "client")
     recomputed = recomputed_by(stated, asked, claim)
     unseen = "The server sees each reply before any noise is added: this claim covers only those who see the model."
-    notes = (unseen,) if stated and stated.facts.seen_by == "model" else ()
+    notes = stated.notes if stated else ()
+    notes = (*notes, unseen) if stated and stated.facts.seen_by == "model" else notes
     held, multiplier = claim, stated.facts.noise_multiplier if stated else None
     if held is None and stated and multiplier and asked.delta > 0:
         rounds = stated.facts.rounds

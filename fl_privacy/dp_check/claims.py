@@ -113,12 +113,16 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a mod, strategy or defense states about itself; ``clip_norm`` bounds a unit's contribution in l2 norm."""
+    """What a mod, strategy or defense states about itself; ``clip_norm`` bounds a unit's contribution in l2 norm.
+
+    ``notes`` are sentences on it.
+    """
 
     claim: Claim | None
     facts: Facts
     clip_norm: float
     unit: Unit = "client"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,12 @@ from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 DETERMINED = 1e-6
 """Largest distance from 1 of a single client's share in a combination of means."""
 
+ALIKE, FEWEST_ALIKE, ABOVE_ROUNDING = 1e-3, 20, 10.0
+"""Relative width of a cluster of estimates of a share, fewest values in it, and least size of a value in roundings."""
+
+MOST_SINGULAR = 1024
+"""Largest smaller side of a matrix whose singular values are computed."""
+
 
 @dataclass(kw_only=True, eq=False)
 class AnotherSite:
@@ -25,17 +31,21 @@ class AnotherSite:
 
     Attributes:
         plan: server's rule, as all sites know it; ``rest`` is called for each round, as moments last.
+        knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
+        shares: estimated share of a round's mean and how it was found, the last one last.
     """
 
     plan: ServerPlan
     local_plan: LocalPlan
+    knows_numbers: bool = True
+    shares: list[tuple[float, str]] = field(default_factory=list, init=False)
     _steps: ServerSteps = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._steps = ServerSteps(rule=self.plan.optimizer)
 
     def rest(
-        self, before: ModelState, after: ModelState, own: Mapping[int, Upload], numbers: Mapping[int, int]
+        self, before: ModelState, after: ModelState, own: Mapping[int, Upload], numbers: Mapping[int, float]
     ) -> Upload | None:
         """Return the weighted mean of the other participants' uploads, up to the rounding of ``after``.
 
@@ -50,18 +60,22 @@ class AnotherSite:
         Returns:
             Upload as if of one client, or ``None`` if nobody else took part.
         """
-        sent, total = before.parameters, sum(numbers.values())
+        sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
-        mean, left = self._steps.mean_behind(steps), sum(numbers[c] for c in numbers.keys() - own.keys())
-        if not left:
+        mean = self._steps.mean_behind(steps)
+        if not others:
             return None
         uploads = list(own.values())
         names = [n for n, t in steps.items() if (t.any() if not uploads else all(n in u.tensors for u in uploads))]
         changes = {c: mean_change(upload, sent, self.local_plan) for c, upload in own.items()}
-        rest = _less({n: mean[n] for n in names}, changes, numbers, left / total)
         # distances of neighboring numbers of the model's type
         powers = {n: torch.exp2(torch.frexp(after.parameters[n])[1].double()) for n in names}
-        last = {n: torch.finfo(sent[n].dtype).eps / 2 * t / self.plan.lr * total / left for n, t in powers.items()}
+        last = {n: torch.finfo(sent[n].dtype).eps / 2 * t / self.plan.lr for n, t in powers.items()}
+        if not self.knows_numbers:
+            numbers = self._estimated({n: mean[n] for n in names}, changes, last, numbers)
+        total, left = sum(numbers.values()), sum(numbers[c] for c in others)
+        rest = _less({n: mean[n] for n in names}, changes, numbers, left / total)
+        last = {n: t * total / left for n, t in last.items()}
         if self.plan.optimizer.name in ("sgd", "momentum"):  # what is below the last digit is zero, as of absent words
             rest = {n: t.where(t.abs() > last[n], torch.zeros_like(t)) for n, t in rest.items()}
         if self.local_plan.shares == "gradient":
@@ -76,9 +90,80 @@ class AnotherSite:
         return Upload(
             tensors={n: t.to(sent[n].dtype) for n, t in rest.items()},
             buffers=unrounded({n: t.to(before.buffers[n].dtype) for n, t in buffers.items()}),
-            num_examples=left,
+            num_examples=round(left),
             rounding=float((torch.cat([t.flatten() for t in last.values()]).square().mean() / 12).sqrt()),
         )
+
+    def _estimated(
+        self,
+        mean: Mapping[str, Tensor],
+        changes: Mapping[int, Tensors],
+        last: Mapping[str, Tensor],
+        numbers: Mapping[int, float],
+    ) -> dict[int, float]:
+        """Return the own ``numbers`` of examples, and for each other client its part of what the estimate leaves."""
+        own = {c: float(numbers[c]) for c in changes}
+        others = [c for c in numbers if c not in own]
+        share, how = 1 / len(numbers) * max(1, len(own)), "equal numbers are assumed"
+        if own:
+            together = {n: sum(k / sum(own.values()) * changes[c][n].double() for c, k in own.items()) for n in mean}
+            held = {n: torch.as_tensor(t) for n, t in together.items()}
+            share, how = estimated_share(mean, held, last) or (share, how)
+        self.shares.append((share, how))
+        each = (sum(own.values()) or 1.0) * (1 - share) / share / len(others)
+        return own | dict.fromkeys(others, max(each, 1.0) if how.startswith("equal") else each)
+
+
+def estimated_share(
+    mean: Mapping[str, Tensor], own: Mapping[str, Tensor], last: Mapping[str, Tensor]
+) -> tuple[float, str] | None:
+    """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
+
+    Values that only the own examples change, such as rows of words that no one else has, have the ratio p. Else, if a
+    layer's mean gradient has less than full rank, so that the rest's rows and columns are other ones than the own, its
+    pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions.
+
+    Args:
+        last: distances of neighboring values of ``mean``.
+
+    Returns:
+        ``None`` if neither holds.
+    """
+    large = {n: own[n].abs() > 3 * last[n] / ALIKE for n in own}
+    ratios = torch.cat([(mean[n] / own[n])[large[n]].flatten() for n in own])
+    ratios = ratios[(ratios > ALIKE) & (ratios < 1 - ALIKE)].sort().values
+    if len(ratios) >= FEWEST_ALIKE:
+        # the narrowest window over the fewest values that make a cluster
+        width = ratios[FEWEST_ALIKE - 1 :] / ratios[: len(ratios) - FEWEST_ALIKE + 1] - 1
+        if float(width.min()) < ALIKE / 10:
+            start = int(width.argmin())
+            near = ratios[(ratios / ratios[start] - 1).abs() < ALIKE]
+            usual = (ratios / ratios[start] - 1).abs() < 0.1
+            if len(near) > 10 * ALIKE / 0.1 * float(usual.sum()) + FEWEST_ALIKE / 2:
+                return float(near.median()), "values that its examples alone change"
+    found = [p for n in own if own[n].dim() > 1 and (p := _share_by_rank(mean[n], own[n], last[n])) is not None]
+    return (found[0], "a layer's rank") if found else None
+
+
+def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
+    whole, part = mean.flatten(1), own.flatten(1)
+    sides = sum(side**0.5 for side in whole.shape)
+    if min(whole.shape) > MOST_SINGULAR or not part.any():
+        return None
+    left, sizes, right = torch.linalg.svd(whole, full_matrices=False)
+    kept = sizes > ABOVE_ROUNDING * float(last.max()) * sides
+    if kept.all() or not kept.any():
+        return None
+    left, right = left[:, kept], right[kept]
+    inside = left.T @ part @ right.T
+    if float((part - left @ inside @ right).norm()) > ALIKE * float(part.norm()):
+        return None
+    own_rank = int((torch.linalg.svdvals(inside) > ALIKE**2 * float(part.norm())).sum())
+    values = torch.linalg.eigvals(inside / sizes[kept, None]).abs().sort(descending=True).values[:own_rank]
+    middle = float(values.median())
+    near = values[(values / middle - 1).abs() < ALIKE]
+    share = 1 / float(near.mean()) if middle > 1 else 1.0
+    return share if 2 * len(near) > own_rank and ALIKE < share < 1 - ALIKE else None
 
 
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
@@ -121,19 +206,20 @@ def seen_by_sites(
     *,
     round: int = 1,
     seed: int = 0,
+    knows_numbers: bool = True,
 ) -> Upload:
     """Return what the sites ``own`` compute about the others if a server moves ``sent`` only by ``uploads``."""
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)
     server.receive(uploads, round)
     numbers = {client: upload.num_examples for client, upload in uploads.items()}
-    site = AnotherSite(plan=plan, local_plan=local_plan)
+    site = AnotherSite(plan=plan, local_plan=local_plan, knows_numbers=knows_numbers)
     seen = site.rest(sent, server.state, {client: uploads[client] for client in own}, numbers)
     assert seen is not None, "there are other clients"
     return seen
 
 
 def _less(
-    mean: Mapping[str, Tensor], own: Mapping[int, Tensors], numbers: Mapping[int, int], share: float
+    mean: Mapping[str, Tensor], own: Mapping[int, Tensors], numbers: Mapping[int, float], share: float
 ) -> dict[str, Tensor]:
     total = sum(numbers.values())
     taken = {n: sum(numbers[c] / total * held[n].double() for c, held in own.items()) for n in mean}

@@ -43,6 +43,12 @@ ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"
 
 CLIPPING_NORM = "clipping_norm"
 
+CLASSIC = (
+    "LocalDpMod sets its noise by a formula that is proven for an epsilon below 1 only (Dwork and Roth 2014, theorem"
+    " A.1); the recomputed epsilon holds at any size (Balle and Wang 2018, theorem 8)."
+)
+"""Note on the noise of Flower's ``LocalDpMod`` at a larger epsilon."""
+
 
 def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     """Return the claim and facts of one of Flower's mods or strategies; ``None`` for other objects.
@@ -58,7 +64,8 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
             formula = "the noise: its formula has no value at this epsilon and delta"
             facts = Facts(noise_multiplier=None, rounds=rounds, missing=(formula,))
         promised = Claim(epsilon=subject.epsilon, delta=subject.delta, unit="client", by="LocalDpMod")
-        return Stated(claim=promised, facts=facts, clip_norm=subject.clipping_norm)
+        notes = (CLASSIC,) if subject.epsilon >= 1 else ()
+        return Stated(claim=promised, facts=facts, clip_norm=subject.clipping_norm, notes=notes)
     if not isinstance(subject, DifferentialPrivacyFixedClippingBase | DifferentialPrivacyAdaptiveBase):
         return None
     missing = ["that all clients count the same in the mean (a larger num-examples moves it by more than is noised)"]

@@ -31,6 +31,12 @@ ONCE = (
 )
 """Sweeps and benchmarks attack fixed models, with one upload of each example."""
 
+NOT_AT_CLIENTS = (
+    "Noise that a server adds to the mean protects from other sites alone; secure aggregation hides nothing from the"
+    " other of two sites."
+)
+"""Protection from one observer and not from another, which is no client's defense."""
+
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
@@ -118,7 +124,7 @@ def _private_by_name_alone(table: MeasuredTable) -> list[str]:
     said, elements = list[str](), table.defenses[0].upload_bytes / 4
     for one in table.defenses[1:]:
         given = dict(each.removeprefix("defense.").partition("=")[::2] for each in one.overrides)
-        if given.get("defense") == "percentile":
+        if given.get("defense") in ("percentile", "exclude_vars"):
             said.append(f"{one.name} is no differential privacy: it adds no noise.")
         elif given.get("defense") == "svt" and 1 <= elements < math.inf:
             from fl_privacy.defenses import svt  # noqa: PLC0415
@@ -227,10 +233,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     else:
         end = f"at {delta} in the end{', which promises little' * little}"
         lines.append(f"Its guarantee is an epsilon of {defense.epsilon:.3g} {end}.")
-    lines.append(
-        "It acts at each client, and so protects from the server and from other sites. Noise that a server adds to the"
-        " mean protects from other sites alone; secure aggregation hides nothing from the other of two sites."
-    )
+    lines.append(f"It acts at each client, and so protects from the server and from other sites. {NOT_AT_CLIENTS}")
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"

@@ -1,5 +1,6 @@
 """Observations of a training by another site, in place of the server's or next to them."""
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,13 +13,15 @@ from fl_privacy.models.gradients.choose_method import number_of_steps
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import ModelState, Observation, Upload, VictimId
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 SUMMED = 0  # client id of an update that is the sum of the other sites'
 
 MOST_BY_SITES = 4
 """Largest number of uploads of an audit that are also attacked by another site."""
 
 SITE_NOTE = (
-    "Another site is given each global model and the weights of a plain mean, and subtracts its own update; secure"
+    "Another site is given each global model and the weights of the mean, and subtracts its own update; secure"
     " aggregation does not hide this, and noise that the server adds to the mean would."
 )
 
@@ -34,10 +37,8 @@ def look_from_site(
         UserError: differences are asked for, of uploads or by attacks for which there are none.
     """
     sites, numbers = frozenset(setup.config.sites), dict[int, int]()
-    site, differences = (
-        AnotherSite(plan=server.plan, local_plan=server.local_plan),
-        setup.config.threat_model.differences,
-    )
+    known, differences = setup.config.threat_model.knows_numbers, setup.config.threat_model.differences
+    site = AnotherSite(plan=server.plan, local_plan=server.local_plan, knows_numbers=known)
     means, models = list[tuple[dict[int, int], Upload]](), dict[int, tuple[int, ModelState]]()
     seen_before = set[VictimId]()
     if differences and (server.local_plan.shares == "weights" or setup.audit.listens):
@@ -59,6 +60,10 @@ def look_from_site(
         if rest is None:
             return
         others = {client: number for client, number in numbers.items() if client not in sites}
+        if not known:
+            others = dict.fromkeys(others, max(1, rest.num_examples // len(others)))
+            share, how = site.shares[-1]
+            logger.info("Round %d: the site estimates its share of the mean as %.4f, by %s", round.number, share, how)
         means.append((others, rest))
         models.update(dict.fromkeys(others, (round.number, before)))
         if round.number not in setup.audit.rounds:
@@ -77,11 +82,14 @@ def look_from_site(
     return replace(setup.audit, rounds=every, uploads="update", clients=sites, probes=()), seen
 
 
-def seen_next_to(observations: Sequence[Observation], sites: int) -> list[tuple[Observation, Sequence[VictimId]]]:
+def seen_next_to(
+    observations: Sequence[Observation], sites: int, rule: ServerPlan
+) -> list[tuple[Observation, Sequence[VictimId]]]:
     """Return what one of ``sites`` computes about the others' uploads, and the uploads behind it.
 
-    Each group of as many uploads stands in for a round, of which the last is the site's own; the server takes a plain
-    mean. Uploads of other steps than one are left out if there are more than two sites.
+    Each group of as many uploads stands in for a round, of which the last is the site's own; the server moves by
+    ``rule``. Uploads of other steps than one are left out if there are more than two sites, and if the server's
+    optimizer is adaptive those of later rounds, of which its steps leave two means.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))
@@ -89,9 +97,10 @@ def seen_next_to(observations: Sequence[Observation], sites: int) -> list[tuple[
         group = ordered[start : start + sites]
         first, alike = group[0], {(o.id.round, id(o.model), frozenset(o.upload.tensors)) for o in group}
         one_step = all(number_of_steps(o.upload.num_examples, o.plan) == 1 for o in group)
-        if len(group) < sites or len(alike) > 1 or not (one_step or sites == 2):
+        later = rule.optimizer.name in ("adam", "yogi") and first.id.round > 1
+        if len(group) < sites or len(alike) > 1 or later or not (one_step or sites == 2):
             continue
-        uploads, rule = {k: o.upload for k, o in enumerate(group)}, ServerPlan(norm_factor=math.inf)
+        uploads, rule = {k: o.upload for k, o in enumerate(group)}, replace(rule, norm_factor=math.inf)
         upload = seen_by_sites(first.sent, uploads, [sites - 1], rule, first.plan)
         plan = first.plan if sites == 2 else replace(first.plan, epochs=None, steps=None, batch_size=None)
         found.append((replace(first, upload=upload, plan=plan), [o.id for o in group[:-1]]))

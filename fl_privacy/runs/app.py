@@ -14,7 +14,7 @@ from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.attacks.attack import trained_on
 from fl_privacy.defenses import ClientState, Defense
 from fl_privacy.effects import Description, settings_in_words
-from fl_privacy.federation import Failure, attempt, local_update
+from fl_privacy.federation import Failure, ServerPlan, attempt, local_update
 from fl_privacy.federation.interception import at_typical_rates, by_id, changed, describe_model, ids_of, only
 from fl_privacy.measure.counts import count
 from fl_privacy.models import has_batch_norm, normalization_of, normalized
@@ -49,7 +49,7 @@ class CapturedApp:
     record: AuditRecord
     found: Counter[str] = field(default_factory=Counter)  # sentences on single updates
     victims: int = 8  # number of the server's own images, for clients that do not answer probes
-    plain: bool = True  # ``False`` if the server adds noise to the mean, which is all that another site sees
+    server: ServerPlan | str = field(default_factory=ServerPlan)  # its rule, or why it is no step of the mean
     every: bool = False  # ``True`` to attack all updates, of any number of images
     adaptive: bool = True  # ``True`` to attack also with knowledge of a stated defense
 
@@ -103,6 +103,8 @@ def report_app(
     wrong = [f"Went wrong: {problem}." for problem in app.record.problems[:5]]
     described = describe_app(app.observations, captured.defense, app.found, captured.defenses)
     folder.write_environment(seed=seed)
+    if isinstance(app.server, str):
+        said = [*said, f"Not attacked as another site sees uploads: {app.server}."]
     folder.write_threat_model([*described, *app.record.notes, *said, *wrong])
     folder.write_defense(captured.defense)
     if attack is not None and chosen:
@@ -127,8 +129,7 @@ def report_app(
             monitor=monitor,
             rehearsed=REHEARSED in said,
         )
-        sites = app.record.nodes or 0
-        _attack_as_server_and_site(app.record, stage, chosen, folder, sites=sites if app.plain else 0)
+        _attack_as_server_and_site(app, stage, chosen, folder)
         done = f"attacked {len(chosen)} by {name} in {time.perf_counter() - started:.0f} s."
     else:
         done = "attacked none, so nothing is known about what uploads leak."
@@ -142,12 +143,13 @@ def report_app(
 
 
 def _attack_as_server_and_site(
-    record: AuditRecord, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder, *, sites: int
+    app: CapturedApp, stage: AttackStage, chosen: Sequence[Observation], folder: RunFolder
 ) -> None:
     """Attack ``chosen`` uploads, then a few as another site computes them, if there are enough for a round."""
     stage.run(by_id(chosen))
-    seen, captured = seen_next_to(chosen, sites), record.captured
-    if not seen or captured is None:
+    record, sites = app.record, app.record.nodes or 0
+    seen = [] if isinstance(app.server, str) else seen_next_to(chosen, sites, app.server)
+    if not seen or record.captured is None:
         return
     asked = [stage.knowledge.of_plain(observation) for observation, _ in seen]
     given = {}
@@ -161,7 +163,7 @@ def _attack_as_server_and_site(
         return
     scores = replace(stage.judge, truth=KnownImages(given=given)).scores(found, asked)
     counts = count((str(score.id), image) for score in scores for image in score.images)
-    write_audit(folder.path, replace(record, captured=replace(captured, site=(counts, sites))))
+    write_audit(folder.path, replace(record, captured=replace(record.captured, site=(counts, sites))))
 
 
 def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Observation], KnownImages, list[str]]:

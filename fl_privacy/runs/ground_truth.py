@@ -145,6 +145,7 @@ class SummedProbes:
     seed: int = 0
     own: tuple[Client, ...] = ()
     server: ServerPlan = field(default_factory=ServerPlan)
+    knows_numbers: bool = True
 
     @classmethod
     def of(cls, config: RunSettings, own: tuple[Client, ...], server: ServerPlan) -> "SummedProbes | None":
@@ -158,7 +159,8 @@ class SummedProbes:
             )
         if own:
             k, seed = config.federation.clients - len(own), config.seed
-            return cls(clients=k, examples=size, clip=clip, levels=levels, seed=seed, own=own, server=server)
+            made = cls(clients=k, examples=size, clip=clip, levels=levels, seed=seed, own=own, server=server)
+            return replace(made, knows_numbers=config.threat_model.knows_numbers)
         if clip is None:
             return None
         if size < 2:
@@ -193,7 +195,8 @@ class SummedProbes:
         uploads = self._uploads(client, state, sent, round, probe)
         if self.own:
             known, sites = dict(enumerate(uploads)), range(self.clients, len(uploads))
-            seen = seen_by_sites(sent, known, sites, self.server, client.plan, round=round, seed=self.seed)
+            plan, seed, told = client.plan, self.seed, self.knows_numbers
+            seen = seen_by_sites(sent, known, sites, self.server, plan, round=round, seed=seed, knows_numbers=told)
             return replace(seen, rounding=math.hypot(seen.rounding, self.rounding))
         tensors = {name: torch.stack([u.tensors[name] for u in uploads]).mean(0) for name in uploads[0].tensors}
         buffers = {name: torch.stack([u.buffers[name].float() for u in uploads]).mean(0) for name in uploads[0].buffers}

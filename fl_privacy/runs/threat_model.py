@@ -123,12 +123,18 @@ def _sites(setup: Setup) -> list[str]:
         seen = "the updates of single sites, as far as rounds with different participants determine them (exact if a"
         seen += " site's updates are the same in these rounds)"
     rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
+    numbers = " and all numbers of examples" if setup.config.threat_model.knows_numbers else ""
     lines = [
-        f"{who} {'active' if crafts else 'honest but curious'}: part of the federation, given each global model and all"
-        f" numbers of examples, and subtracting {own} from {rule}.",
+        f"{who} {'active' if crafts else 'honest but curious'}: part of the federation, given each global model"
+        f"{numbers}, and subtracting {own} from {rule}.",
         f"This leaves {seen}, up to the rounding of the global model's values; secure aggregation does not hide it.",
         "Not tested: the server, which may see single updates, and a site that trains on crafted data.",
     ]
+    if not numbers:
+        lines.append(
+            "Its share of the mean is estimated: exactly from values that its examples alone change, or from the rank"
+            " of a layer's gradient; else equal numbers are assumed, and a part of its own update is left in the mean."
+        )
     if crafts:
         lines.append(f"A round before, {own} made the mean a crafted model ({crafts.level}).")
     return lines

@@ -51,6 +51,14 @@ def test_rounds_of_different_participants_give_single_sites_updates(tmp_path: Pa
     assert "single sites" in " ".join(made.json("threat_model.json"))
 
 
+def test_a_site_may_not_know_the_numbers_of_examples(tmp_path: Path) -> None:
+    settings = (*UPDATES, *SITE, "federation.clients=3", "federation=fedsgd", "threat_model.knows_numbers=false")
+    made = run("run", *settings, out=tmp_path)
+    assert made.status == 0
+    assert "Its share of the mean is estimated" in " ".join(made.json("threat_model.json"))
+    assert "all numbers of examples" not in made.json("threat_model.json")[0]
+
+
 def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
     made = run("run", *UPDATES, *SITE, "federation.clients=3", "intercept.save=true", out=tmp_path)
     later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
@@ -87,6 +95,7 @@ def test_a_site_asks_who_was_at_the_other(tmp_path: Path) -> None:
         (("attack", *SITE, "threat_model.colluding_sites=10"), "colluding_sites"),
         (("attack", *SITE, "threat_model.differences=true"), "fl-privacy run"),
         (("attack", "threat_model.differences=true"), "threat_model=another_site"),
+        (("attack", "threat_model.knows_numbers=false"), "threat_model=another_site"),
         (("run", *UPDATES, *SITE, "threat_model.differences=true", "federation.plan.shares=weights"), "shares=delta"),
         (("attack", "threat_model.observer=client"), "observer"),
         (("attack", *SITE, "server=inconsistent"), "server=honest"),

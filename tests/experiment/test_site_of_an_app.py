@@ -6,10 +6,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common import ndarrays_to_parameters
+from flwr.server.strategy import FedAdam as LegacyFedAdam
+from flwr.serverapp import strategy as flower
 
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.scenario_problem import WatchedReply, seen_by_site
 from fl_privacy.auditing.scenarios import Scenarios
+from fl_privacy.auditing.server_step import OTHER_RULES, PLAIN_MEAN, server_plan_of
+from fl_privacy.federation.another_site import AnotherSite
+from fl_privacy.flower.inside.identity import identify_process
+from fl_privacy.types import LocalPlan, ModelState, Upload
 
 BEFORE = torch.linspace(-1, 1, 50)
 
@@ -27,7 +35,7 @@ def reply(change: float, shares: str) -> WatchedReply:
 @pytest.mark.parametrize("others", [1, 4])
 def test_the_others_mean_reply_is_left_up_to_rounding(shares: str, others: int) -> None:
     again, own = reply(0.01, shares), reply(-0.03, shares)
-    found, truth = seen_by_site(again, own, others).tensors()["w"], again.tensors()["w"]
+    found, truth = seen_by_site(again, own, others, PLAIN_MEAN).tensors()["w"], again.tensors()["w"]
     wrong = (found - truth).abs().max()
     assert 0 < float(wrong) < 1e-6 * (1 + 1 / others)
 
@@ -42,5 +50,66 @@ def test_a_federation_of_one_has_no_other_site() -> None:
 def test_arrays_of_a_reply_stay_as_they_are() -> None:
     again = reply(0.01, "weights")
     kept = again.reply["arrays/w"].copy()
-    seen_by_site(again, reply(0.5, "weights"), 1)
+    seen_by_site(again, reply(0.5, "weights"), 1, PLAIN_MEAN)
     assert np.array_equal(again.reply["arrays/w"], kept)
+
+
+def aggregated(strategy: Any, sent: np.ndarray, moved: list[np.ndarray]) -> np.ndarray:
+    """Return the model that Flower's ``strategy`` makes of replies in round 1."""
+    adaptive = isinstance(strategy, flower.FedAdagrad | flower.FedAdam | flower.FedYogi)
+    strategy.current_arrays = {"w": sent} if adaptive else ArrayRecord({"w": Array(sent)})
+    identify_process()
+    replies = []
+    for node, values in enumerate(moved):
+        metrics = MetricRecord({"num-examples": 1})
+        content = RecordDict({"arrays": ArrayRecord({"w": Array(values)}), "metrics": metrics})
+        asked = Message(content=RecordDict(), dst_node_id=node + 1, message_type="train")
+        replies.append(Message(content, reply_to=asked))
+    arrays, _ = strategy.aggregate_train(1, replies)
+    return np.asarray(arrays["w"].numpy())
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        flower.FedAvg(),
+        flower.FedProx(proximal_mu=0.1),
+        flower.FedAvgM(server_learning_rate=0.5, server_momentum=0.9),
+        flower.FedAdam(),
+        flower.FedYogi(eta=0.3),
+        flower.FedAdagrad(),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_the_rule_of_a_flower_strategy_is_undone_on_its_own_model(strategy: Any) -> None:
+    rng = np.random.default_rng(0)
+    sent, *changes = (rng.normal(scale=scale, size=500).astype(np.float32) for scale in (0.1, 1e-3, 1e-3))
+    after = aggregated(strategy, sent, [sent + change for change in changes])
+    plan = server_plan_of(strategy)
+    assert not isinstance(plan, str)
+    states = (ModelState({"w": torch.from_numpy(np.asarray(values, np.float32))}) for values in (sent, after))
+    own = Upload(tensors={"w": torch.from_numpy(changes[1])}, num_examples=1)
+    found = AnotherSite(plan=plan, local_plan=LocalPlan(shares="delta")).rest(*states, {1: own}, {0: 1, 1: 1})
+    assert found is not None
+    truth = torch.from_numpy(changes[0])
+    assert float((found.tensors["w"] - truth).norm() / truth.norm()) < 1e-3
+
+
+@pytest.mark.parametrize("name", [name for name in OTHER_RULES if name in vars(flower)])
+def test_a_strategy_that_takes_no_mean_is_not_taken_for_one(name: str) -> None:
+    known = {"num_malicious_nodes": 1} if name in ("Krum", "MultiKrum", "Bulyan") else {}
+    known = {"client_learning_rate": 0.1} if name == "QFedAvg" else known
+    plan = server_plan_of(getattr(flower, name)(**known))
+    assert isinstance(plan, str) and name in plan
+    scenarios = Scenarios(clients=(), attack=None, sites=4, server=plan)  # type: ignore[arg-type]
+    answer = scenarios._of_site([], "")
+    assert answer.counts is None and answer.reason == plan
+
+
+def test_the_strategy_within_a_server_counts() -> None:
+    within = SimpleNamespace(strategy=SimpleNamespace(strategy=flower.FedMedian()))
+    assert "median" in str(server_plan_of(within))
+    older = LegacyFedAdam(initial_parameters=ndarrays_to_parameters([np.zeros(2)]), eta=0.1)
+    plan = server_plan_of(SimpleNamespace(strategy=older))
+    assert not isinstance(plan, str) and plan.optimizer.name == "adam"
+    assert server_plan_of(None) == PLAIN_MEAN

@@ -1,5 +1,7 @@
 """What a site computes of the others' updates from the global models and its own."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -150,3 +152,43 @@ def test_means_of_different_participants_give_single_updates() -> None:
         assert made.num_examples == client + 1
         assert relative(made, uploads[client], sent, "delta") < 1e-4
     assert list(single_uploads([mean_of(1), mean_of(0, 1)])) == [0, 1]
+
+
+def gradients(seed: int, examples: int, words: Sequence[int]) -> dict[str, torch.Tensor]:
+    """Return gradients of a layer (60, 40) from so many examples, and of the rows of an embedding (50, 30)."""
+    rng = torch.Generator().manual_seed(seed)
+    layer = sum(torch.outer(torch.randn(60, generator=rng), torch.randn(40, generator=rng)) for _ in range(examples))
+    rows = torch.zeros(50, 30)
+    rows[list(words)] = torch.randn(len(words), 30, generator=rng)
+    return {"w": layer / examples / 10, "words": rows / 10}  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("examples", "words", "how"),
+    [
+        ((30, 25, 40), (range(10), range(5, 20), range(30)), "values"),  # rows 20 to 29 are the own site's alone
+        ((5, 9, 4), (range(10), range(10), range(10)), "rank"),
+        ((30, 25, 40), (range(10), range(10), range(10)), "equal"),
+    ],
+)
+def test_a_site_that_is_given_no_numbers_estimates_its_share(
+    examples: tuple[int, ...], words: tuple[range, ...], how: str
+) -> None:
+    rng, local, plan = torch.Generator().manual_seed(0), LocalPlan(shares="gradient"), ServerPlan(lr=0.5)
+    sent = ModelState({n: torch.randn(v.shape, generator=rng) / 10 for n, v in gradients(0, 1, [0]).items()})
+    server = Server(state=sent, local_plan=local, plan=plan, clients=[0, 1, 2], seed=0)
+    pairs = enumerate(zip(examples, words, strict=True))
+    uploads = {c: Upload(tensors=gradients(c, n, rows), num_examples=n) for c, (n, rows) in pairs}
+    server.receive(uploads, 1)
+    site = AnotherSite(plan=plan, local_plan=local, knows_numbers=False)
+    # the numbers of the others are never read
+    found = site.rest(sent, server.state, {2: uploads[2]}, {0: 10**6, 1: 7, 2: examples[2]})
+    ((share, said),) = site.shares
+    assert found is not None and said.split()[0 if how != "rank" else -1] == how
+    left = examples[0] + examples[1]
+    for name in ("w", "words"):
+        truth = sum(examples[c] / left * uploads[c].tensors[name] for c in (0, 1))
+        off = float((found.tensors[name] - truth).norm() / torch.as_tensor(truth).norm())
+        assert off > 0.05 if how == "equal" else off < 0.01
+    assert found.num_examples == (2 * examples[2] if how == "equal" else left)
+    assert share == pytest.approx(1 / 3 if how == "equal" else examples[2] / sum(examples), rel=1e-3)

@@ -18,7 +18,7 @@ from fl_privacy.dp_check import check_mechanism, recompute
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest
 from fl_privacy.dp_check.claims import composed_epsilons
-from fl_privacy.dp_check.verdict import Status
+from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.flower.dp_mechanisms import adds_noise, mechanism_of_mod, mechanism_of_strategy, stated_by, verdicts_on
 
@@ -92,6 +92,18 @@ def test_an_adaptive_norm_does_not_drift_over_the_draws() -> None:
     (found,) = verdicts_on(strategy, DpCheckRequest(draws=200, like={"weight": torch.zeros(4)}))
     assert strategy.clipping_norm == 0.5
     assert found.check is not None and not found.check.contradicted, found.sentence
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 60.0])
+def test_above_one_the_formula_of_local_dp_mod_is_no_proof(epsilon: float) -> None:
+    """Recomputed like the analytic mechanism of Balle and Wang 2018; far above 1 the claim itself is false."""
+    stated = stated_by(LocalDpMod(1.0, 1.0, epsilon, 1e-5))
+    assert stated is not None and stated.facts.noise_multiplier is not None
+    assert bool(stated.notes) == (epsilon > 1)
+    found = recompute(stated.facts, delta=1e-5)
+    assert found.pld == pytest.approx(gaussian_epsilon(1 / stated.facts.noise_multiplier, 1e-5), rel=0.01)
+    by_figures = ClaimVerdict(subject="mod", claim=stated.claim, recomputed=found).by_figures
+    assert by_figures == (epsilon == 60.0)
 
 
 def test_of_anything_else_nothing_is_stated() -> None:

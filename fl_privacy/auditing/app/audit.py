@@ -27,6 +27,7 @@ from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
 from fl_privacy.auditing.app_claims import claims_in_words
 from fl_privacy.auditing.scenarios import Scenarios
+from fl_privacy.auditing.server_step import server_plan_of
 from fl_privacy.auditing.session import AuditSession, Show
 from fl_privacy.checks import whole
 from fl_privacy.defenses import Defense
@@ -35,7 +36,6 @@ from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_out_folder
 from fl_privacy.files.foreign import expanded, files_digest
-from fl_privacy.flower.dp_mechanisms import adds_noise
 from fl_privacy.flower.opacus_watch import watched_opacus
 from fl_privacy.measure.answer import Answer
 from fl_privacy.models.gradients.memory import resolve_device
@@ -171,7 +171,7 @@ class AppAudit(AuditSession):
                 f"The app's file {error.filename or app.folder} can't be read: {error.strerror}. Let your user read it,"
                 " or take it out of the folder."
             ) from error
-        self.trained, self.broken, self.ended, self._refreshed, self.plain = 0.0, "", "", 0.0, True
+        self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
         self.last, self.understood = AuditRecord(app=app.name), False
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
@@ -210,8 +210,8 @@ class AppAudit(AuditSession):
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
             self.ended = ended.reason.removeprefix("UserError: ") if isinstance(ended, Failure) else ""
             self.note(there, grid.rounds)
-            self.notes += claims_in_words(app.folder, started.client, taken, opacus)
-            self.plain = not adds_noise(taken.get("self"))
+            self.notes += claims_in_words(app.folder, started.client, taken, opacus, self.defense)
+            self.server_plan = server_plan_of(taken.get("self"))
             self.trained = time.perf_counter() - self.started
             self.write("The training is done; single examples are attacked now.")
             if (cut := self.end()) is not None:
@@ -266,7 +266,7 @@ class AppAudit(AuditSession):
             seed=seed,
             seconds=asked.seconds,
             sites=len(self.grid.contexts),
-            plain=self.plain,
+            server=self.server_plan,
             evaluated=self.grid.evaluated,
             tell=self.tell,
         )

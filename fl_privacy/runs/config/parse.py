@@ -30,6 +30,7 @@ LATER: Mapping[str, Any] = {
     "federation.server_noise": 0.0,
     "threat_model.observer": "server",
     "threat_model.colluding_sites": 1,
+    "threat_model.knows_numbers": True,
     "threat_model.differences": False,
 }
 """Later settings at their old value, which does not change hashes and which older files have."""

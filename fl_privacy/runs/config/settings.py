@@ -106,6 +106,9 @@ class ThreatModelSettings:
         ATTACK, "number of such sites that pool what they know", within=(1, 1_000_000), captured=True
     )
     differences: bool = setting(ATTACK, "solve rounds of different participants for single sites", captured=True)
+    knows_numbers: bool = setting(
+        ATTACK, "such sites are given all numbers of examples; else they estimate their share of a mean", captured=True
+    )
     knows_labels: bool = setting(ATTACK, "the true labels")
     knows_lengths: bool = setting(ATTACK, "number of tokens of each text, as published attacks assume")
     knows_defense: bool = setting(
@@ -277,10 +280,11 @@ class RunSettings:
         """Return the clients that attack the others; empty if the server attacks."""
         clients, number = self.federation.clients, self.threat_model.colluding_sites
         if self.threat_model.observer == "server":
-            if self.threat_model.differences:
+            of_sites = {"differences": False, "knows_numbers": True}
+            for name in [name for name, usual in of_sites.items() if getattr(self.threat_model, name) is not usual]:
                 raise UserError(
-                    "threat_model.differences=true is expected of another site, but got threat_model.observer=server;"
-                    " set threat_model=another_site."
+                    f"threat_model.{name}={str(not of_sites[name]).lower()} is expected of another site, but got"
+                    " threat_model.observer=server; set threat_model=another_site."
                 )
             return ()
         if number >= clients:
