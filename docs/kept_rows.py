@@ -147,7 +147,10 @@ def audits_table(name: str, folder: Path = ROWS) -> str:
         found, of, control = (sum(row.get(each) or 0 for row in rows) for each in ("reconstructed", "of", "control"))
         share = measured({"share": found / of, "of": of}, "share", share="of")
         assert share is not None and share.low is not None and share.high is not None
-        ends, asked = f"{share.low:.0%} to {share.high:.0%}", sum(row.get("control") is not None for row in rows)
+        ends, asked = (
+            f"{100 * share.low:.0f} to {100 * share.high:.0f} %",
+            sum(row.get("control") is not None for row in rows),
+        )
         shown = f"{control} of {of}" if asked == len(rows) else ""
         lines.append([*map(str, key), f"{found} of {of}", ends, shown, rows[0]["first_line"]])
     heads = [*_OF_AUDITS, "reconstructed", "95 % interval", "control", "first line of a page"]

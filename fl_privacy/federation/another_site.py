@@ -95,28 +95,20 @@ class AnotherSite:
         )
 
     def _estimated(
-        self,
-        mean: Mapping[str, Tensor],
-        changes: Mapping[int, Tensors],
-        last: Mapping[str, Tensor],
-        numbers: Mapping[int, float],
+        self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
         """Return the own ``numbers`` of examples, and for each other client its part of what the estimate leaves."""
-        own = {c: float(numbers[c]) for c in changes}
-        others = [c for c in numbers if c not in own]
-        share, how = 1 / len(numbers) * max(1, len(own)), "equal numbers are assumed"
+        own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
+        total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:
-            together = {n: sum(k / sum(own.values()) * changes[c][n].double() for c, k in own.items()) for n in mean}
-            held = {n: torch.as_tensor(t) for n, t in together.items()}
-            share, how = estimated_share(mean, held, last) or (share, how)
-        self.shares.append((share, how))
-        each = (sum(own.values()) or 1.0) * (1 - share) / share / len(others)
-        return own | dict.fromkeys(others, max(each, 1.0) if how.startswith("equal") else each)
+            held = {n: sum(k / total * changes[c][n].double() for c, k in own.items()) for n in mean}
+            found = estimated_share(mean, held, last) or found  # type: ignore[arg-type]
+        self.shares.append(found)
+        left = max(len(others), round(total / found[0]) - total) if own else len(others)
+        return own | dict.fromkeys(others, left / len(others))
 
 
-def estimated_share(
-    mean: Mapping[str, Tensor], own: Mapping[str, Tensor], last: Mapping[str, Tensor]
-) -> tuple[float, str] | None:
+def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
 
     Values that only the own examples change, such as rows of words that no one else has, have the ratio p. Else, if a
@@ -129,40 +121,31 @@ def estimated_share(
     Returns:
         ``None`` if neither holds.
     """
-    large = {n: own[n].abs() > 3 * last[n] / ALIKE for n in own}
-    ratios = torch.cat([(mean[n] / own[n])[large[n]].flatten() for n in own])
+    ratios = torch.cat([(mean[n] / t)[t.abs() > 3 * last[n] / ALIKE] for n, t in own.items()])
     ratios = ratios[(ratios > ALIKE) & (ratios < 1 - ALIKE)].sort().values
-    if len(ratios) >= FEWEST_ALIKE:
-        # the narrowest window over the fewest values that make a cluster
-        width = ratios[FEWEST_ALIKE - 1 :] / ratios[: len(ratios) - FEWEST_ALIKE + 1] - 1
-        if float(width.min()) < ALIKE / 10:
-            start = int(width.argmin())
-            near = ratios[(ratios / ratios[start] - 1).abs() < ALIKE]
-            usual = (ratios / ratios[start] - 1).abs() < 0.1
-            if len(near) > 10 * ALIKE / 0.1 * float(usual.sum()) + FEWEST_ALIKE / 2:
-                return float(near.median()), "values that its examples alone change"
+    up, down = (torch.searchsorted(ratios, ratios * (1 + sign * ALIKE)) for sign in (1, -1))
+    wide, low = (torch.searchsorted(ratios, ratios * (1 + sign * 100 * ALIKE)) for sign in (1, -1))
+    near, usual = up - down, (wide - low) / 10  # ten times as many as if these were spread evenly
+    if len(ratios) and int(near.max()) >= max(FEWEST_ALIKE, float(usual[near.argmax()])):
+        return float(ratios[near.argmax()]), "values that its examples alone change"
     found = [p for n in own if own[n].dim() > 1 and (p := _share_by_rank(mean[n], own[n], last[n])) is not None]
     return (found[0], "a layer's rank") if found else None
 
 
 def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
     whole, part = mean.flatten(1), own.flatten(1)
-    sides = sum(side**0.5 for side in whole.shape)
     if min(whole.shape) > MOST_SINGULAR or not part.any():
         return None
     left, sizes, right = torch.linalg.svd(whole, full_matrices=False)
-    kept = sizes > ABOVE_ROUNDING * float(last.max()) * sides
-    if kept.all() or not kept.any():
-        return None
-    left, right = left[:, kept], right[kept]
-    inside = left.T @ part @ right.T
-    if float((part - left @ inside @ right).norm()) > ALIKE * float(part.norm()):
+    kept = sizes > ABOVE_ROUNDING * float(last.max()) * sum(side**0.5 for side in whole.shape)
+    inside = left[:, kept].T @ part @ right[kept].T
+    outside = float((part - left[:, kept] @ inside @ right[kept]).norm()) / float(part.norm())
+    if kept.all() or outside > ALIKE:
         return None
     own_rank = int((torch.linalg.svdvals(inside) > ALIKE**2 * float(part.norm())).sum())
     values = torch.linalg.eigvals(inside / sizes[kept, None]).abs().sort(descending=True).values[:own_rank]
-    middle = float(values.median())
-    near = values[(values / middle - 1).abs() < ALIKE]
-    share = 1 / float(near.mean()) if middle > 1 else 1.0
+    near = values[(values / values.median() - 1).abs() < ALIKE]
+    share = 1 / float(near.mean())
     return share if 2 * len(near) > own_rank and ALIKE < share < 1 - ALIKE else None
 
 

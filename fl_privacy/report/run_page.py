@@ -140,7 +140,9 @@ def _probed(run: Run, plan: Mapping[str, Any], trained: bool) -> str:
     number = int(run.identity.config.get("batch_size") or 1)
     kind = modality_attacked(run.summary.attacked).one
     images = f"one {kind} each, the worst case" if number == 1 else f"{number} {kind}s each"
-    attacked = f"The attack targets uploads computed from {images}"
+    others = facts_of(run).summed
+    means = f"means over {others} other sites, of uploads computed" if others > 1 else "uploads computed"
+    attacked = f"The attack targets {means} from {images}"
     if not trained or not plan:
         return f"{attacked}."
     if plan.get("shares", "gradient") == "gradient":
@@ -223,6 +225,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         kind=kind,
         rows=gallery.all_rows(run, shown.rows) if shown.rows else [],
         best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
+        seen="what the attacker computed of the others' updates" if verdict.facts.sites else "the client's upload",
         best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
         sentences=gallery.all_sentences(run, shown.sentences) if shown.sentences else [],
         extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],

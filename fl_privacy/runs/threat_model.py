@@ -53,13 +53,14 @@ def describe_threats(setup: Setup) -> list[str]:
     defended = f"Clients defend themselves with {named}." if parts else "Clients do not defend themselves."
     defended += _GUARDED * ("_target_" in setup.config.guard)
     observer = _sites(setup) if setup.config.sites else _server(server)
+    others = setup.config.federation.clients - len(setup.config.sites) if setup.config.sites else 0
     if noise := setup.server.plan.noise:
         protects = "which protects from other sites, and not from the server that sees the updates before"
         observer.append(f"The server adds noise of standard deviation {noise:g} to the mean, {protects}.")
     if secure_aggregation != "none" and not setup.config.sites:
         known = knowledge.describe(modality_of(model)) if server is None and secure_aggregation == "secagg" else []
         return [*observer, _SECURE[secure_aggregation], *known, defended]
-    lines = [*observer, f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit)]
+    lines = [*observer, f"Each client uploads {_SHARED[plan.shares]}.", *_attacked(audit, others if others > 1 else 0)]
     if plan.augments:
         like = "also" if plan.augment_probes else "not"
         left = f", those of the extra batches are {like}" if audit.uploads == "probe" else ""
@@ -153,17 +154,19 @@ def _server(attack: ServerAttack | None) -> list[str]:
     return [first, f"Not tested: {', '.join(others)}, clients of the server's own (Sybils)."]
 
 
-def _attacked(audit: Audit) -> list[str]:
+def _attacked(audit: Audit, others: int = 0) -> list[str]:
+    """Describe the attacked uploads, of which another site sees the means over ``others``."""
     clients = f"{len(audit.clients)} client{'s' * (len(audit.clients) != 1)}"
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
     sentences = []
     if audit.probes or not audit.listens:
         size = "one example" if audit.batch_size == 1 else f"{audit.batch_size} examples"
-        sentences.append(
-            f"The attack targets {len(audit.probes)} extra batches of {size}: each client sends them"
-            " through its own defended update as if they were all its data; the model is not trained on these uploads."
-        )
+        sends = "each client sends them through its own defended update as if they were all its data"
+        if others:
+            sends = "the other sites send equal parts of them through their own defended updates, as if that were all"
+        sends += "; the model is not trained on these uploads."
+        sentences.append(f"The attack targets {len(audit.probes)} extra batches of {size}: {sends}")
     if audit.listens:
         sentences.append(
             f"Inference attacks use the training updates of {clients} in {len(audit.rounds)}"

@@ -204,6 +204,16 @@ def test_a_share_has_an_interval(docs: Any) -> None:
     assert found.mean == 1 and found.low == pytest.approx(0.40, abs=0.01) and found.high == 1 and found.n == 4
 
 
+def test_audits_of_the_same_settings_are_summed_up(docs: Any, tmp_path: Path) -> None:
+    (tmp_path / "audits").mkdir()
+    settings = {"network": "net", "percentile": 10, "gamma": 0.01, "budget": "quick", "of": 2, "first_line": "Read 1"}
+    rows = [{**settings, "first": k, "reconstructed": k, "control": 0} for k in (0, 1, 2)]
+    (tmp_path / "audits" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    last = docs("kept_rows").audits_table("audits", tmp_path).splitlines()[-1]
+    assert last == "| net | 10 | 0.01 | quick | 3 of 6 | 12 to 88 % | 0 of 6 | Read 1 |"  # Clopper and Pearson
+    assert docs("kept_rows").audits_table("none", tmp_path) == "Not run."
+
+
 def test_the_table_of_attacks_says_what_its_rows_are(docs: Any, tmp_path: Path) -> None:
     cell = {"model": "MLP", "trained": False, "batch": 2, "victims": 7, "data": "digits", "recognizable_above": 19.5}
     read = {"psnr": 20.0, "recognizable": 0.5, "proven": 0.25, "seconds": 0.25}

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.report.headline import headline_of
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.config.parse import LATER
+from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.setup import build_untrained
 from fl_privacy.runs.threat_model import describe_threats
 from tests.experiment.runs import TINY, run
@@ -30,7 +32,12 @@ def test_a_sum_is_of_the_examples_of_all_other_sites(tmp_path: Path) -> None:
     made = run("run", *UPDATES, *SITE, "federation.clients=4", "threat_model.colluding_sites=2", out=tmp_path)
     assert made.status == 0
     assert [record["image"] for record in made.records("image")] == [0, 1, 2, 3]
-    assert "2 colluding sites" in (made.path / "report.html").read_text()
+    page = (made.path / "report.html").read_text()
+    assert "2 colluding sites" in page and "from the client's upload" not in page
+    assert (
+        "from means of the training updates of 2 other sites, of 4 images in all"
+        in headline_of(verdict_of(read_run(made.path))).text
+    )
 
 
 @pytest.mark.parametrize("masked", [(), ("secure_aggregation=secagg",)])
@@ -40,6 +47,7 @@ def test_an_attack_is_on_the_sum_of_the_others_masked_or_not(masked: tuple[str, 
     assert made.status == 0
     assert len(made.records("image")) == 4
     assert "the mean of the updates of 2 sites" in " ".join(made.json("threat_model.json"))
+    assert "means over 2 other sites, of uploads computed" in (made.path / "report.html").read_text()
 
 
 def test_rounds_of_different_participants_give_single_sites_updates(tmp_path: Path) -> None:

@@ -113,3 +113,4 @@ def test_the_strategy_within_a_server_counts() -> None:
     plan = server_plan_of(SimpleNamespace(strategy=older))
     assert not isinstance(plan, str) and plan.optimizer.name == "adam"
     assert server_plan_of(None) == PLAIN_MEAN
+    assert "not understood" in str(server_plan_of(flower.FedAdam(tau=0.0)))

@@ -184,7 +184,7 @@ def test_a_site_that_is_given_no_numbers_estimates_its_share(
     # the numbers of the others are never read
     found = site.rest(sent, server.state, {2: uploads[2]}, {0: 10**6, 1: 7, 2: examples[2]})
     ((share, said),) = site.shares
-    assert found is not None and said.split()[0 if how != "rank" else -1] == how
+    assert found is not None and said.split()[-1 if how == "rank" else 0] == how
     left = examples[0] + examples[1]
     for name in ("w", "words"):
         truth = sum(examples[c] / left * uploads[c].tensors[name] for c in (0, 1))

@@ -140,6 +140,7 @@ class AttackFacts:
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
     sites: int = 0  # number of sites that look instead of the server; 0 for the server
+    summed: int = 1  # number of other sites whose mean they see
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
     prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
@@ -172,12 +173,15 @@ def described_facts(
     sources = Counter(VictimId.parse(id).source for id in sizes)
     attack, section = chosen_option(identity, "attack")
     server, _ = chosen_option(identity, "server")
-    threat = identity.config.get("threat_model") or {}
+    threat, federation = (identity.config.get(name) or {} for name in ("threat_model", "federation"))
+    sites = int(threat["colluding_sites"]) if threat.get("observer") == "another_site" else 0
+    summed = int(federation.get("clients") or 0) - sites if sites and not threat.get("differences") else 1
     return AttackFacts(
         attack="" if attack == "none" else attack,
         budget=", ".join(_budget(section)),
         server="" if server == "honest" else server,
-        sites=int(threat["colluding_sites"]) if threat.get("observer") == "another_site" else 0,
+        sites=sites,
+        summed=max(1, summed),
         knowledge=tuple(line for line in threats if line.startswith("The attacker")),
         prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
         source=_source(records, sizes, threats),
