@@ -79,7 +79,7 @@ def attacked(command: str, *settings: str, rounds: bool = False) -> Row:
         if run_command_line([command, *QUICK, *settings, f"out={folder}"]):
             return {"verdict": "failed"}
         run = next(Path(folder).rglob("summary.json")).parent
-        return {**figures_of(run), **(best_round(run) if rounds else {})}
+        return best_round(run) if rounds else figures_of(run)
 
 
 def best_round(run: Path) -> Row:
@@ -92,7 +92,8 @@ def best_round(run: Path) -> Row:
             read = outcome_of(line) in (Outcome.EXACT, Outcome.IDENTIFIED, Outcome.RECOGNIZABLE)
             found[place] = found.get(place, 0) + read
     best = max(found, key=lambda place: found[place])
-    return {"reconstructed": found[best], "of": of[best], "in_the_best_round": best[1]}
+    tone = json.loads((run / "summary.json").read_text())["verdict"]["tone"]
+    return {"verdict": tone, "reconstructed": found[best], "of": of[best], "in_the_best_round": best[1]}
 
 
 def figures_of(run: Path) -> Row:
@@ -194,17 +195,18 @@ def of_defenses(rows: RowFile) -> None:
 def of_rounds_seen(rows: RowFile) -> None:
     """Attack all rounds of 2 and 5 hospitals of four rows each: what noise, number of sites and of rounds change."""
     with tempfile.TemporaryDirectory() as folder:
-        for sites in (2, 5):
-            place = Path(folder) / str(sites)
-            place.mkdir()
-            write_hospitals(place, sites, rows=FEW)
-            for rounds in (1, 4, 16):
+        for rounds in (1, 4, 16):
+            for sites in (2, 5):
+                place = Path(folder) / f"{sites}-{rounds}"
+                place.mkdir()
+                write_hospitals(place, sites, rows=FEW)
                 for protected, settings in {name: DEFENSES[name] for name in NOISES}.items():
                     words = (*HEART, f"data.root={place}", "partition=natural", f"federation.clients={sites}", *SITE)
                     words = (*words, "federation=fedsgd", f"federation.rounds={rounds}", f"evaluate_every={rounds}")
                     words = (*words, f"federation.plan.batch_size={2 * FEW}", "intercept.uploads=update", *settings)
-                    words = (*words, "intercept.rounds=all", "threat_model.knows_defense=true")
-                    key = {"protected_by": protected, "observer": "another site", "sites": sites, "rounds": rounds}
+                    words = (*words, "intercept.rounds=all", "threat_model.knows_defense=true", "baseline=false")
+                    key = {"protected_by": protected, "observer": "another site, best round"}
+                    key |= {"sites": sites, "rounds": rounds}
                     add(rows, key, lambda w=words: attacked("run", *w, rounds=True))
 
 

@@ -41,7 +41,7 @@ def vit() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"hidden_size": 96, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = ViTConfig(image_size=32, patch_size=4, num_labels=10, **sizes)
-    return adapted(ViTForImageClassification(config), ["query", "value"], "classifier")
+    return adapted(ViTForImageClassification(config), ["q_proj", "v_proj"], "classifier")
 
 
 def bert() -> nn.Module:

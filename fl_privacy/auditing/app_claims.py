@@ -106,12 +106,13 @@ def claims_in_words(
     with streams_put_back(), identity_put_back():
         asked = DpCheckRequest(draws=DRAWS)
         noised = defense is not None and any(isinstance(p.effect, Noise | SparseVector) for p in defense.parts)
-        put = replace(asked, rounds=rounds, like=_shapes(app)) if defense is not None and noised else None
+        put = replace(asked, rounds=rounds, like=_shapes(app) if noised else None)
+        elements = sum(array.numpy().size for array in arrays.values()) if put.like else 0
         found = attempt(
             lambda: [
                 *_on_parts(app, asked),
                 *watch.verdicts(DpCheckRequest(), rounds=rounds),
-                *(on_defense(defense, put) if defense is not None and put is not None else ()),
+                *(on_defense(defense, put, elements=elements) if defense is not None and put.like else ()),
             ]
         )
     if isinstance(found, Failure):

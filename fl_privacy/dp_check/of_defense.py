@@ -16,8 +16,11 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState, Tensors
 
 
-def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
-    """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD."""
+def on_defense(defense: Defense, asked: DpCheckRequest, *, elements: int | None = None) -> list[ClaimVerdict]:
+    """Recompute and test the privacy of ``defense``: its upload, or one step of DP-SGD.
+
+    ``elements`` is the number of an update's elements, if ``asked`` has the shapes of a part.
+    """
     found = guarantee(defense, sample_rate=1.0, delta=asked.delta or 1e-5, num_tensors=len(asked.shapes))
     facts = Facts(
         noise_multiplier=None if found.missing else found.noise_multiplier,
@@ -36,7 +39,7 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
             return update
 
         verdict = tested(defense.name, upload, stated, asked)
-        return [replace(verdict, recomputed=_by_composition(defense, asked) or verdict.recomputed)]
+        return [replace(verdict, recomputed=_by_composition(defense, asked, elements) or verdict.recomputed)]
     if len(defense.gradient) == 1 and stated.unit == "example":
         mechanism, pair = _one_step(defense, asked.seed)
         once = replace(stated, facts=replace(stated.facts, releases=1, rounds=1))
@@ -45,13 +48,13 @@ def on_defense(defense: Defense, asked: DpCheckRequest) -> list[ClaimVerdict]:
     return [ClaimVerdict(subject=defense.name, claim=claim, recomputed=recomputed_by(stated, asked, claim))]
 
 
-def _by_composition(defense: Defense, asked: DpCheckRequest) -> Recomputed | None:
+def _by_composition(defense: Defense, asked: DpCheckRequest, elements: int | None) -> Recomputed | None:
     """Return the epsilon of NVFlare's sparse vector technique for an update of the asked shapes, if that is all."""
     parts = [part for part in defense.parts if isinstance(part.effect, SparseVector)]
     if len(parts) != 1 or len(defense.parts) != 1:
         return None
     given = {name: parts[0].settings[name] for name in ("fraction", "epsilon", "noise_var")}
-    elements = sum(value.numel() for value in asked.shapes.values())
+    elements = elements or sum(value.numel() for value in asked.shapes.values())
     return Recomputed(
         rdp=None,
         pld=asked.rounds * svt_epsilon(elements, **given),

@@ -51,14 +51,8 @@ class AnotherSite:
 
         Values below the last digit of the model are zero, so that rows of absent words stay recognizable.
 
-        Args:
-            before: global model of the round.
-            after: global model of the next one.
-            own: uploads of the colluding sites that took part, by client.
-            numbers: counted examples of each participant.
-
-        Returns:
-            Upload as if of one client, or ``None`` if nobody else took part.
+        It is an upload as if of one client, or ``None`` if nobody else took part: ``own`` are uploads of the sites that
+        did, and ``numbers`` the counted examples of each participant.
         """
         sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
@@ -114,12 +108,7 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
     Values that only the own examples change, such as rows of words that no one else has, have the ratio p. Else, if a
     layer's mean gradient has less than full rank, so that the rest's rows and columns are other ones than the own, its
     pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions.
-
-    Args:
-        last: distances of neighboring values of ``mean``.
-
-    Returns:
-        ``None`` if neither holds.
+    ``last`` are distances of neighboring values of ``mean``. ``None`` if neither holds.
     """
     ratios = torch.cat([(mean[n] / t)[t.abs() > 3 * last[n] / ALIKE] for n, t in own.items()])
     ratios = ratios[(ratios > ALIKE) & (ratios < 1 - ALIKE)].sort().values
@@ -153,13 +142,8 @@ def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[in
     """Solve the means of rounds with different participants for single uploads, as far as they determine them.
 
     Exact for uploads that do not change between rounds, as of full batches at small steps; each client's are the last
-    rounds that suffice (Lam et al., Gradient Disaggregation, ICML 2021, with known participants).
-
-    Args:
-        means: counted examples of the others that took part in a round, by client, and ``AnotherSite.rest`` of it.
-
-    Returns:
-        Uploads by client, without buffers, in ascending order.
+    rounds that suffice (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means`` are counted
+    examples of the others that took part in a round, by client, and ``AnotherSite.rest`` of it.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]

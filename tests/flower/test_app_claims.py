@@ -5,15 +5,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
 
-from fl_privacy.auditing.app_claims import begun_app, claims_of_app
+from fl_privacy.auditing.app_claims import begun_app, claims_in_words, claims_of_app
+from fl_privacy.defenses import percentile, svt
+from fl_privacy.defenses.privacy import svt_epsilon
 from fl_privacy.dp_check.bounds import gaussian_epsilon
 from fl_privacy.dp_check.check import DpCheckRequest
+from fl_privacy.dp_check.mechanism import shown_epsilon
 from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
-from fl_privacy.flower.opacus_watch import watched_opacus
+from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 
 SERVER = """
 import torch
@@ -361,3 +368,13 @@ def test_parts_of_a_batch_that_opacus_only_adds_up_are_no_steps() -> None:
                 optimizer.step()
     assert len(watch.multipliers) == sum(steps for _, _, steps in engine.accountant.history) == 4
     assert watch.poisson is True
+
+
+def test_a_filter_that_an_audit_puts_on_uploads_has_its_epsilon_in_a_sentence(tmp_path: Path) -> None:
+    """Over all elements of the model, of which only a part is drawn."""
+    arrays, elements = ArrayRecord({"weight": Array(np.zeros((300, 400), np.float32))}), 120_000
+    taken = {"self": FedAvg(), "num_rounds": 2, "initial_arrays": arrays}
+    said = claims_in_words(tmp_path, ClientApp(), taken, OpacusWatch(), svt())
+    assert any(f"recomputed {shown_epsilon(2 * svt_epsilon(elements))}" in line for line in said)
+    assert any(f"for {elements:,} elements, by composition" in line for line in said)
+    assert not claims_in_words(tmp_path, ClientApp(), taken, OpacusWatch(), percentile())
