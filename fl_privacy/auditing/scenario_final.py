@@ -56,7 +56,7 @@ def of_final_model(
     scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
     for question, ask in asked.items():
         started = time.perf_counter()
-        made = Failure(server) if isinstance(server, str) else attempt(ask)
+        made = Answer(reason=server) if isinstance(server, str) else attempt(ask)
         answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
         known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
         seconds_taken = time.perf_counter() - started

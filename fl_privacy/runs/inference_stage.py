@@ -141,7 +141,8 @@ class InferenceStage:
         if following is not None and following.id.round == first.id.round + 1:
             return following.sent
         uploads = {one.id.client: one.upload for one in self._waiting if one.id.probe is None}
-        if not uploads or server.plan.noise or server.plan.optimizer.name != "sgd":
+        plain = server.plan.optimizer.name == "sgd" and not server.plan.noise
+        if not plain or set(uploads) != set(server.select(first.id.round)):
             self._assumed = following is None
             return None
         again = replace(server, state=first.sent, heard=None)

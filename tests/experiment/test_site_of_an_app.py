@@ -12,6 +12,7 @@ from flwr.server.strategy import FedAdam as LegacyFedAdam
 from flwr.serverapp import strategy as flower
 
 from fl_privacy.auditing.instrument.matching import Matched
+from fl_privacy.auditing.scenario_final import of_final_model
 from fl_privacy.auditing.scenario_problem import WatchedReply, seen_by_site
 from fl_privacy.auditing.scenarios import Scenarios
 from fl_privacy.auditing.server_step import OTHER_RULES, PLAIN_MEAN, server_plan_of
@@ -104,6 +105,7 @@ def test_a_strategy_that_takes_no_mean_is_not_taken_for_one(name: str) -> None:
     scenarios = Scenarios(clients=(), attack=None, sites=4, server=plan)  # type: ignore[arg-type]
     answer = scenarios._of_site([], "")
     assert answer.counts is None and answer.reason == plan
+    assert {one.reason for one in of_final_model([], [], None, [], 1.0, server=plan)} == {plan}
 
 
 def test_the_strategy_within_a_server_counts() -> None:
