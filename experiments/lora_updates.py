@@ -97,14 +97,14 @@ def audited(network: str, rounds: int, victims: int, budget: str, place: Path) -
     trained(net, examples, rounds, torch.Generator().manual_seed(0))
     sizes = [float(value.abs().max()) for name, value in net.state_dict().items() if "lora_B" in name]
     save_file(as_peft(net, {}), place / "before.safetensors")
-    (place / "updates").mkdir()
+    for folder in ("updates", "truth"):
+        (place / folder).mkdir()
     for number in range(victims):
         batch = examples.batch(torch.tensor([number]))
         save_file(
             as_peft(net, stepped(net, batch.inputs, batch.labels)), place / "updates" / f"victim-{number}.safetensors"
         )
-        (place / "truth" / f"victim-{number}").mkdir(parents=True)
-        save(place / "truth" / f"victim-{number}" / "examples.npz", batch.inputs, batch.labels)
+        save(place / "truth" / f"victim-{number}.npz", batch.inputs, batch.labels)
     rest = examples.batch(torch.arange(victims, victims + OTHERS))
     save(place / "others.npz", rest.inputs, rest.labels)
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom lora_updates import NETWORKS\n"
