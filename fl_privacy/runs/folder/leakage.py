@@ -140,7 +140,7 @@ class AttackFacts:
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
     sites: int = 0  # number of sites that look instead of the server; 0 for the server
-    summed: int = 1  # number of other sites whose mean they see
+    summed: int = 1  # number of other sites whose mean they see, if all take part in each round
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
     prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
@@ -175,7 +175,8 @@ def described_facts(
     server, _ = chosen_option(identity, "server")
     threat, federation = (identity.config.get(name) or {} for name in ("threat_model", "federation"))
     sites = int(threat["colluding_sites"]) if threat.get("observer") == "another_site" else 0
-    summed = int(federation.get("clients") or 0) - sites if sites and not threat.get("differences") else 1
+    alone = threat.get("differences") or federation.get("fraction", 1) != 1 or federation.get("aggregation") != "mean"
+    summed = int(federation.get("clients") or 0) - sites if sites and not alone else 1
     return AttackFacts(
         attack="" if attack == "none" else attack,
         budget=", ".join(_budget(section)),
