@@ -107,7 +107,7 @@ def claims_in_words(
         asked = DpCheckRequest(draws=DRAWS)
         noised = defense is not None and any(isinstance(p.effect, Noise | SparseVector) for p in defense.parts)
         put = replace(asked, rounds=rounds, like=_shapes(app) if noised else None)
-        elements = sum(array.numpy().size for array in arrays.values()) if put.like else 0
+        elements = sum(array.numpy().size for array in (arrays or {}).values()) if put.like else 0
         found = attempt(
             lambda: [
                 *_on_parts(app, asked),
