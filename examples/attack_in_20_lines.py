@@ -1,4 +1,4 @@
-"""Digits from the gradients that clients share: what an honest-but-curious server reads, in twenty lines."""
+"""Digits from the gradients that clients share: what an honest-but-curious server reconstructs, in twenty lines."""
 
 import torch
 from torch.nn.functional import cross_entropy

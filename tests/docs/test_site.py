@@ -36,7 +36,7 @@ def test_the_readmes_program_reads_four_images(tmp_path: Path) -> None:
     block = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert block is not None
     done = subprocess.run([sys.executable, "-c", block[1]], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert not done.returncode and (tmp_path / "read.png").stat().st_size > 1000, done.stderr
+    assert not done.returncode and (tmp_path / "reconstructed.png").stat().st_size > 1000, done.stderr
 
 
 def test_the_parts_of_ones_own_are_what_their_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
