@@ -15,18 +15,14 @@ _MOST = 1 << 16
 
 
 def audit_update(  # noqa: PLR0917
-    before: Annotated[
-        Path, typer.Argument(help="The model that was sent: a file, or a folder with one for each update.")
-    ],
+    before: Annotated[Path, typer.Argument(help="The sent model: a file, or a folder with one for each update.")],
     after: Annotated[Path, typer.Argument(help="Update or model after the training: a file, or a folder of files.")],
     model: Annotated[str, typer.Option(help="The network: FILE.py:NAME, or a program of torch.export (.pt2).")],
     shape: Annotated[str | None, typer.Option(help="Shape of an example: 3,32,32 of an image, 14 of a row.")] = None,
     examples: Annotated[str | None, typer.Option(help="Number of examples, or a range: 4, 1-8. Else inferred.")] = None,
     steps: Annotated[str | None, typer.Option(help="Number of local steps, or a range. Else inferred, or 1.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. Else inferred up to scale.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="The site's examples, to judge guesses: images, .csv or .npz.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="The site's examples, as truth: images, .csv or .npz.")] = None,
     others: Annotated[Path | None, typer.Option(help="Control: similar examples that were never trained on.")] = None,
     normalize: Annotated[
         str | None, typer.Option(help="Mean and deviation of pixels, as 0.5/0.5 or R,G,B/R,G,B.")

@@ -134,27 +134,23 @@ class AuditRecord:
     @property
     def officer(self) -> list[tuple[str, str]]:
         """Return two questions of a data protection officer, each with its answer without the full stop."""
-        members = [one for one in self.aggregate if one.question in MEMBERSHIP and isinstance(one.estimate, Estimate)]
+        members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
             person.append("Yes, from uploads as in the red bars: the examples themselves were reconstructed")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
-        for one in sorted(members, key=lambda one: not one.leaks)[:1]:
+        for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks)[:1]:
             control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
-            better = "better than" if one.leaks else "no better than"
-            rest = "" if one.leaks else ", though other attacks may succeed"
-            person.append(f"From the whole training: {better} by guessing ({one.estimate.value:.2f}{control}){rest}")
+            better, rest = ("better", "") if one.leaks else ("no better", ", though other attacks may succeed")
+            person.append(f"From the whole training: {better} than by guessing ({estimate.value:.2f}{control}){rest}")
+        approval = "Not by this page alone: these attacks found no leak, which is no guarantee"
         if self.tone == LEAK:
             approval = "Not as it is: defend the clients, and audit again"
         elif self.broken or self.going_on or not (self._uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
-        else:
-            approval = "Not by this page alone: these attacks found no leak, which is no guarantee"
-        return [
-            ("Can anyone find out whether a person is in the data?", ". ".join(person) or "Not tested"),
-            ("Can this training be approved?", approval),
-        ]
+        asked = ("Can anyone find out whether a person is in the data?", "Can this training be approved?")
+        return list(zip(asked, (". ".join(person) or "Not tested", approval), strict=True))
 
     @property
     def next_step(self) -> str:

@@ -115,7 +115,11 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
         read_words = f"; {words.read} of {words.there} words of {texts} {were} reconstructed"
     if not counts.read:
         return [first, uploads, exposed, _Clause(f"; up to {_upper(counts)} of such {kind}s may leak")]
-    return [first, uploads, _Clause(_rounds(verdict), leads=False), exposed, _Clause(read_words)]
+    most, by_round, rounds = verdict.most, verdict.by_round, ""
+    if len(by_round) > 1:
+        shown = sorted({most.round, max(by_round), min(by_round)})
+        rounds = ": " + ", ".join(f"{read_in_words(by_round[k].counts)} in round {k}" for k in shown)
+    return [first, uploads, _Clause(rounds, leads=False), exposed, _Clause(read_words)]
 
 
 def _result(verdict: Verdict, kind: str) -> str:
@@ -184,14 +188,6 @@ def _knowing(verdict: Verdict) -> str:
     if most is None or not most.counts.read or not rivals or most.counts.share in {r.counts.share for r in rivals}:
         return ""
     return f", {'knowing' if most.attacker == 'adaptive' else 'not knowing'} the defense,"
-
-
-def _rounds(verdict: Verdict) -> str:
-    most, rounds = verdict.most, verdict.by_round
-    if most is None or len(rounds) < 2:
-        return ""
-    shown = sorted({most.round, max(rounds), min(rounds)})
-    return ": " + ", ".join(f"{read_in_words(rounds[round].counts)} in round {round}" for round in shown)
 
 
 def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:

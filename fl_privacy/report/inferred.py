@@ -66,10 +66,7 @@ HEADINGS = {
         " their class.",
     ),
     "source": ("Whose it is", "One client has this example: which one?"),
-    "attribute": (
-        "What they are like",
-        "Which attribute, other than its class, does the example behind an update have?",
-    ),
+    "attribute": ("What they are like", "Which attribute, besides its class, does the example behind an update have?"),
     "property": ("What a client has", "What share of a client's examples does each class have?"),
 }
 """Question -> heading and text."""

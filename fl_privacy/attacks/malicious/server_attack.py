@@ -65,10 +65,7 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return the crafted values for ``client``; ``state`` is unchanged.
-
-        UserError: the model has no usable layer.
-        """
+        """Return crafted values for ``client``, ``state`` unchanged. UserError: the model has no usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
         """Return the sent values and the reply of ``client``, which may be asked repeatedly on the same batch."""
