@@ -333,7 +333,7 @@ def _ranges(
         if found is None:
             return [torch.zeros(1, 1, 1)], [torch.ones(1, 1, 1)], ("Pixels enter the network unnormalized, in [0, 1].",)
         mean, std = (torch.tensor(v).view(-1, 1, 1).expand(channels, 1, 1).clone() for v in (found.mean, found.std))
-        said = f"Pixels are normalized before the network: {found.in_words()}, as the darkest and brightest show."
+        said = f"Pixels are normalized before the network: {found.in_words()}, inferred from the darkest and brightest."
         return [-mean / std], [1 / std], (said,)
     low, scale = [], []
     for truth in truths:

@@ -286,7 +286,7 @@ class Scenarios:
         if self.attack_within is None or number >= EVALUATIONS["quick"]:
             return self.attack, ()
         return self.attack_within(number), (
-            f"The attack had {number} evaluations an upload, fewer than it needs: more --seconds may reconstruct more.",
+            f"The attack had {number} evaluations an upload, fewer than it needs; a larger --seconds may help.",
         )
 
     def _whole(self, observation: Observation, attack: ReconstructionAttack) -> Reconstruction:

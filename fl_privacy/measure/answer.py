@@ -35,16 +35,16 @@ QUESTIONS: Mapping[QuestionName, Question] = {
     ),
     "members": Question(
         title="Which of two examples a client trained on",
-        measure="share of pairs that are ranked rightly (AUC); 0.5 is guessing",
+        measure="share of pairs ranked correctly (AUC); 0.5 is guessing",
         scenarios=3,
     ),
     "participants": Question(
         title="Which examples the final model was trained on",
-        measure="share of pairs that are ranked rightly (AUC); 0.5 is guessing",
+        measure="share of pairs ranked correctly (AUC); 0.5 is guessing",
         scenarios=3,
     ),
     "continued": Question(
-        title="Which of clients' texts the final model ends word for word",
+        title="Which of clients' texts the final model completes word for word",
         measure="share of the texts; the control is the first model",
         scenarios=3,
     ),

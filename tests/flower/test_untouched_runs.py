@@ -114,7 +114,7 @@ def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -
 
 def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_already", PLAIN, ALREADY)
-    assert record["notes"] == ["The app's own audit(...) was left out of this run; its training was not."]
+    assert record["notes"] == ["The app's own audit(...) was skipped in this run; its training was not."]
     assert record["problems"] == []
     assert rung(record, "one")["counts"]["read"] == 2
     assert not (tmp_path / "out" / "audit-app_already" / "files" / "own").exists()

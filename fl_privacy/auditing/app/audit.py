@@ -236,7 +236,7 @@ class AppAudit(AuditSession):
                 " arrays and figures leave as they are."
             )
         if there.audits:
-            self.notes.append("The app's own audit(...) was left out of this run; its training was not.")
+            self.notes.append("The app's own audit(...) was skipped in this run; its training was not.")
         if there.silent:
             self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
         if there.lent:
@@ -309,14 +309,14 @@ class AppAudit(AuditSession):
         problems += [f"{why} ({n} repl{'y' if n == 1 else 'ies'})" for why, n in grid.failures.most_common(5)]
         problems += [f"{why} ({n} time{'s' * (n != 1)})" for why, n in grid.problems.most_common(5)]
         nodes, rounds = len(grid.contexts), grid.rounds
-        lede = f"{self.name}, not a line of it edited, with {nodes} client{'s' * (nodes != 1)} in one process"
+        lede = f"{self.name} ran unmodified, with {nodes} client{'s' * (nodes != 1)} in one process"
         lede += f" over {rounds} round{'s' * (rounds != 1)}." if rounds else "."
         if self.answers and (attacked := len({node for node, _ in grid.answers})):
-            were = "1 client was" if attacked == 1 else f"{attacked} clients were"
-            lede += f" The server is honest but curious; {were} asked again for uploads of few examples."
+            several = "1 client" if attacked == 1 else f"{attacked} clients"
+            lede += f" An honest-but-curious server asked {several} again, for uploads of few examples."
         if self.defense is not None:
             covers = grid.covers() or " on every reply"
-            lede += f" It ran twice: as it is, and with {settings_in_words(self.defense.parts)}{covers}."
+            lede += f" It ran twice: without a defense, and with {settings_in_words(self.defense.parts)}{covers}."
         if self.drawing is not None and (drawn := self.drawing.in_words()):
             lede = f"{drawn} {lede}"
         environment = [
