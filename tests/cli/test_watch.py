@@ -76,7 +76,7 @@ def test_it_is_on_loopback_alone_under_a_secret(server):
     for path in ("/", "/status", "/x/", f"/{server.secret[:-1]}/", f"/{server.secret}x/", "/%ff/", "//"):
         assert ask(server, path, within=False)[0] in {404, 400}, path
     status, text, headers = ask(server, "")
-    assert status == 200 and "1 of 2 runs that have begun" in text
+    assert status == 200 and "1 of 2 started runs" in text
     assert headers["Cache-Control"] == "no-store" and headers["X-Content-Type-Options"] == "nosniff"
     assert headers["Referrer-Policy"] == "no-referrer" and "Access-Control-Allow-Origin" not in headers
 
@@ -215,7 +215,7 @@ def test_a_damaged_run_hides_no_other_and_a_lost_folder_is_a_line(tmp_path, caps
     (damaged / "run.json").write_text("{")
     with serving(out) as server:
         page = ask(server, "")[1]
-        assert "1 of 2 runs that have begun" in page and "is damaged" in page and "Latest reconstructions" in page
+        assert "1 of 2 started runs" in page and "is damaged" in page and "Latest reconstructions" in page
         assert "is damaged" in ask(server, "status")[1] and ask(server, "comparison.html")[0] == 200
         assert ask(server, f"{damaged.name}/report.html")[0] == 503
         out.rename(tmp_path / "elsewhere")
