@@ -37,9 +37,8 @@ def audit_update(  # noqa: PLR0917
 ) -> None:
     """Show what can be reconstructed from the change between two files, whatever framework trained.
 
-    Files are safetensors, .npz, PyTorch checkpoints, NVFlare's DXO, Fed-BioMed's .mpk or OpenFL's .pbuf; nothing of
-    them is executed. The code of --model is. Numbers of examples and steps that are not given are inferred, or a few
-    are tried.
+    Files are safetensors, .npz, PyTorch checkpoints, NVFlare's DXO, Fed-BioMed's .mpk or OpenFL's .pbuf, never run;
+    the code of --model is. Numbers of examples and steps are inferred if not given, or a few are tried.
     """
     one_of("--budget", budget, ("quick", "standard", "thorough"))
     number("--seconds", seconds, above=0, example=600.0)

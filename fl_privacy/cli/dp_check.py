@@ -47,8 +47,8 @@ def check_dp(  # noqa: PLR0917
 ) -> None:
     """Test a claim of differential privacy against the code that runs; status 1 if it is contradicted.
 
-    Recomputed by two accountants, and tested by many draws on two neighbors: a lower bound with 95 % confidence, an
-    accusation with 99.9 %. What is not contradicted is not proven: the answer says what would have been noticed.
+    Two accountants recompute it, and many draws on two neighbors test it: a lower bound with 95 % confidence, an
+    accusation with 99.9 %. A claim without contradiction is not proven: the answer says how strong the test was.
     """
     more = _read_settings(settings or [])
     from fl_privacy.dp_check.check import DpCheckRequest  # noqa: PLC0415
@@ -134,8 +134,8 @@ def check_leakage(
 ) -> None:
     """Fail (status 1) if a run leaks more than its baseline: a privacy test for continuous integration.
 
-    The same images have to be attacked as then: the same seed, data and victims. The test is paired by image and
-    one-sided at 5 %. In pytest the same is the fixture `leakage`, run by `pytest --fl-privacy`.
+    The same images must be attacked as in the baseline: same seed, data and victims. The test is paired by image,
+    one-sided, at 5 %. In pytest use the fixture `leakage`, run by `pytest --fl-privacy`.
     """
     from fl_privacy.auditing.regression import compare, measure_run, read_baseline, write_baseline  # noqa: PLC0415
     from fl_privacy.auditing.regression.measurement import expect_enough  # noqa: PLC0415

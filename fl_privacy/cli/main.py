@@ -95,7 +95,7 @@ app.command("trade-off")(trade_off)
 
 @app.command("train-evaluator")
 def train_evaluator_command(overrides: Overrides = None) -> None:
-    """Train the evaluation network that defense=refiner needs, on public images.
+    """Train the evaluation network of defense=refiner on public images.
 
     `data=cifar10 out=evaluator.safetensors`, then `run defense=refiner defense.evaluator=evaluator.safetensors`. Take
     data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
@@ -112,8 +112,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     """Train the generator of images that attack=ggl and gifd search, on public images.
 
     `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`; victims from its own split are
-    refused. Killed and started again, it goes on where it stopped. Other keys, such as split=test steps=2000 width=64,
-    are those of conf/generator.yaml.
+    refused. A killed training resumes. Other keys are those of conf/generator.yaml, such as split=test steps=2000.
     """
     say_what_takes_time()
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
@@ -125,9 +124,8 @@ def train_generator_command(overrides: Overrides = None) -> None:
 def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False) -> None:
     """Search the transformation policies that defense=ats draws from (ATS).
 
-    `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. Scores are kept
-    as they come: killed and started again, the search goes on where it stopped. Other keys are those of
-    conf/policy_search.yaml, which `--cfg` shows.
+    `data=fashion_mnist model=resnet20 policies=1500`, then `run defense=ats defense.policies=FOLDER`. A killed search
+    resumes. Other keys are those of conf/policy_search.yaml, which `--cfg` shows.
     """
     from fl_privacy.runs.config import compose_file, to_yaml  # noqa: PLC0415
 
@@ -171,10 +169,9 @@ def report(  # noqa: PLR0917
 ) -> None:
     """Write one HTML page on one or many runs, finished or not.
 
-    A run's page shows the clients' images and only its owner can read it. What --share makes holds figures alone: no
-    originals, no reconstructions, no captured updates and no weights; --with-originals adds the first two.
-    --brief writes `brief.html`, without pictures, for people who decide: a summary for a data protection impact
-    assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0, of a run or of an audit of an app.
+    A run's page shows the clients' images; only its owner can read it. Copies by --share hold figures alone, without
+    captured updates and weights; --with-originals adds originals and reconstructions. --brief writes `brief.html`,
+    without pictures, for a data protection impact assessment, by sections of EDPB Opinion 28/2024 and SATRE 2.0.
     """
     from fl_privacy.report import share_report, write_brief, write_report  # noqa: PLC0415
     from fl_privacy.report.brief import audit_folder_of  # noqa: PLC0415
@@ -266,11 +263,11 @@ def supernode(
     """Run Flower's SuperNode with one process for all messages instead of a new one for each.
 
     Options are those of `flower-supernode`: `--superlink HOST:PORT --root-certificates ca.crt
-    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers; nothing
-    of a run's bundle is executed unless the policy has `runs`.
+    --auth-supernode-private-key KEY --node-config 'partition-id=0 num-partitions=4'`. An installed app answers; code of
+    a run's bundle is not executed unless the policy has `runs`.
 
-    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and a
-    gate lets out what the policy names: `fl-privacy policy check SITE.YAML` says it in plain sentences.
+    With --policy (a file, or strict, research or dp) the app runs in a process without network, key or ledger, and only
+    what the policy names may leave: `fl-privacy policy check SITE.YAML` explains it.
     """
     raise typer.Exit(run_node(context.args, app=client_app, patience=patience, policy=policy))
 
@@ -287,8 +284,8 @@ def deploy(  # noqa: PLR0917
 ) -> None:
     """Write what real nodes need: keys, certificates, commands, systemd units, Docker files, Flower's config entry.
 
-    A folder that is there already keeps its keys and certificates; --nodes may add nodes. Private keys and the folders
-    around them are readable by their owner only; OUT/README.md says who gets which.
+    An existing folder keeps its keys and certificates; --nodes may add nodes. Private keys are readable by their owner
+    only; OUT/README.md says who gets which.
     """
     from fl_privacy.site.deploy import check_deployment, write_deployment  # noqa: PLC0415
 
@@ -306,7 +303,7 @@ def node_cost(
 ) -> None:
     """Measure a client's round on one core with little memory; the runs' pages then show CPU time, memory, energy.
 
-    A memory cgroup holds the process where this user may make one, else its parent looks and ends it.
+    A memory cgroup limits the process if this user may make one; else its parent ends it at the limit.
     """
     from fl_privacy.site.deploy.device import MIB, measure_nodes  # noqa: PLC0415
 

@@ -52,9 +52,8 @@ def benchmark(  # noqa: PLR0917
 ) -> None:
     """Rank defenses by what attackers reconstruct: a fixed track, one leaderboard.
 
-    `fl-privacy benchmark smoke --jobs 2` takes minutes; killed and started again, it continues where it stopped. With
-    `--entry my_defense.py defense.share=0.01,0.1` your own defense is ranked with the shipped ones.
-    `fl-privacy advise --table FOLDER` answers from what was measured.
+    `fl-privacy benchmark smoke --jobs 2` takes minutes; a killed one resumes. With `--entry my_defense.py
+    defense.share=0.01,0.1` your defense is ranked, too. `fl-privacy advise --table FOLDER` answers from the results.
     """
     processes = _processes(jobs)
     strengths = [override for override in overrides or [] if override.startswith("defense.")]
@@ -107,10 +106,10 @@ def trade_off(  # noqa: PLR0917
     psnr_below: PsnrBelow = None,
     open_page: OpenPage = False,
 ) -> None:
-    """Accuracy against leakage: every defense of a grid at every strength, one page with curves.
+    """Compare accuracy and leakage of a grid's defenses at every strength, on one page with curves.
 
-    Each defense is trained once and then attacked by every attack of the grid. Killed and started again, the sweep goes
-    on where it stopped. Overrides apply to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
+    Each defense is trained once and then attacked by every attack of the grid. A killed sweep resumes. Overrides apply
+    to all jobs: `trade-off quick federation.rounds=50 victims=5 --jobs 2`.
     """
     processes, console = _processes(jobs), Terminal()
     from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
@@ -210,12 +209,11 @@ def advise(
 ) -> None:
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
-    A defense is recommended for images alone, at the batch size that was attacked, and only if the attack came closer
-    than the best guess without the update. Each measurement of the settings that are named has its own answer.
-    `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs;
-    `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. What came with the package is
-    of images, `fl-privacy advise data=mnist_mini`, of rows, `fl-privacy advise data=adult`, and of texts,
-    `fl-privacy advise data=sst2` or `data=ag_news`.
+    A defense is recommended only for images, at the attacked batch size, and if the attack came closer than the best
+    guess without the update. Each measurement that fits the given settings has its own answer. `fl-privacy trade-off
+    GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`, answers from your runs; `fl-privacy advise --table
+    runs/benchmark_laptop threat=malicious` from a benchmark. Shipped measurements: `data=mnist_mini` (images),
+    `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).
     """
     bounds, settings = dict(ASKED), list[str]()
     for argument in asked or []:

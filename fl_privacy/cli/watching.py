@@ -39,11 +39,7 @@ FURTHER: Mapping[HTTPStatus, dict[str, str]] = {
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serve the pages of ``watched`` on loopback, read-only and only under a secret.
-
-    The secret is part of the address, since other users of the machine reach its loopback, and pages show clients'
-    images.
-    """
+    """Serve the pages of ``watched`` on loopback, read-only, at an address that other users can't know."""
 
     daemon_threads = True
     block_on_close = False
@@ -115,8 +111,7 @@ def watch(
 ) -> None:
     """Serve the page of a run, sweep or trade-off in progress: progress, time left, latest images.
 
-    On this machine alone, read-only, under an address that holds a secret. The page refreshes by itself; Ctrl-C ends
-    it.
+    On this machine alone, read-only, at an address with a secret. The page refreshes by itself; Ctrl-C ends it.
     """
     from fl_privacy.report.live import WatchedFolder  # noqa: PLC0415
 
