@@ -50,3 +50,54 @@ def _line(kind: tuple[Any, ...], rows: Sequence[Row]) -> list[str]:
         f"{average('mean_color_psnr'):.1f}",
         f"{average('cpu_seconds'):.0f}",
     ]
+
+
+SHADES = {"none": "#2a9d6f", "some": "#e9b44c", "all": "#c44"}
+"""Colors of cells by images identified: none, some, at least half; cells that were not run have none."""
+
+
+def map_picture(name: str, folder: Path = ROWS) -> str:
+    """Draw a grid of networks by training, each cell with its figure; "Not run." without rows."""
+    rows = read_rows(name, folder)
+    if not rows:
+        return f"{NOT_RUN.capitalize()}."
+    kinds = sorted({(r["steps"], r["trained"], r["batch"], r["mode"]) for r in rows})
+    heads = [
+        f"{'trained' if trained else 'untrained'}, batch {batch}, {steps} step{'s' * (steps > 1)}, norm {mode}"
+        for steps, trained, batch, mode in kinds
+    ]
+    found = {(r["network"], r["steps"], r["trained"], r["batch"], r["mode"]): r for r in rows}
+    lines = ["<table>", "<tr><th></th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
+    for network in dict.fromkeys(row["network"] for row in rows):
+        cells = "".join(_cell(found.get((network, *kind))) for kind in kinds)
+        lines.append(f"<tr><th>{network}</th>{cells}</tr>")
+    legend = " ".join(f'<span style="background:{color}">&emsp;</span> {what}' for what, color in SHADES.items())
+    return "\n".join(
+        [*lines, "</table>", "", f"Images identified among 1,000: {legend} (at least half); blank: {NOT_RUN}."]
+    )
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "<td></td>"
+    above = max(0, row["identified"] - row["control_identified"])
+    shade = SHADES["none" if not above else "all" if 2 * above >= row["of"] else "some"]
+    said = f"{row['identified']} of {row['of']}, control {row['control_identified']}"
+    return f'<td style="background:{shade}" title="predicted: {row["predicted"]}">{said}</td>'
+
+
+def agreement_table(name: str, folder: Path = ROWS) -> str:
+    """Compare what was predicted with what was reconstructed; "Not run." without rows."""
+    rows = read_rows(name, folder)
+    lines = []
+    for held_out in (False, True):
+        own = [row for row in rows if row["held_out"] is held_out]
+        decided = [row for row in own if row["agrees"] is not None]
+        wrong = sum(row["predicted"] == "not by these attacks" and row["found"] > 0 for row in own)
+        if own:
+            right = sum(row["agrees"] for row in decided)
+            share = f"{right} of {len(decided)} ({100 * right / max(1, len(decided)):.0f} %)"
+            kind = "held out" if held_out else "that the rules were built on"
+            lines.append([kind, str(len(own)), str(len(own) - len(decided)), share, str(wrong)])
+    heads = ["networks", "cells", "unknown", "of the others, agree", '"not", but reconstructed']
+    return markdown(heads, lines) if lines else f"{NOT_RUN.capitalize()}."

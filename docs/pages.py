@@ -19,7 +19,7 @@ from kept_rows import attacks_table, audits_table, batches_table, escaped, hones
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from network_tables import networks_table
+from network_tables import agreement_table, map_picture, networks_table
 from omegaconf import DictConfig, OmegaConf
 from policy_tables import policy_table
 from red_team_table import red_team_table
@@ -243,6 +243,8 @@ MADE = {
     "trees": trees_table,
     "policy": policy_table,
     "networks": networks_table,
+    "map": map_picture,
+    "agreement": agreement_table,
     "strongest": red_team_table,
     "texts": texts_table,
 }

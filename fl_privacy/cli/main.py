@@ -22,6 +22,7 @@ from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow
 from fl_privacy.cli.dp_check import check_dp, check_leakage
 from fl_privacy.cli.jobs import end_with, run_jobs, say_what_takes_time
 from fl_privacy.cli.policy import app as policy_app
+from fl_privacy.cli.predict import predict
 from fl_privacy.cli.studies import advise, benchmark, trade_off
 from fl_privacy.cli.supernode import OWN_APP, run_node
 from fl_privacy.cli.terminal import Terminal
@@ -313,6 +314,7 @@ def node_cost(
 
 app.command("benchmark")(benchmark)
 app.command()(advise)
+app.command()(predict)
 app.command("check-leakage")(check_leakage)
 app.command("check-dp")(check_dp)
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(supernode)
