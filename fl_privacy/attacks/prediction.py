@@ -27,23 +27,15 @@ _FEW_IMAGES = 2  # images of a vision transformer that may be reconstructed toge
 
 @dataclass(frozen=True)
 class LayerEquations:
-    """Equations for the inputs of one layer in the update of a batch.
-
-    Attributes:
-        unknowns: numbers that enter the layer, of all examples.
-        gradient: equations of its weight's gradient; its rank bounds those of a linear layer.
-        outputs: equations of its known outputs, for one image: those with a slope, up to pooling.
-        positive: ``True`` if no negative number enters, so that an average can't cancel.
-        equations: all of the layers that the same numbers enter.
-    """
+    """Equations for the inputs of one layer in the update of a batch."""
 
     name: str
     kind: str
-    unknowns: int
-    gradient: int
-    outputs: int
-    positive: bool
-    equations: int = 0
+    unknowns: int  # numbers that enter the layer, of all examples
+    gradient: int  # equations of its weight's gradient; its rank bounds those of a linear layer
+    outputs: int  # equations of its known outputs, for one image: those with a slope, up to pooling
+    positive: bool  # ``True`` if no negative number enters, so that a sum over images can't cancel
+    equations: int = 0  # all of the layers that the same numbers enter
 
     @property
     def ratio(self) -> float:
@@ -65,19 +57,12 @@ _Decided = tuple[Outcome, LayerEquations | str, str]  # the outcome, the layer t
 
 @dataclass(frozen=True)
 class Training:
-    """The clients' training, as far as it decides what an update shows.
-
-    Attributes:
-        batch_size: examples of an update, at least 1.
-        batch_norm: statistics that norms use: fixed ones (``eval``) or those of the batch (``train``).
-        steps: local steps of an update, at least 1.
-        optimizer: ``sgd``, ``adam`` or ``adamw``; Adam's steps hide the sizes of a gradient.
-    """
+    """The clients' training, as far as it decides what an update shows."""
 
     batch_size: int = 1
-    batch_norm: Literal["eval", "train"] = "eval"
+    batch_norm: Literal["eval", "train"] = "eval"  # statistics of norms: fixed ones, or those of the batch
     steps: int = 1
-    optimizer: str = "sgd"
+    optimizer: str = "sgd"  # ``sgd``, ``adam`` or ``adamw``; Adam's steps hide the sizes of a gradient
 
     @property
     def is_gradient(self) -> bool:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
-from fl_privacy.attacks.auto.sub_attacks import LEAST, SOLVED, evaluations_in_time
+from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, LEAST, SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, settings, targets
 from fl_privacy.attacks.likelihood.rows import LikeliestRows
+from fl_privacy.attacks.likelihood.texts import LikeliestText, why_not_searched
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.effects import Noise, Quantized
@@ -49,9 +50,10 @@ class _Members:
 
 
 class TextMembers(_Members):
-    """Sub-attacks on texts: DAGER, then for unproven texts the bag of words, descents and LAMP's moves.
+    """Sub-attacks on texts: DAGER, the bag of words, descents, LAMP's moves, and behind a defense the likeliest text.
 
-    As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update.
+    As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update. The search
+    for the likeliest text also starts from the nearest.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -59,7 +61,18 @@ class TextMembers(_Members):
         with within(SOLVED * seconds_left()) as limit:
             exact = Dager()(observations, seed=seed, progress=part_of_work(progress, 0.0, _SHOWN_OF_TEXTS))
         best = [replace(one, member="dager") for one in exact]
-        self._descend(observations, best, bags, limit, seed=seed, progress=progress)
+        left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
+        seen = _behind_values_changed([observations[k] for k in left])
+        unsure = {k: one for k, one in zip(left, seen, strict=True) if one and not why_not_searched(one)}
+        shown = 1.0 - (1.0 - _SHOWN_OF_TEXTS) / 2 * bool(unsure)
+        with within(seconds_left() / (1 + bool(unsure))):
+            descended = part_of_work(progress, 0.0, shown)
+            self._descend(observations, best, bags, limit, seed=seed, progress=descended)
+        attack = LikeliestText(evaluations=self.evaluations or EVALUATIONS["standard"], device=self.device)
+        starts = [one if (own := best[k].batch) is None else one.told(previous=own.inputs) for k, one in unsure.items()]
+        found = attack(starts, seed=seed, progress=part_of_work(progress, shown, 1.0)) if starts else []
+        for k, other in zip(unsure, found, strict=True):
+            best[k] = best[k] if other.batch is None else other
         results = []
         for one, bag in zip(best, bags, strict=True):
             words, all_found = bag.words, bag.words_exact
@@ -150,11 +163,7 @@ class TableMembers(_Members):
         if not left:
             return best
         asked = [observations[k] for k in left]
-        seen = dict(zip(left, evident_defense.undo_evident_defenses(asked), strict=True))
-        for k, own in zip(left, asked, strict=True):  # categories that no row has leave zeros, too, without a defense
-            inferred = own.knowledge.defense is None and seen[k].knowledge.defense
-            if inferred and not isinstance(inferred[0].effect, Quantized | Noise):
-                seen[k] = own
+        seen = {k: one or own for k, one, own in zip(left, _behind_values_changed(asked), asked, strict=True)}
         defended = any(one.knowledge.defense for one in seen.values())
         shown = 1.0 - (1.0 - _SHOWN_OF_ROWS) / 2 * defended
         with within(seconds_left() / (1 + defended)):
@@ -185,6 +194,18 @@ class TableMembers(_Members):
     def _member(self, evaluations: int) -> GradientInversion:
         attempts = min(_ATTEMPTS, max(1, evaluations // LEAST))
         return self._placed(tableak(iterations=max(1, evaluations // attempts), restarts=attempts))
+
+
+def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
+    """Return what is known of a defense for each observation; ``None`` if only zeros of an update suggest one.
+
+    Categories that no row has, and words that no text has, leave zeros, too.
+    """
+    found: list[Observation | None] = []
+    for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
+        inferred = own.knowledge.defense is None and seen.knowledge.defense
+        found.append(None if inferred and not isinstance(inferred[0].effect, Quantized | Noise) else seen)
+    return found
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -43,6 +44,31 @@ class LanguageModel:
             share = ((seen - _DISCOUNT).clamp_min(0) + _DISCOUNT * followers * likelihood) / total.clamp_min(1)
             likelihood = torch.where(total > 0, share, likelihood)
         return (-likelihood.log().masked_fill(~there, 0)).sum(1) / there.sum(1).clamp_min(1)
+
+    @cached_property
+    def usual(self) -> Tensor:
+        """Return the share (n,) of each word, with half an occurrence more."""
+        words, times = self._counts[0][:2]
+        counts = torch.full((self.size,), 0.5).index_add(0, words, times.float())
+        return counts / counts.sum()
+
+    def beside(self, text: Sequence[int]) -> Tensor:
+        """Return the log probability (L, n) of each word between its neighbors in ``text``, by pairs of words."""
+        pairs, times, known, counts, followers = self._counts[1]
+        first, second = pairs // self._base, pairs % self._base
+        totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])
+        spare = torch.ones(self.size).index_copy(
+            0, known[known < self.size], (_DISCOUNT * followers / counts)[known < self.size]
+        )
+        found = self.usual.log().repeat(len(text), 1)
+        for place, (word, follower) in enumerate(pairwise(text)):
+            after, before = spare[word] * self.usual, spare * self.usual[follower]
+            own, other = first == word, (second == follower) & (first < self.size)
+            after[second[own]] += (times[own] - _DISCOUNT) / totals[word]
+            before[first[other]] += (times[other] - _DISCOUNT) / totals[first[other]]
+            found[place] += before.log()
+            found[place + 1] += (after / self.usual).log()
+        return found
 
     @property
     def _base(self) -> int:

@@ -1,0 +1,320 @@
+"""Find the likeliest text given the updates, the defense and public texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fl_privacy import effects
+from fl_privacy.attacks.adaptive.constraints import estimate_noise_std
+from fl_privacy.attacks.attack import Report, even_share, part_of, timely
+from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, known_lengths
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
+from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
+from fl_privacy.attacks.gradient_inversion.objectives import L2
+from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
+from fl_privacy.attacks.gradient_inversion.settings import Settings
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
+from fl_privacy.attacks.gradient_inversion.word_order import LanguageModel
+from fl_privacy.attacks.likelihood.attack import Likelihood, likelihood_of_victims
+from fl_privacy.attacks.likelihood.channel import Channel
+from fl_privacy.models import TextModel
+from fl_privacy.models.gradients import VictimGradients, VictimModel, differentiable_twice, number_of_steps
+from fl_privacy.models.gradients.victims import Vectorized
+from fl_privacy.progress import counted
+from fl_privacy.rng import cpu_threads, derive_generator
+from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+
+MEMBER = "likeliest text"
+_STARTS = 3  # searches at once
+_ANNEALED = 1 / 12  # steps, as a share of the evaluations
+_FIRST, _FINAL = 10.0, 0.2  # temperatures of the annealing, in nats
+_RATE, _SPREAD, _HELD = 0.3, 0.3, 4.0  # Adam's; logits at first: a share of words' logarithms, more for the start's
+_REFRESHED = 8  # steps after which neighbors are those likeliest now
+_BEGINNINGS = 400  # texts that are compared for the starts
+_SOFT = 1.0  # size of a gradient whose Adam step counts half in slopes, as a share of the root mean square
+_CHUNK = 16  # texts compared at a time
+_EPS = 1e-8  # of Adam
+_MOST_CLASSES = 8
+
+
+class _FirstStep(VictimGradients):
+    """The direction of a client's only step: the gradient, or what Adam makes of it."""
+
+    def __init__(self, victim_model: VictimModel, gradients: VictimGradients | None = None) -> None:
+        self._gradients, self._plan = gradients or Vectorized(victim_model), victim_model.plan
+        self.soft = 0.0
+
+    def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
+        return {name: self.of(value) for name, value in self._gradients(inputs, labels).items()}
+
+    def of(self, value: Tensor) -> Tensor:
+        if self._plan.shares == "gradient" or self._plan.optimizer == "sgd":
+            return value
+        if not self.soft:
+            return value / (value.abs() + _EPS)
+        usual = value.detach().flatten(1).square().mean(1).sqrt().view(-1, *[1] * (value.dim() - 1))
+        return value / (value.square() + (self.soft * usual).square() + _EPS**2).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class _TextLikelihood:
+    """The likelihood of the updates of one text."""
+
+    likelihood: Likelihood
+    steps: Sequence[_FirstStep]
+    source: WordEmbeddings
+    white: tuple[float, float | None] | None  # standard deviation and clipping norm, if Gaussian noise is all
+    words: Tensor | None  # (n, d) the only update's words, whose rows sum those of the positions
+    positions: str
+
+    def losses(self, tokens: Tensor, label: int) -> Tensor:
+        """Return the negative log likelihood (M,) of texts (M, L) with a class."""
+        with differentiable_twice(), torch.no_grad():
+            return torch.cat([self._of(own, label) for own in tokens.split(_CHUNK)])
+
+    def gains(self, words: Tensor, there: Tensor, label: int, soft: float) -> Tensor:
+        """Return what slopes at embeddings (M, L, d) promise of each word at each place, (M, L, n), in nats."""
+        inputs = torch.cat([words, there[..., None].to(words)], -1)[:, None].requires_grad_()
+        for step in self.steps:
+            step.soft = soft
+        with differentiable_twice():
+            loss, rows = self._terms(inputs, label)
+            (slope,) = torch.autograd.grad(loss.sum(), inputs)
+        for step in self.steps:
+            step.soft = 0.0
+        found = -slope[:, 0, :, :-1] @ self.source.table.T
+        if self.words is not None and self.white:
+            found = found + rows[:, : words.shape[1]].detach() @ self.words.T / self.white[0] ** 2
+        return found
+
+    def _of(self, tokens: Tensor, label: int) -> Tensor:
+        there = (tokens >= 0)[..., None].to(self.source.table)
+        inputs = torch.cat([self.source.table[tokens.clamp_min(0)] * there, there], -1)[:, None]
+        loss, rows = self._terms(inputs, label)
+        if self.words is None or not self.white:
+            return loss
+        same = (tokens[:, :, None] == tokens[:, None, :]) & (tokens >= 0)[:, None]
+        first, factor = (tokens >= 0) & ~same.tril(-1).any(2), self.likelihood.states[0][0].factor
+        sums = factor * self.steps[0].of(same.to(rows) @ rows[:, : tokens.shape[1]] / factor)
+        apart = (sums * (sums / 2 - self.words[tokens.clamp_min(0)])).sum(2)
+        return loss + (apart * first).sum(1) / self.white[0] ** 2
+
+    def _terms(self, inputs: Tensor, label: int) -> tuple[Tensor, Tensor]:
+        """Return the loss (M,) of all tensors but the words', and the positions' rows (M, P, d)."""
+        terms, rows = [], inputs
+        labels = torch.full((len(inputs), 1), label, device=inputs.device)
+        for guesser, channels in self.likelihood.states:
+            uploads = guesser(inputs, labels)
+            terms += [self._of_channel(channel, uploads) for channel in channels]
+            if self.words is not None:
+                rows = uploads[self.positions] - guesser.decay.get(self.positions, 0.0)
+        return torch.stack(terms).sum(0), rows
+
+    def _of_channel(self, channel: Channel, uploads: Tensors) -> Tensor:
+        """Return the channel's loss (M,), without a constant and in few passes behind Gaussian noise alone."""
+        if self.white is None:
+            return channel.loss(uploads)
+        std, norm = self.white
+        products = torch.stack([uploads[n].flatten(1) @ seen[0] for n, seen in channel.observed.items()]).sum(0)
+        lengths = torch.stack([torch.linalg.vector_norm(uploads[n].flatten(1), dim=1) for n in channel.observed])
+        squares = lengths.square().sum(0)
+        scale = 1.0 if norm is None else (norm / squares.clamp_min(1e-30).sqrt()).clamp(max=1)
+        return (scale * scale * squares / 2 - scale * products) / std**2
+
+
+@dataclass(eq=False)
+class _TextSearch:
+    """S searches at once for the text (S, L), -1 for no word, of one victim."""
+
+    likelihood: _TextLikelihood
+    language: LanguageModel | None
+    texts: Tensor
+    label: int
+    inside: slice  # places whose words may change
+    rng: torch.Generator
+    losses: Tensor = field(init=False)  # (S,) negative log posterior density
+
+    def __post_init__(self) -> None:
+        self.losses = self.of(self.texts)
+
+    def keep(self, number: int) -> None:
+        best = self.losses.argsort()[:number]
+        self.texts, self.losses = self.texts[best], self.losses[best]
+
+    def of(self, texts: Tensor) -> Tensor:
+        """Return the losses (M,) of texts (M, L)."""
+        found = self.likelihood.losses(texts, self.label)
+        if self.language is None:
+            return found
+        return found + (self.language.surprise(texts.cpu()) * (texts >= 0).sum(1).cpu()).to(found)
+
+    def anneal(self, iterations: int, report: Report) -> list[float]:
+        """Lower the free energy of independent words of each text, as the temperature falls, and take the likeliest.
+
+        The energy is the likelihood's at the mean embeddings, and that of words next to the likeliest neighbors.
+        """
+        table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
+        place, ends = torch.arange(self.texts.shape[1], device=table.device), there.sum(1, keepdim=True)
+        begin, end = self.inside.start or 0, self.inside.stop or 0
+        fixed = (place < begin) | (place >= ends + end)
+        own = self.texts.clamp_min(0)[..., None]
+        logits = 0.1 * torch.randn((*self.texts.shape, len(table)), generator=self.rng).to(table)
+        if self.language is not None:
+            logits = logits + _SPREAD * self.language.usual.log().to(table)
+        logits = logits.scatter_add(2, own, torch.full_like(own, _HELD, dtype=table.dtype)).requires_grad_()
+        optimizer, history = torch.optim.Adam([logits], lr=_RATE), list[float]()
+        for step in timely(range(iterations)):
+            share = step / iterations
+            if step % _REFRESHED == 0:
+                context = torch.zeros_like(logits)
+                for row, text in enumerate(self.texts if self.language is not None else ()):
+                    assert self.language is not None
+                    context[row, : int(ends[row])] = self.language.beside(text[: int(ends[row])].tolist()).to(context)
+            log_chances = logits.detach().log_softmax(-1)
+            chances = log_chances.exp()
+            means = torch.where(fixed[..., None], table[own[..., 0]], chances @ table) * there[..., None]
+            gains = self.likelihood.gains(means, there, self.label, _SOFT * (1.2 - share))
+            slope = _FIRST * (_FINAL / _FIRST) ** share * log_chances - gains - context
+            slope = slope - (chances * slope).sum(-1, keepdim=True)
+            logits.grad = slope * chances / chances.clamp_min(1e-4).sqrt()
+            optimizer.step()
+            self.texts = torch.where(fixed | ~there, self.texts, logits.detach().argmax(-1))
+            history.append(float(self.of(self.texts).min()) if step % _REFRESHED == 0 else history[-1])
+            report(share)
+        self.texts = torch.cat([self.texts, before])
+        self.losses = self.of(self.texts)
+        return [*history, float(self.losses.min())]
+
+
+def why_not_searched(observation: Observation) -> str | None:
+    """Return the reason, in one line, why the likeliest text behind ``observation`` can't be searched, or ``None``."""
+    model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
+    if not isinstance(model, TextModel) or model.next_token or observation.upload.num_examples != 1:
+        return "A single text with a class is expected, whose likelihood is compared."
+    unlikely = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
+    if not parts or any(isinstance(part.effect, unlikely) for part in parts):
+        return "A defense of the update is expected, whose likelihood is known."
+    return None if plan.shares == "gradient" or number_of_steps(1, plan) == 1 else "A single local step is expected."
+
+
+@dataclass(frozen=True, kw_only=True)
+class LikeliestText(GroupAttack):
+    """Find the text with the largest posterior density: the likelihood of all updates, and a prior of words.
+
+    The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
+    start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
+    is annealed (Guo et al. 2021 relax texts in this way). Clients train one step on one text. ``evaluations``: work for
+    a victim, in evaluations of loss and gradient. ``device``: device of the computation; ``None``: that of the values
+    sent.
+    """
+
+    evaluations: int = 4800
+    device: str | None = None
+
+    def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
+        return undo_evident_defenses(observations)
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        if (reason := why_not_searched(group.first)) is not None:
+            raise NotAttackableError(reason)
+        with cpu_threads(1):
+            prepared = prepare(
+                Settings(objective=L2(), compile="off", local_steps="first_order", device=self.device), group, seed
+            )
+        steps = [_FirstStep(one.victim_model, one.gradients) for one in prepared.rounds]
+        rounds = [replace(one, gradients=step) for one, step in zip(prepared.rounds, steps, strict=True)]
+        prepared = replace(prepared, rounds=rounds)
+        results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
+        for done, victim in enumerate(counted(MEMBER, prepared.victims)):
+            shown = part_of(report, done / len(prepared.victims), (done + 1) / len(prepared.victims))
+            with even_share(len(prepared.victims) - done), cpu_threads(1):
+                results[victim.position] = self._searched(_begun(prepared, victim), victim, shown)
+        return results
+
+    def _searched(self, search: _TextSearch, victim: PreparedVictim, report: Report) -> Reconstruction:
+        history = search.anneal(max(10, round(_ANNEALED * self.evaluations)), report)
+        search.keep(1)
+        observation, uploads = victim.observation, search.likelihood.likelihood.uploads
+        if not search.losses.isfinite().all():
+            return failed(observation, "The likelihood is not finite; check the update.")
+        said = ["It looks for the likeliest text by the probability of what was observed under the defense."]
+        if uploads > 1:
+            said.append(f"It compares {uploads} updates of the same text together.")
+        return Reconstruction(
+            id=observation.id,
+            batch=Batch(search.texts[:1].cpu(), torch.tensor([search.label])),
+            loss=float(search.losses[0]),
+            history=tuple(history),
+            label_source=victim.label_source if victim.label_source == "known" else "inferred",
+            countermeasures=tuple(said),
+            member=MEMBER,
+        )
+
+
+def _begun(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
+    """Begin searches at the likeliest public texts, or at random words."""
+    observation, likelihood = victim.observation, _likelihood(prepared, victim)
+    table, longest = likelihood.source.table, prepared.shape[1]
+    rng = derive_generator(prepared.seed, MEMBER, str(observation.id))
+    lengths, public = known_lengths(observation), observation.knowledge.public_images
+    length = None if lengths is None else int(lengths[0])
+    inside, language = slice(0, None), None
+    if public is None:
+        drawn = torch.randint(len(table), (_BEGINNINGS, longest), generator=rng)
+        ends = torch.randint(2, longest + 1, (_BEGINNINGS,), generator=rng)
+    else:
+        public = torch.nn.functional.pad(public.cpu(), (0, max(0, longest - public.shape[1])), value=-1)[:, :longest]
+        drawn = public[torch.randperm(len(public), generator=rng)[:_BEGINNINGS]].clone()
+        ends, language = (drawn >= 0).sum(1), LanguageModel(public, len(table))
+        last = drawn.gather(1, (ends - 1).clamp_min(0)[:, None])
+        same_first, same_last = bool((drawn[:, 0] == drawn[0, 0]).all()), bool((last == last[0]).all())
+        inside = slice(int(same_first), -1 if same_last else None)
+        drawn = torch.where(drawn < 0, torch.randint(len(table), drawn.shape, generator=rng), drawn)
+        if length is not None and same_last:
+            drawn[:, length - 1] = last[0]
+    ends = ends if length is None else torch.full_like(ends, length)
+    drawn = drawn.masked_fill(torch.arange(longest) >= ends[:, None], -1).to(table.device)
+    if victim.label_source == "known" and victim.labels is not None:
+        label = int(victim.labels[0])
+    else:
+        few = range(min(_MOST_CLASSES, prepared.num_classes))
+        label = min(few, key=lambda each: float(likelihood.losses(drawn[:_CHUNK], each).mean()))
+    search = _TextSearch(likelihood, language, drawn, label, inside, rng)
+    search.keep(_STARTS)
+    previous = observation.knowledge.previous
+    if previous is not None and not previous.is_floating_point() and previous.shape[1] <= longest:
+        known = torch.nn.functional.pad(previous[:1], (0, longest - previous.shape[1]), value=-1).to(table.device)
+        search.texts[-1:], search.losses[-1:] = known, search.of(known)
+    return search
+
+
+def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
+    likelihood, source = likelihood_of_victims(prepared, [victim]), prepared.settings.source
+    if not all(channel.informative for _, channels in likelihood.states for channel in channels):
+        raise NotAttackableError("A defense is expected whose likelihood is known.")
+    assert isinstance(source, WordEmbeddings)
+    steps = [own for guesser, _ in likelihood.states if isinstance(own := guesser.round.gradients, _FirstStep)]
+    observation, words = victim.observation, None
+    white, model, plan = _white(observation), observation.model, observation.plan
+    assert isinstance(model, TextModel)
+    name, positions = model.word_weight, model.position_weight or ""
+    alone = likelihood.uploads == 1 and not model.first_position
+    if white and alone and {name, positions} <= observation.upload.tensors.keys():
+        words = observation.update()[name].to(source.table)
+        if plan.shares != "gradient" and plan.weight_decay:
+            words = words - likelihood.states[0][0].factor * plan.weight_decay * source.table
+    return _TextLikelihood(likelihood, steps, source, white, words, positions)
+
+
+def _white(observation: Observation) -> tuple[float, float | None] | None:
+    """Return the standard deviation and the clipping norm of Gaussian noise if it is the only defense."""
+    parts = observation.knowledge.defense or ()
+    effect = parts[0].effect if len(parts) == 1 else None
+    if type(effect) not in (effects.Noise, effects.Gaussian) or effect.at == "gradient":
+        return None
+    std = estimate_noise_std(observation.update()) if effect.std is None else effect.std
+    if not std or effect.clip is None:
+        return (std, None) if std else None
+    return (std, effect.clip.norm) if effect.clip.norm and effect.clip.scope == "global" else None

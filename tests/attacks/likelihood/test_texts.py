@@ -1,0 +1,90 @@
+"""A text is found behind noise by its likelihood, and not behind noise that hides it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fl_privacy.attacks.attack import within
+from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, why_not_searched
+from fl_privacy.defenses import ClientState, dp_noise
+from fl_privacy.models import Bert
+from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
+
+WORDS, LONGEST = 40, 6
+TEXTS = torch.randint(3, WORDS, (200, LONGEST), generator=torch.Generator().manual_seed(1))
+TEXTS[:, 0] = 1
+TEXTS[:, -1] = 2
+
+
+def behind_noise(number: int, scale: float, optimizer: str) -> tuple[Observation, torch.Tensor]:
+    """Observe one noisy step on one text, with other texts as public ones."""
+    torch.manual_seed(0)
+    size = {"vocabulary_size": WORDS, "max_length": LONGEST, "num_classes": 2}
+    model = Bert(**size, width=16, layers=1, heads=2, hidden=32, std=0.2)
+    text, label = TEXTS[number : number + 1], torch.tensor([number % 2])
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(F.cross_entropy(model(text), label), parameters)
+    adam = optimizer != "sgd"
+    steps = [-0.01 * (g / (g.abs() + 1e-8) if adam else 100 * g) for g in gradients]
+    defense, rng = dp_noise(scale=scale, clip_norm=1000.0), torch.Generator().manual_seed(number)
+    tensors = defense.upload[0](dict(zip(names, steps, strict=True)), ClientState(), rng)
+    observation = Observation(
+        id=VictimId(0, 0, number),
+        model=model,
+        sent=ModelState.of(model),
+        upload=Upload(tensors=tensors, num_examples=1),
+        plan=LocalPlan(shares="delta", lr=0.01 if adam else 1.0, optimizer=optimizer),  # type: ignore[arg-type]
+        input_shape=(LONGEST,),
+        num_classes=2,
+    )
+    public = TEXTS[torch.arange(len(TEXTS)) != number]
+    labels = torch.zeros(len(public), dtype=torch.long)
+    return observation.told(defense=defense.parts, public_images=public, public_labels=labels), text[0]
+
+
+def share_right(found: torch.Tensor, text: torch.Tensor) -> float:
+    """Return the share of the text's words, without its two ends, that stand at their place."""
+    return float((found == text)[1:-1].float().mean())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_text_is_found_behind_noise_and_another_is_not(optimizer: str) -> None:
+    (seen, text), (_, other) = (behind_noise(number, 0.001, optimizer) for number in (0, 1))
+    (found,) = LikeliestText(evaluations=600)([seen], seed=0)
+    assert found.batch is not None and found.member == MEMBER and found.batch.labels.tolist() == [0]
+    assert share_right(found.batch.inputs[0], text) >= 0.8
+    assert share_right(found.batch.inputs[0], other) <= 0.4
+    assert found.history[-1] < found.history[0]
+
+
+def test_the_same_is_found_again() -> None:
+    seen, _ = behind_noise(0, 0.002, "adamw")
+    found, again = (LikeliestText(evaluations=100)([seen], seed=0)[0].batch for _ in range(2))
+    assert found is not None and again is not None and torch.equal(again.inputs, found.inputs)
+
+
+def test_nothing_is_found_behind_much_noise() -> None:
+    seen, text = behind_noise(0, 1.0, "adamw")
+    (found,) = LikeliestText(evaluations=200)([seen], seed=0)
+    assert found.batch is not None and share_right(found.batch.inputs[0], text) <= 0.5
+
+
+def test_auto_searches_behind_noise() -> None:
+    seen, text = behind_noise(2, 0.002, "adamw")
+    (found,) = AutoAttack(evaluations=100)([seen], seed=0)
+    assert found.member == MEMBER and found.batch is not None
+    assert float((found.batch.inputs[0] == text).float().mean()) >= 0.5
+
+
+def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> None:
+    seen, _ = behind_noise(0, 0.002, "adamw")
+    with within(0.0):
+        (found,) = LikeliestText()([seen], seed=0)
+    assert found.batch is not None and len(found.history) == 1
+    several = replace(seen, plan=replace(seen.plan, epochs=3))
+    assert why_not_searched(seen) is None
+    assert "single local step" in (why_not_searched(several) or "")
+    assert "defense" in (why_not_searched(seen.told(defense=())) or "")
