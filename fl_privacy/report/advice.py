@@ -19,10 +19,17 @@ from fl_privacy.runs.folder import defense_choice
 from fl_privacy.runs.folder.defense_choice import ROUNDING, Candidate, comparable, unread_undefended
 from fl_privacy.runs.folder.leakage import Extent
 from fl_privacy.runs.folder.study import STRONGEST, MeasuredDefense, MeasuredTable, Threat, read_tables
-from fl_privacy.types.modality import modality_judged_by
+from fl_privacy.types.modality import TEXTS, Modality, modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"  # measurements shipped with the package
 LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and vary between measurements
+_SEARCHED_TEXTS = {"defense=dp_noise", "defense=local_dp", "defense=quantization"}
+"""Defenses behind which attack=auto searches for the likeliest text of an upload."""
+
+_OTHER_KINDS = (
+    "No defense is recommended for {0}s for now: attacks made for a single defense have reconstructed {0}s where"
+    " attack=auto reconstructed none."
+)
 MEASURED_ON = {"image": "cifar10", "row": "adult"}  # kind -> shipped measurements whose costs an audit names
 
 ONCE = (
@@ -86,13 +93,13 @@ def advice_from(
         *_private_by_name_alone(table),
         f"Undefended: {_figures(undefended, undefended, threat)}.",
     ]
-    pixels = modality_judged_by(candidates[0].judged_by).pixels
+    kind = modality_judged_by(candidates[0].judged_by)
     least = min(affordable, key=lambda d: _leak(d, threat), default=None)
-    if why := _open(table, batch_size) if pixels else withheld(candidates[0]):
+    if why := _open(table, batch_size, kind):
         if least is None:
             return [*lines, why]
         return [*lines, why, f"{least.name} leaks least of the defenses tried: {read_of(least.by_threat[threat])}."]
-    if fit := [d for d in safe if not withheld(d.by_threat[threat])]:
+    if fit := [d for d in safe if not _kept_back(d, threat)]:
         best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest, if each example is uploaded once, in uploads"
@@ -144,7 +151,7 @@ def _private_by_name_alone(table: MeasuredTable) -> list[str]:
 def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     if not unread:
         return []
-    fit = [d for d in unread if not withheld(d.by_threat[threat])]
+    fit = [d for d in unread if not _kept_back(d, threat)]
     if not fit:
         return _withheld(unread, table, threat)
     costly = max(fit, key=lambda d: d.accuracy)
@@ -157,17 +164,18 @@ def _measured_on(table: MeasuredTable) -> str:
     return f"{' '.join(table.settings)} ({table.when or 'on an unknown day, by an unknown version'})"
 
 
-def _open(table: MeasuredTable, batch_size: int | None) -> str:
+def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
     """Describe untested attackers or uploads; empty if the strongest attacker tried the user's batch size."""
     if not table.by_the_strongest:
-        missing = table.strongest[-1]
-        knows = "knows the defense's likelihood and public images" if missing == STRONGEST else "knows the defense"
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
-            f" ({' '.join(table.attackers) or 'of an older version'}), not attack=auto with {missing}, which joins"
-            f" all uploads and {knows}. Measure again by `{table.command}`."
+            f" ({' '.join(table.attackers) or 'of an older version'}), not attack=auto with {STRONGEST}, which joins"
+            f" all uploads and knows the defense's likelihood and public {kind.one}s. Measure again by"
+            f" `{table.command}`."
         )
     wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
+    if kind is TEXTS and max(wanted, default=1) > 1:
+        return "Nothing is recommended for uploads of several texts: the strongest attack compares single ones alone."
     if set(wanted) <= set(table.batch_sizes):
         return ""
     of_training = " with which clients trained" * (batch_size is None)
@@ -186,7 +194,15 @@ def _numbers(sizes: Sequence[int]) -> str:
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other defense recommended behind which nothing was reconstructed." if len(unread) > 1 else ""
-    return [f"{withheld(cheapest.by_threat[threat])}{nor} Measure again by `{table.command}`."]
+    return [f"{_kept_back(cheapest, threat)}{nor} Measure again by `{table.command}`."]
+
+
+def _kept_back(defense: MeasuredDefense, threat: Threat) -> str:
+    """Explain why ``defense`` is not recommended despite no reconstructions; empty if it is."""
+    found = defense.by_threat[threat]
+    if modality_judged_by(found.judged_by) is TEXTS and not set(defense.overrides) & _SEARCHED_TEXTS:
+        return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
+    return withheld(found)
 
 
 def _cost(defense: MeasuredDefense) -> tuple[float, float]:
@@ -279,12 +295,6 @@ def read_of(candidate: Candidate) -> str:
 
 def withheld(candidate: Candidate) -> str:
     """Explain why ``candidate`` is not recommended despite no reconstructions; empty if it is."""
-    kind = kind_in_words(candidate)
-    if not modality_judged_by(candidate.judged_by).pixels:
-        return (
-            f"No defense is recommended for {kind}s for now: attacks made for a single defense have reconstructed"
-            f" {kind}s where attack=auto reconstructed none."
-        )
     why = ""
     if candidate.over_control is None:
         why = "it was not compared with the best guess without the update, so the attack may have failed"
@@ -334,7 +344,8 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     price = f"accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)}"
     said = f"{number} of {len(candidates)} meet the goal ({goal}); the most accurate is {best.name} ({price})."
     said = f"Only {best.name} of {len(candidates)} meets the goal ({goal}): {price}." if number == 1 else said
-    return " ".join(filter(None, [said, withheld(best), doubts(best)]))
+    open_kind = "" if modality_judged_by(best.judged_by).pixels else _OTHER_KINDS.format(kind_in_words(best))
+    return " ".join(filter(None, [said, open_kind or withheld(best), doubts(best)]))
 
 
 def leakage_in_words(candidate: Candidate) -> str:

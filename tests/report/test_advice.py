@@ -97,21 +97,35 @@ def test_nothing_is_recommended_that_the_strongest_did_not_try(attackers: tuple[
     )
 
 
-@pytest.mark.parametrize(("judged_by", "kind"), [("token_f1", "text"), ("cells_right", "row")])
-def test_nothing_is_recommended_for_texts_and_rows(judged_by: str, kind: str) -> None:
-    """Attacks made for one defense reconstruct them behind what ``auto`` does not."""
+@pytest.mark.parametrize(("judged_by", "batch_size"), [("token_f1", 1), ("cells_right", 1), ("cells_right", 4)])
+def test_texts_and_rows_are_recommended_as_the_strongest_attacked_them(judged_by: str, batch_size: int) -> None:
+    table = of_kind(judged_by)
+    tried = replace(table, attackers=(*TABLE.attackers, f"batch_size={batch_size}"))
+    said = " ".join(advice_from(tried, accuracy_loss=2, threat="adaptive", batch_size=batch_size))
+    assert "Take dp_noise" in said
+    for attackers in ((), ("threat_model=adaptive", f"batch_size={batch_size}")):
+        weaker = replace(table, attackers=attackers)
+        said = " ".join(advice_from(weaker, accuracy_loss=30, threat="adaptive", batch_size=batch_size))
+        assert "Take" not in said and "not attack=auto with threat_model=strongest" in said
+    said = " ".join(advice_from(tried, accuracy_loss=30, threat="adaptive", batch_size=batch_size + 1))
+    assert "Take" not in said and "Nothing is recommended for uploads of" in said
 
-    def of_kind(candidate: Candidate) -> Candidate:
-        return replace(candidate, judged_by=judged_by, psnr=0.1, upper=0.2, largest=0.2, over_control=0.1)
 
-    defenses = [
-        replace(one, by_threat={threat: of_kind(c) for threat, c in one.by_threat.items()}) for one in TABLE.defenses
-    ]
-    table = replace(TABLE, defenses=tuple(defenses))
-    for loss in (2, 30):
-        said = " ".join(advice_from(table, accuracy_loss=loss, threat="adaptive", batch_size=1))
-        assert f"No defense is recommended for {kind}s for now" in said
-        assert "Take" not in said and "At a higher price" not in said
+def test_of_texts_only_defenses_are_recommended_behind_which_the_likeliest_is_searched() -> None:
+    table = of_kind("token_f1", ("defense=prune",))
+    said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", batch_size=1))
+    assert "Take" not in said and "the likeliest text behind it was not searched for" in said
+
+
+def of_kind(judged_by: str, overrides: tuple[str, ...] = ("defense=dp_noise",)) -> MeasuredTable:
+    """Make the table of texts or rows, with an undefended one that was reconstructed."""
+
+    def changed(one: MeasuredDefense) -> MeasuredDefense:
+        figures = {"psnr": 0.1, "upper": 0.2, "largest": 0.2, "over_control": 0.1}
+        threats = {threat: replace(c, judged_by=judged_by, **figures) for threat, c in one.by_threat.items()}
+        return replace(one, name="dp_noise" if one.name == "fast" else one.name, overrides=overrides, by_threat=threats)
+
+    return replace(TABLE, defenses=tuple(map(changed, TABLE.defenses)))
 
 
 def over(control: float | None) -> MeasuredTable:
@@ -317,7 +331,12 @@ def test_texts_are_judged_by_what_is_said_of_texts() -> None:
 
     told = [defense(name, 0.9, of_texts(f1), of_texts(f1), 0.1) for name, f1 in (("none", 1.0), ("a", 0.9), ("b", 0.1))]
     said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
-    assert said[-1].startswith("b leaks least of the defenses tried: none of 8 texts reconstructed, though up to 31 %")
+    assert said[-1].startswith("b is not recommended: the likeliest text behind it was not searched for.")
+    told[2] = replace(told[2], overrides=("defense=dp_noise",))
+    said = advice_from(replace(TABLE, defenses=tuple(told)), accuracy_loss=2, threat="adaptive", psnr_below=15)
+    assert any(
+        line.startswith("Take b") and "none of 8 texts reconstructed, though up to 31 %" in line for line in said
+    )
     mixed = replace(TABLE, defenses=(*TABLE.defenses, *told))
     with pytest.raises(UserError, match="A table of images, or one of texts"):
         advice_from(mixed, accuracy_loss=2, threat="adaptive", psnr_below=15)
@@ -497,5 +516,5 @@ def test_the_package_has_an_answer_of_texts_and_rows_and_recommends_nothing(
     for batch_size in ([], ["batch_size=1"], ["accuracy_loss=100"]):
         assert run_command_line(["advise", f"data={data}", *batch_size]) == 0
         said = capfd.readouterr().out
-        assert said.startswith(f"Measured on data={data} ") and "No defense is recommended for" in said
+        assert said.startswith(f"Measured on data={data} ") and "Nothing is recommended" in said
         assert not re.search(r"^(Take|At a higher price)", said, re.MULTILINE)

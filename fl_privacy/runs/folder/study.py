@@ -21,7 +21,6 @@ from fl_privacy.runs.folder.ongoing import is_finished
 from fl_privacy.runs.folder.read import Run, read_run, read_summary
 from fl_privacy.runs.folder.records import beginning, each, made
 from fl_privacy.runs.folder.summary import LeakageResult, Summary
-from fl_privacy.types.modality import modality_judged_by
 from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
@@ -250,8 +249,7 @@ def read_study(entries: Sequence[StudyEntry]) -> list[StudyRow]:
 T = TypeVar("T")
 FORMAT = 3
 MEASURED = "measured.json"  # name of the tables in the folder of a study
-STRONGEST, ADAPTIVE = "threat_model=strongest", "threat_model=adaptive"
-"""Attacks of which one must have been tried before a defense is recommended; for images, the former."""
+STRONGEST = "threat_model=strongest"  # attacker that must have been tried before a defense is recommended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,14 +291,8 @@ class MeasuredTable:
 
     @property
     def by_the_strongest(self) -> bool:
-        """Return ``True`` if the strongest attacker was tried; else no defense is recommended."""
-        return "auto" in self.attacks and any(each in self.attackers for each in self.strongest)
-
-    @property
-    def strongest(self) -> tuple[str, ...]:
-        """Return the overrides of sufficiently strong attackers; for texts and rows none has a prior."""
-        images = all(modality_judged_by(c.judged_by).pixels for d in self.defenses for c in d.by_threat.values())
-        return (STRONGEST,) if images else (STRONGEST, ADAPTIVE)
+        """Return ``True`` if the strongest attacker was tried; otherwise no defense is recommended."""
+        return "auto" in self.attacks and STRONGEST in self.attackers
 
     def matches(self, wanted: Sequence[str]) -> bool:
         return set(wanted) <= set(self.settings)
