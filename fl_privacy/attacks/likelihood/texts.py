@@ -29,7 +29,7 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 MEMBER = "likeliest text"
 _STARTS = 3  # searches at once
 _ANNEALED = 1 / 12  # steps, as a share of the evaluations
-_FIRST, _FINAL = 10.0, 0.2  # temperatures of the annealing, in nats
+_FIRST, _FINAL = 10.0, -15.0  # temperatures of the annealing, in nats; below 0, mixtures of words are penalized
 _RATE, _SPREAD, _HELD = 0.3, 0.3, 4.0  # Adam's; logits at first: a share of words' logarithms, more for the start's
 _REFRESHED = 8  # steps after which neighbors are those likeliest now
 _BEGINNINGS = 400  # texts that are compared for the starts
@@ -176,7 +176,7 @@ class _TextSearch:
             chances = log_chances.exp()
             means = torch.where(fixed[..., None], table[own[..., 0]], chances @ table) * there[..., None]
             gains = self.likelihood.gains(means, there, self.label, _SOFT * (1.2 - share))
-            slope = _FIRST * (_FINAL / _FIRST) ** share * log_chances - gains - context
+            slope = (_FIRST + share * (_FINAL - _FIRST)) * log_chances - gains - context
             slope = slope - (chances * slope).sum(-1, keepdim=True)
             logits.grad = slope * chances / chances.clamp_min(1e-4).sqrt()
             optimizer.step()
@@ -216,7 +216,8 @@ class LikeliestText(GroupAttack):
     def see(self, observations: Sequence[Observation]) -> Sequence[Observation]:
         return undo_evident_defenses(observations)
 
-    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+    def prepared(self, group: Group, seed: int) -> Prepared:
+        """Prepare ``group``, whose gradients are then the steps' directions, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         with cpu_threads(1):
@@ -225,12 +226,15 @@ class LikeliestText(GroupAttack):
             )
         steps = [_FirstStep(one.victim_model, one.gradients) for one in prepared.rounds]
         rounds = [replace(one, gradients=step) for one, step in zip(prepared.rounds, steps, strict=True)]
-        prepared = replace(prepared, rounds=rounds)
+        return replace(prepared, rounds=rounds)
+
+    def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
+        prepared = self.prepared(group, seed)
         results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
         for done, victim in enumerate(counted(MEMBER, prepared.victims)):
             shown = part_of(report, done / len(prepared.victims), (done + 1) / len(prepared.victims))
             with even_share(len(prepared.victims) - done), cpu_threads(1):
-                results[victim.position] = self._searched(_begun(prepared, victim), victim, shown)
+                results[victim.position] = self._searched(begin_search(prepared, victim), victim, shown)
         return results
 
     def _searched(self, search: _TextSearch, victim: PreparedVictim, report: Report) -> Reconstruction:
@@ -253,7 +257,7 @@ class LikeliestText(GroupAttack):
         )
 
 
-def _begun(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
+def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
     """Begin searches at the likeliest public texts, or at random words."""
     observation, likelihood = victim.observation, _likelihood(prepared, victim)
     table, longest = likelihood.source.table, prepared.shape[1]
