@@ -90,12 +90,13 @@ def predict(model: nn.Module, shape: Sequence[int], training: Training) -> Predi
     pairs = zip(calls, [*calls[1:], None], strict=True)
     alone = [_counted(call, following, training.batch_size) for call, following in pairs]
     entering, sums = [call.inputs.data_ptr() for call in calls], Counter[int]()
-    for place, layer in zip(entering, alone, strict=True):
-        sums[place] += layer.gradient + layer.outputs
+    for place, own in zip(entering, alone, strict=True):
+        sums[place] += own.gradient + own.outputs
     layers = tuple(replace(each, equations=sums[place]) for place, each in zip(entering, alone, strict=True))
     if not layers:
         return Prediction("unknown", "", "No linear layer, convolution or embedding was called.")
     first, pixels = layers[0], modality_of(model).pixels
+    decided: _Decided
     if first.kind == "linear" and training.is_gradient and first.unknowns == training.batch_size * math.prod(shape):
         decided = _of_first_linear(model, first, training.batch_size)
     elif first.kind == "embedding" and training.steps == 1:

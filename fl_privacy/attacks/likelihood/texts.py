@@ -169,7 +169,7 @@ class _TextSearch:
             share = step / iterations
             if step % _REFRESHED == 0:
                 context = torch.zeros_like(logits)
-                for row, text in enumerate(self.texts if self.language is not None else ()):
+                for row, text in enumerate(self.texts if self.language else []):
                     assert self.language is not None
                     context[row, : int(ends[row])] = self.language.beside(text[: int(ends[row])].tolist()).to(context)
             log_chances = logits.detach().log_softmax(-1)
@@ -304,9 +304,9 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
     white, model, plan = _white(observation), observation.model, observation.plan
     assert isinstance(model, TextModel)
     name, positions = model.word_weight, model.position_weight or ""
-    alone = likelihood.uploads == 1 and not model.first_position
-    if white and alone and {name, positions} <= observation.upload.tensors.keys():
-        words = observation.update()[name].to(source.table)
+    alone, update = likelihood.uploads == 1 and not model.first_position, observation.update()
+    if white and alone and {name, positions} <= update.keys() and update[name].shape[1] == update[positions].shape[1]:
+        words = update[name].to(source.table)
         if plan.shares != "gradient" and plan.weight_decay:
             words = words - likelihood.states[0][0].factor * plan.weight_decay * source.table
     return _TextLikelihood(likelihood, steps, source, white, words, positions)
@@ -316,7 +316,8 @@ def _white(observation: Observation) -> tuple[float, float | None] | None:
     """Return the standard deviation and the clipping norm of Gaussian noise if it is the only defense."""
     parts = observation.knowledge.defense or ()
     effect = parts[0].effect if len(parts) == 1 else None
-    if type(effect) not in (effects.Noise, effects.Gaussian) or effect.at == "gradient":
+    normal = type(effect) in (effects.Noise, effects.Gaussian)
+    if not isinstance(effect, effects.Noise) or not normal or effect.at == "gradient":
         return None
     std = estimate_noise_std(observation.update()) if effect.std is None else effect.std
     if not std or effect.clip is None:
