@@ -36,7 +36,10 @@ def predict(
         data = build_dataset(settings.data)
         model, form = build_network(settings.model, data, seed=settings.seed), tuple(data.train.input_shape)
     else:
-        form = _shape(shape)
+        sizes = shape.split("x")
+        if len(sizes) != 3 or not all(each.isdecimal() and 0 < int(each) <= 4096 for each in sizes):
+            raise UserError(f"--shape is expected to be CHANNELSxHEIGHTxWIDTH, such as 3x32x32, but got {shape!r}.")
+        form = tuple(map(int, sizes))
         whole("--classes", classes, at_least=2, example=10)
         model = build_network_for(settings.model, form, classes, seed=settings.seed)
     steps = 1 if plan.shares == "gradient" else number_of_steps(size, plan)
@@ -50,10 +53,3 @@ def predict(
         entering = "positive" if each.positive else "of both signs"
         counts = f"{each.unknowns:,} unknowns ({entering}), {each.gradient:,} + {each.outputs:,} equations"
         say(f"{each.name} ({each.kind}): {counts} of gradient and outputs")
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    parts = text.split("x")
-    if len(parts) != 3 or not all(part.isdecimal() and 0 < int(part) <= 4096 for part in parts):
-        raise UserError(f"--shape is expected to be CHANNELSxHEIGHTxWIDTH, such as 3x32x32, but got {text!r}.")
-    return tuple(map(int, parts))

@@ -88,3 +88,12 @@ def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> Non
     assert why_not_searched(seen) is None
     assert "single local step" in (why_not_searched(several) or "")
     assert "defense" in (why_not_searched(seen.told(defense=())) or "")
+
+
+def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> None:
+    seen, text = behind_noise(0, 0.001, "sgd")
+    alone = seen.told(public_images=None, public_labels=None)
+    (found,) = LikeliestText(evaluations=240)([alone], seed=0)
+    assert found.batch is not None and found.history[-1] < found.history[0]
+    (known,) = LikeliestText(evaluations=12)([alone.told(previous=text[None])], seed=0)
+    assert known.batch is not None and torch.equal(known.batch.inputs[0], text)
