@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from fl_privacy.models import TextModel
+from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.models.gradients.hooks import ModuleCall, leaving
 from fl_privacy.types.modality import modality_of
 
@@ -76,10 +76,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: Training) -> Predi
     ``model`` has the values that are sent; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
     """
     rng = torch.Generator().manual_seed(0)
-    if isinstance(model, TextModel):
-        inputs = torch.randint(model.words.num_embeddings, (2, *shape), generator=rng)
-    else:
-        inputs = torch.rand((2, *shape), generator=rng)
+    inputs = search_of(model).proxies(model, tuple(shape), rng)[:2]
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _WEIGHTED)}
     mode = model.training
     try:

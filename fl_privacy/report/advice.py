@@ -19,7 +19,7 @@ from fl_privacy.runs.folder import defense_choice
 from fl_privacy.runs.folder.defense_choice import ROUNDING, Candidate, comparable, unread_undefended
 from fl_privacy.runs.folder.leakage import Extent
 from fl_privacy.runs.folder.study import STRONGEST, MeasuredDefense, MeasuredTable, Threat, read_tables
-from fl_privacy.types.modality import TEXTS, Modality, modality_judged_by
+from fl_privacy.types.modality import Modality, modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"  # measurements shipped with the package
 LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and vary between measurements
@@ -174,7 +174,7 @@ def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
             f" `{table.command}`."
         )
     wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
-    if kind is TEXTS and max(wanted, default=1) > 1:
+    if not kind.continuous and max(wanted, default=1) > 1:
         return "Nothing is recommended for uploads of several texts: the strongest attack compares single ones alone."
     if set(wanted) <= set(table.batch_sizes):
         return ""
@@ -200,7 +200,7 @@ def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: T
 def _kept_back(defense: MeasuredDefense, threat: Threat) -> str:
     """Explain why ``defense`` is not recommended despite no reconstructions; empty if it is."""
     found = defense.by_threat[threat]
-    if modality_judged_by(found.judged_by) is TEXTS and not set(defense.overrides) & _SEARCHED_TEXTS:
+    if not modality_judged_by(found.judged_by).continuous and not set(defense.overrides) & _SEARCHED_TEXTS:
         return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
     return withheld(found)
 

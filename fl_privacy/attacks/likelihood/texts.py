@@ -191,7 +191,7 @@ class _TextSearch:
 def why_not_searched(observation: Observation) -> str | None:
     """Return the reason, in one line, why the likeliest text behind ``observation`` can't be searched, or ``None``."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
-    if not isinstance(model, TextModel) or model.next_token or observation.upload.num_examples != 1:
+    if getattr(model, "next_token", True) or observation.upload.num_examples != 1:
         return "A single text with a class is expected, whose likelihood is compared."
     unlikely = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
     if not parts or any(isinstance(part.effect, unlikely) for part in parts):
