@@ -52,8 +52,14 @@ def _line(kind: tuple[Any, ...], rows: Sequence[Row]) -> list[str]:
     ]
 
 
-SHADES = {"none": "#2a9d6f", "some": "#e9b44c", "all": "#c44"}
+SHADES = {"none": "#ccd", "some": "#e9b44c", "all": "#c44"}
 """Colors of cells by images identified: none, some, at least half; cells that were not run have none."""
+
+MAPPED = (
+    *("MLP", "LeNet", "quickstart's Net", "ViT, 6 blocks", "ResNet-20", "ResNet-18, group norm", "ResNet-18", "VGG-16"),
+    *("MobileNetV3", "EfficientNet-B0", "ConvNeXt-tiny", "DenseNet-121"),
+)
+"""Networks of the map, also those that were not run."""
 
 
 def map_picture(name: str, folder: Path = ROWS) -> str:
@@ -68,18 +74,23 @@ def map_picture(name: str, folder: Path = ROWS) -> str:
     ]
     found = {(r["network"], r["steps"], r["trained"], r["batch"], r["mode"]): r for r in rows}
     lines = ["<table>", "<tr><th></th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
-    for network in dict.fromkeys(row["network"] for row in rows):
+    for network in MAPPED:
         cells = "".join(_cell(found.get((network, *kind))) for kind in kinds)
         lines.append(f"<tr><th>{network}</th>{cells}</tr>")
     legend = " ".join(f'<span style="background:{color}">&emsp;</span> {what}' for what, color in SHADES.items())
     return "\n".join(
-        [*lines, "</table>", "", f"Images identified among 1,000: {legend} (at least half); blank: {NOT_RUN}."]
+        [
+            *lines,
+            "</table>",
+            "",
+            f"Images identified among 1,000: {legend} (at least half); other cells were {NOT_RUN}.",
+        ]
     )
 
 
 def _cell(row: Row | None) -> str:
     if row is None:
-        return "<td></td>"
+        return f"<td>{NOT_RUN}</td>"
     above = max(0, row["identified"] - row["control_identified"])
     shade = SHADES["none" if not above else "all" if 2 * above >= row["of"] else "some"]
     said = f"{row['identified']} of {row['of']}, control {row['control_identified']}"
