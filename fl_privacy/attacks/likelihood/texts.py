@@ -72,7 +72,7 @@ class _TextLikelihood:
     def losses(self, tokens: Tensor, label: int) -> Tensor:
         """Return the negative log likelihood (M,) of texts (M, L) with a class."""
         with differentiable_twice(), torch.no_grad():
-            return torch.cat([self._of(own, label) for own in tokens.split(_CHUNK)])
+            return torch.cat([self._of(own, label) for own in torch.split(tokens, _CHUNK)])
 
     def gains(self, words: Tensor, there: Tensor, label: int, soft: float) -> Tensor:
         """Return what slopes at embeddings (M, L, d) promise of each word at each place, (M, L, n), in nats."""
