@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from trained_resnet import compared
 
 from fl_privacy import Observation, reconstruct
-from fl_privacy.attacks.prediction import Training, predict
+from fl_privacy.attacks.prediction import PlannedTraining, predict
 from fl_privacy.data import load_data
 from fl_privacy.measure.identification import PublicImages
 from fl_privacy.models import MLP, VGG16, LeNet, ResNet18, ResNet20, ViT
@@ -110,7 +110,7 @@ def measured(cell: dict[str, Any], candidates: PublicImages, victims: int, train
     assert labels is not None
     others = images[-trained_on:], labels[-trained_on:]
     model, size = network(cell, others), cell["batch"]
-    found = predict(model, SHAPE, Training(size, cell["mode"], cell["steps"]))
+    found = predict(model, SHAPE, PlannedTraining(size, cell["mode"], cell["steps"]))
     places = [slice(v * size, (v + 1) * size) for v in range(victims)]
     seen = [observed(cell, model, images[place], labels[place], v) for v, place in enumerate(places)]
     began, used = time.perf_counter(), time.process_time()

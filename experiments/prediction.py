@@ -23,7 +23,7 @@ from row_file import RowFile, takes_rows
 from torch import nn
 from trained_resnet import FILES, Published
 
-from fl_privacy.attacks.prediction import Training, predict
+from fl_privacy.attacks.prediction import PlannedTraining, predict
 from fl_privacy.models import MLP, build_model
 
 ROWS = Path(__file__).parent / "rows"
@@ -36,7 +36,7 @@ def rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
-def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Training, int, int]]:
+def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], PlannedTraining, int, int]]:
     """Yield source, network, whether it is held out, the network, its input, the training, images found, and images."""
     build = partial(build_model, seed=0, in_channels=3, image_size=32, num_classes=10)
     for row in rows("auto_table"):
@@ -44,17 +44,17 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Traini
             factory, options = MODELS[row["model"]]
             found, of = round(row["recognizable"] * row["victims"] * row["batch"]), row["victims"] * row["batch"]
             model = build(factory, **options)
-            yield "auto_table", row["model"], False, model, SHAPE, Training(row["batch"]), found, of
+            yield "auto_table", row["model"], False, model, SHAPE, PlannedTraining(row["batch"]), found, of
     for row in rows("trained_resnet"):
         large = row["network"] == "efficientnet"
         model = EfficientNetLite0() if large else Published(FILES[row["network"]][1])
         form = (3, 224, 224) if large else SHAPE
-        told = Training(row["batch"], row["mode"])
+        told = PlannedTraining(row["batch"], row["mode"])
         yield "trained_resnet", row["network"], False, model, form, told, row["identified"], row["of"]
     for row in rows("many_steps"):
         if row["attack"].startswith("auto") and row["version"] == "after":
             optimizer = "adam" if row["optimizer"] == "adam" else "sgd"
-            told = Training(row["images"], "eval", row["steps"], optimizer)
+            told = PlannedTraining(row["images"], "eval", row["steps"], optimizer)
             yield (
                 "many_steps",
                 row["network"],
@@ -69,9 +69,9 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Traini
         model, of = build(MLP, widths=[row["outputs"]]), row["batch"] * row["victims"]
         found = round(row["proven"] * of)
         name = f"MLP, {row['outputs']} outputs"
-        yield "exact_batches", name, False, model, SHAPE, Training(row["batch"]), found, of
+        yield "exact_batches", name, False, model, SHAPE, PlannedTraining(row["batch"]), found, of
     for row in rows("map_of_trainings"):
-        told = Training(row["batch"], row["mode"], row["steps"])
+        told = PlannedTraining(row["batch"], row["mode"], row["steps"])
         name, found = row["network"], max(0, row["identified"] - row["control_identified"])
         yield "map_of_trainings", name, name not in BUILT_ON, NETWORKS[name](), SHAPE, told, found, row["of"]
 

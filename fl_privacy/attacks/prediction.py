@@ -56,7 +56,7 @@ _Decided = tuple[Outcome, LayerEquations | str, str]  # the outcome, the layer t
 
 
 @dataclass(frozen=True)
-class Training:
+class PlannedTraining:
     """The clients' training, as far as it decides what an update shows."""
 
     batch_size: int = 1
@@ -70,7 +70,7 @@ class Training:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, shape: Sequence[int], training: Training) -> Prediction:
+def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -> Prediction:
     """Count equations against unknowns layer by layer, on random inputs.
 
     ``model`` has the values that are sent; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
@@ -139,7 +139,9 @@ def _of_first_linear(model: nn.Module, first: LayerEquations, size: int) -> _Dec
     return "unknown", first, f"{outputs} outputs may be too few to factor their gradient into {size} examples."
 
 
-def _of_convolutions(model: nn.Module, layers: Sequence[LayerEquations], pixels: int, training: Training) -> _Decided:
+def _of_convolutions(
+    model: nn.Module, layers: Sequence[LayerEquations], pixels: int, training: PlannedTraining
+) -> _Decided:
     first, size, deep = layers[0], training.batch_size, len(layers) > _DEEP
     kinds = list(model.named_modules())
     norm = next((name for name, each in kinds if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
@@ -164,7 +166,7 @@ def _of_convolutions(model: nn.Module, layers: Sequence[LayerEquations], pixels:
     return "not by these attacks" if few else "unknown", first, f"{'Too few' if few else 'Not enough'}: {counts}."
 
 
-def _of_deep(model: nn.Module, layers: Sequence[LayerEquations], training: Training) -> _Decided:
+def _of_deep(model: nn.Module, layers: Sequence[LayerEquations], training: PlannedTraining) -> _Decided:
     worst = min(layers, key=lambda layer: layer.ratio)
     counts = f"{worst.equations:,} equations for {worst.unknowns:,} unknowns"
     if training.batch_size > 1:

@@ -24,7 +24,7 @@ def predict(
     unknowns, layer by layer. The answer is `reconstructible`, `not by these attacks` or `unknown`, with the layer that
     decides. It is a prediction, never a proof of privacy: `fl-privacy attack` tries it. For texts and rows, name data=.
     """
-    from fl_privacy.attacks.prediction import Training, predict  # noqa: PLC0415
+    from fl_privacy.attacks.prediction import PlannedTraining, predict  # noqa: PLC0415
     from fl_privacy.models.gradients import number_of_steps  # noqa: PLC0415
     from fl_privacy.runs.build import build_dataset, build_network, build_network_for, build_plan  # noqa: PLC0415
     from fl_privacy.runs.config import compose_run  # noqa: PLC0415
@@ -44,7 +44,7 @@ def predict(
         model = build_network_for(settings.model, form, classes, seed=settings.seed)
     steps = 1 if plan.shares == "gradient" else number_of_steps(size, plan)
     optimizer = "sgd" if plan.shares == "gradient" else plan.optimizer
-    found = predict(model, form, Training(size, plan.batch_norm, steps, optimizer))
+    found = predict(model, form, PlannedTraining(size, plan.batch_norm, steps, optimizer))
     if as_json:
         say(json.dumps(asdict(found), indent=1))
         return
