@@ -2,9 +2,9 @@
 
 import itertools
 import math
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -30,37 +30,43 @@ _PLAIN = re.compile(r"[a-z_]+=\w+")
 def composed(base: str, chosen: Sequence[str]) -> tuple[DictConfig, Mapping[str, str | None]]:
     """Compose ``base`` with the ``chosen`` options; return also each group's option. Hydra's errors pass through."""
     stamp = _stamp()
-    apart = dict(filter(None, map(_apart, chosen)))
-    if _composed.cache_info().misses >= FEW and len(apart) == len(chosen):
+    apart = dict(filter(None, (_apart(o, stamp) for o in chosen if _packed.cache_info().misses >= FEW)))
+    if len(apart) == len(chosen):
         config, choices = _composed(base, (), stamp)
         if apart.keys() <= config.keys():
-            config = deepcopy(config)
             with open_dict(config):
-                for group, option in apart.items():
-                    config[group] = deepcopy(_composed(f"{group}/{option}", (), stamp)[0][group])
-            return config, {**choices, **apart}
-    config, choices = _composed(base, tuple(chosen), stamp)
-    return deepcopy(config), choices
+                for group, (_, section) in apart.items():
+                    config[group] = section  # a copy of it
+            return config, {**choices, **{group: option for group, (option, _) in apart.items()}}
+    return _composed(base, tuple(chosen), stamp)
 
 
-def _apart(override: str) -> tuple[str, str] | None:
-    """Return group and option if the option is of this package and affects no other section."""
+@lru_cache(maxsize=1024)
+def _apart(override: str, stamp: int) -> tuple[str, tuple[str, Any]] | None:
+    """Return group, option and section if the option is of this package and affects no other section."""
     group, _, option = override.partition("=")
     path = CONFIG_DIR / group / f"{option}.yaml"
-    if not _PLAIN.fullmatch(override) or not path.is_file():
+    text = path.read_text() if _PLAIN.fullmatch(override) and path.is_file() else "@package"
+    merges = "defaults:" in text
+    if "@package" in text or (merges and "_self_" not in text):
         return None
-    text = path.read_text()
-    return None if "@package" in text or ("defaults:" in text and "_self_" not in text) else (group, option)
+    return group, (option, _composed(f"{group}/{option}", (), stamp)[0][group] if merges else OmegaConf.load(path))
 
 
-@lru_cache(maxsize=256)
 def _composed(base: str, chosen: tuple[str, ...], stamp: int) -> tuple[DictConfig, Mapping[str, str | None]]:
+    packed, choices = _packed(base, chosen, stamp)
+    config: DictConfig = pickle.loads(packed)  # noqa: S301  (of this process, and much quicker than a copy)
+    return config, choices
+
+
+@lru_cache(maxsize=1024)
+def _packed(base: str, chosen: tuple[str, ...], stamp: int) -> tuple[bytes, Mapping[str, str | None]]:
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         config = compose(base, overrides=[*chosen, *search_path()], return_hydra_config=True)
     choices = dict(config.hydra.runtime.choices)
     with open_dict(config):
         del config["hydra"]
-    return config, choices
+    return pickle.dumps(config), choices
 
 
 def _stamp() -> int:
@@ -114,21 +120,24 @@ _CHECKED: Mapping[str, Mapping[str, Any]] = {"data": {}, "partition": {}, "model
 
 def complete(config: DictConfig) -> None:
     """Add missing settings with their defaults to the sections ``COMPLETED``; ``UserError`` for a missing target."""
-    for name, section, own in _sections(config, COMPLETED):
-        if (signature := _signature(section, name)) is None:
-            continue
-        with open_dict(section):
-            for key, value in {**signature.defaults, **own}.items():
-                if key not in section:
-                    section[key] = value
+    for name, missing in _left_out(config).items():
+        with open_dict(section := OmegaConf.select(config, name)):
+            section.update(missing)
+
+
+def _left_out(config: DictConfig) -> Mapping[str, Mapping[str, Any]]:
+    """Return each section of ``COMPLETED`` -> the settings that it lacks."""
+    found = {}
+    for name, section, own, signature in _sections(config, COMPLETED):
+        named, known = set(section), {**signature.defaults, **own}  # ``in`` takes long if it is not there
+        found[name] = {key: value for key, value in known.items() if key not in named or key not in section}
+    return found
 
 
 def check_types(config: DictConfig) -> None:
     """Raise ``UserError`` for settings of a wrong type, before anything is built."""
     remedy = " Where an experiment sets it, ~{} leaves it out."
-    for name, section, others in _sections(config, _CHECKED):
-        if (signature := _signature(section, name)) is None:
-            continue
+    for name, section, others, signature in _sections(config, _CHECKED):
         settings = OmegaConf.to_container(section, resolve=True)
         assert isinstance(settings, dict)
         own = {str(key): value for key, value in settings.items() if key not in others}
@@ -137,19 +146,16 @@ def check_types(config: DictConfig) -> None:
 
 def _sections(
     config: DictConfig, known: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Yield name, content and further settings of each ``known`` section and of those of several options."""
-    yield from ((name, config.get(name), own) for name, own in known.items())
+) -> Iterator[tuple[str, Any, Mapping[str, Any], Signature]]:
+    """Yield name, content, further settings and signature of each ``known`` section and of those of several options."""
+    found: list[tuple[str, Any, Mapping[str, Any]]] = [(name, config.get(name), own) for name, own in known.items()]
     for name in NESTED:
         section = config.get(name)
-        for key, below in section.items() if isinstance(section, DictConfig) else ():
-            if isinstance(below, DictConfig):
-                yield f"{name}.{key!s}", below, {}
-
-
-def _signature(section: object, name: str) -> Signature | None:
-    target = section.get("_target_") if isinstance(section, DictConfig) else None
-    return None if target is None else signature_of(str(target), name)
+        below = section.items() if isinstance(section, DictConfig) else ()
+        found += [(f"{name}.{key!s}", part, {}) for key, part in below]
+    for name, section, own in found:
+        if isinstance(section, DictConfig) and (target := section.get("_target_")) is not None:
+            yield name, section, own, signature_of(str(target), name)
 
 
 _BEYOND_ASCII = re.compile(r"[\w./-]+")  # A word or a path in any script
@@ -254,8 +260,9 @@ def to_yaml(config: RunSettings | Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(config.plain() if isinstance(config, RunSettings) else dict(config))
 
 
-def _groups() -> set[str]:
-    return {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}
+@cache
+def _groups() -> frozenset[str]:
+    return frozenset(path.name for path in CONFIG_DIR.iterdir() if path.is_dir())
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
@@ -315,30 +322,23 @@ def _remedy(text: str) -> str:
 
 def _check_keys(overrides: Sequence[Override], config: DictConfig, chosen: Mapping[str, str | None]) -> list[Override]:
     """Refuse unknown keys, except ``+key=value``; turn settings missing in files into ``++key=value``."""
-    full = deepcopy(config)
-    written = {
-        name: set(section) if isinstance(section, DictConfig) else set()
-        for name, section, _ in _sections(full, COMPLETED)
-    }
-    complete(full)
-    checked = []
+    missing, checked = _left_out(config), []
     for override in overrides:
         key = override.key_or_group
         adds = False
         if override.type is OverrideType.CHANGE:
-            section, parts = full, key.split(".")
+            section: Any = config
+            parts = key.split(".")
             for depth, part in enumerate(parts):
-                allowed = [str(key) for key in section] if isinstance(section, DictConfig) else []
+                above = ".".join(parts[:depth])
+                more = missing.get(above, {})
+                allowed = [*map(str, section), *more] if isinstance(section, Mapping) else []
                 if part not in allowed:
-                    above = ".".join(parts[:depth])
                     allowed = sorted({*allowed, *(_groups() if not above else ())})
                     beside = f"{above}={chosen[above]}" if chosen.get(above) else ""
                     wrong = suggest(part, allowed, beside, above=above)
                     raise UserError(f"Unknown key {'.'.join(parts[: depth + 1])}{wrong}")
-                section = section.get(part)
-            adds = any(
-                key.startswith(f"{section}.") and key[len(section) + 1 :].partition(".")[0] not in names
-                for section, names in written.items()
-            )  # also if it is set twice: the last one wins
+                adds = adds or part in more  # also if it is set twice: the last one wins
+                section = more[part] if part in more else section.get(part)
         checked.append(replace(override, type=OverrideType.FORCE_ADD) if adds else override)
     return checked
