@@ -25,7 +25,7 @@ def project(folder: Path, **files: str) -> Path:
 
 def audited(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
     chosen = options.pop("chosen", None)
-    request = AppAuditRequest(out=out, victims=2, **{"seconds": 2, **options})
+    request = AppAuditRequest(out=out, victims=2, **{"seconds": 0.0, **options})
     session = audit_app(read_app(folder, chosen), request)
     return json.loads((session.page.parent / "audit.json").read_text())
 
@@ -133,7 +133,7 @@ def test_a_project_s_own_module_comes_before_a_package_of_that_name(tmp_path: Pa
 
     main = f"from datasets import NUMBER\nassert NUMBER == 3\n{parts.SIMULATION}"
     folder = project(tmp_path / "a", main=main, datasets="NUMBER = 3\n", network=parts.NETWORK)
-    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+    assert audited(folder, tmp_path / "out")["nodes"] == 3
     assert importlib.import_module("datasets") is datasets
 
 
@@ -157,7 +157,7 @@ def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tm
     client += "cid = int(words[1])\nport = words[2]\nassert port == '8080' and len(words) == 3\n"
     client += "fl.client.start_numpy_client(server_address=f'127.0.0.1:{port}', client=FlowerClient(cid))\n"
     folder = project(tmp_path / "a", server=server, client=client, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    record = audited(folder, tmp_path / "out", nodes=3)
     assert not record["problems"] and record["models"]
 
 
@@ -165,7 +165,7 @@ def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None
     server = "found = [input('Strategy (fedavg/fedprox): '), input('Strategy (fedavg/fedprox): ')]\n"
     server += "assert found == ['fedavg', 'fedprox'] and input('Decay [0.5]: ') == ''\n" + parts.SERVER
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
-    assert audited(folder, tmp_path / "out", seconds=1)["models"]
+    assert audited(folder, tmp_path / "out")["models"]
     (folder / "server.py").write_text("while input('Name? ') != 'Eve':\n    pass\n" + parts.SERVER)
     with pytest.raises(UserError, match=r"asks 'Name.' again and again"):
         audited(folder, tmp_path / "again")
@@ -175,7 +175,7 @@ def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> N
     folder = project(tmp_path / "a", app=parts.SIMULATION)
     (folder / "inner" / "parts").mkdir(parents=True)
     (folder / "inner" / "parts" / "network.py").write_text(parts.NETWORK)
-    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+    assert audited(folder, tmp_path / "out")["nodes"] == 3
 
 
 def test_files_are_found_from_the_folder_above_and_a_script_may_call_what_it_imports(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_files_are_found_from_the_folder_above_and_a_script_may_call_what_it_imp
     folder = project(tmp_path / "a", code__go=go, code__federated=start, code__network=parts.NETWORK)
     (folder / "conf").mkdir()
     (folder / "conf" / "rounds.txt").write_text("1")
-    assert audited(folder, tmp_path / "out", seconds=1)["nodes"] == 3
+    assert audited(folder, tmp_path / "out")["nodes"] == 3
 
 
 @pytest.mark.long
@@ -199,7 +199,7 @@ def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
     ).replace("\n\n", f"\n{named}\n", 1)
     server = f"from network import FlowerClient\ninitial = FlowerClient(0).get_parameters({{}})\n{server}"
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    record = audited(folder, tmp_path / "out", nodes=3)
     assert not record["problems"] and record["models"]
 
 
@@ -207,7 +207,7 @@ def test_why_no_message_left_is_named(tmp_path: Path) -> None:
     server = parts.SERVER.replace("FedAvg(", "FedAvg(on_fit_config_fn=lambda number: {'rate': object()}, ")
     assert server != parts.SERVER
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out", nodes=3, seconds=1)
+    record = audited(folder, tmp_path / "out", nodes=3)
     assert "TypeError" in record["headline"] or any("TypeError" in each for each in record["problems"]), record
 
 

@@ -84,14 +84,14 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     folder = tmp_path / "app"
     folder.mkdir()
     (folder / "main.py").write_text(HEAD + NET.format(inputs=inputs, classes=classes) + loading + TAIL)
-    request = AppAuditRequest(out=tmp_path / "out", victims=2, clients=1, seconds=2, stand_in=True)
+    request = AppAuditRequest(out=tmp_path / "out", victims=2, clients=1, seconds=0.1, stand_in=True)
     session = audit_app(read_app(folder), request)
     record = json.loads((session.page.parent / "audit.json").read_text())
     assert not record["problems"], record["problems"]
     assert record["rungs"] and record["rungs"][0]["counts"]["judged"] == 2
     page = session.page.read_text()
     assert "data were not here and were drawn" in page
-    without = AppAuditRequest(out=tmp_path / "out2", victims=1, clients=1, seconds=1)
+    without = AppAuditRequest(out=tmp_path / "out2", victims=1, clients=1, seconds=0.1)
     if kind == "pandas":
         with pytest.raises(Exception, match=r"heart\.csv"):
             audit_app(read_app(folder), without)

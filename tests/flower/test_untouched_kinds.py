@@ -62,7 +62,7 @@ def test_what_the_loss_takes_beside_examples_breaks_no_attack(
 @pytest.mark.long
 def test_as_many_weights_of_classes_as_examples_are_no_labels(tmp_path: Path) -> None:
     weighted = PLAIN.replace("CrossEntropyLoss()", "CrossEntropyLoss(weight=torch.tensor([1., 2., 1., 1.]))")
-    record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=30.0, victims=1)
+    record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=0.5, victims=1)
     found = rung(record, "batch")
     assert found["size"] == 4 and not found["reason"]
     assert "The loss is cross entropy; the attacker is given no labels." in found["notes"]

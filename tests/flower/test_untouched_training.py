@@ -40,7 +40,7 @@ def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_few_steps_are_undone(tmp_path: Path) -> None:
-    real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=10.0, victims=1), "all")
+    real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=2.0, victims=1), "all")
     assert real["counts"]["judged"] == 8, real["reason"]
     assert any("replays all 2 steps" in note for note in real["notes"])
 
@@ -52,7 +52,7 @@ def test_a_real_training_that_was_not_attacked_is_in_the_first_lines() -> None:
 
 @pytest.mark.long
 def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=30.0)
+    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0)
     for name in ("gradient", "one"):
         found = rung(record, name)
         assert found["counts"]["exact"] == found["counts"]["judged"] == 2, found["reason"]
@@ -64,7 +64,7 @@ def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
 def test_the_fewest_examples_that_work_take_the_place_of_one(tmp_path: Path) -> None:
     zero = "        optimizer.zero_grad()"
     wants = f"        if len(a) < 3: raise ValueError('Expected more than 1 value per channel')\n{zero}"
-    record = audited(tmp_path, "app_of_three", PLAIN.replace(zero, wants, 1), seconds=4.0)
+    record = audited(tmp_path, "app_of_three", PLAIN.replace(zero, wants, 1), seconds=1.0)
     one = rung(record, "one")
     assert one["size"] == 3 and "each of 3 examples" in one["made"] and "takes no fewer" in one["made"]
     assert one["counts"]["judged"] + one["counts"]["failures"] == 6
@@ -106,17 +106,17 @@ def test_a_client_that_fails_at_the_first_message_is_named(tmp_path: Path, capsy
     network = parts.NETWORK.replace("    def get_parameters(self, config):\n", FAILS, 1)
     for name, text in (("server", parts.SERVER), ("client", parts.CLIENT), ("network", network)):
         (tmp_path / f"{name}.py").write_text(text)
-    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=0.1))
     wanted = "Nothing to audit: no client answered: ModuleNotFoundError: No module named 'no_such_module'"
     assert session.content["headline"] == wanted and session.line.count("no_such_module") == 1
     client = parts.CLIENT.replace('"--client-id", type=int', '"--hospital-name"')
     (tmp_path / "client.py").write_text(client)
-    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=0.1))
     assert "UserError" not in session.line and session.line.count("refuses its arguments") == 1
     (tmp_path / "server.py").write_text(
         parts.SERVER.replace("fl.server.start_server(", "fl.server.start_server(server=7, ")
     )
-    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=1))
+    session = audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out", victims=1, seconds=0.1))
     assert session.content["headline"].startswith("Nothing to audit: the app's server ended before it asked a client: ")
 
 
@@ -131,7 +131,18 @@ def test_json_is_all_of_the_output(tmp_path: Path, capsys: pytest.CaptureFixture
     folder = write(
         tmp_path / "app", "app_json", PLAIN.replace("    net = Net()\n", "    net = Net()\n    print('hi')\n", 1)
     )
-    command = ["audit", str(folder), "--out", str(tmp_path / "out"), "--nodes", "2", "--victims", "1", "--seconds", "1"]
+    command = [
+        "audit",
+        str(folder),
+        "--out",
+        str(tmp_path / "out"),
+        "--nodes",
+        "2",
+        "--victims",
+        "1",
+        "--seconds",
+        "0.1",
+    ]
     assert run_command_line([*command, "--json", "--seed", "5"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out)["app"] == "app_json" and "Page: " in said.err and "hi" in said.err

@@ -83,7 +83,7 @@ def test_a_defense_acts_on_the_change_of_trained_parameters_alone(shares: str) -
 
 def test_both_runs_are_on_one_page(tmp_path: Path) -> None:
     record = audited(
-        tmp_path, "app_compared", EVALUATED, EVALUATING, defense=("dp_noise defense.scale=10",), victims=4, seconds=1.0
+        tmp_path, "app_compared", EVALUATED, EVALUATING, defense=("dp_noise defense.scale=10",), victims=4, seconds=0.1
     )
     before = record["before"]
     assert record["defense"] == "dp_noise" and before["tone"] == "leak" and record["tone"] == "open"
@@ -108,7 +108,7 @@ def test_the_first_line_says_how_many_replies_had_the_defense(tmp_path: Path) ->
     )
     client = PLAIN.replace(start, start + untrained)
     assert client != PLAIN
-    record = audited(tmp_path, "app_partly", client, defense=("dp_noise defense.scale=10",), victims=1, seconds=1.0)
+    record = audited(tmp_path, "app_partly", client, defense=("dp_noise defense.scale=10",), victims=1, seconds=0.1)
     assert record["headline"].startswith("With dp_noise on 1 of 2 replies, "), record["headline"]
     assert any("left without the defense" in problem for problem in record["problems"])
 
