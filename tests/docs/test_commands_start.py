@@ -18,6 +18,7 @@ from fl_privacy.models.pretrained.evaluator import EvaluationNetwork
 from fl_privacy.models.pretrained.evaluator_files import save_evaluator
 from fl_privacy.runs.config import compose_run, expand_sweep
 from tests.docs.published_commands import ROOT, expanded_calls
+from tests.experiment.runs import undrawn
 
 hf = pytest.importorskip("datasets")
 
@@ -91,6 +92,7 @@ def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     few += ["model.width=8"] if (config.model.get("width") or 0) > 16 else []
     if command == "run":
         few += ["federation.rounds=2", "evaluate_every=2", "intercept.rounds=last"]
+        few += ["federation.plan.steps=2"] if (config.federation.plan.get("steps") or 0) > 2 else []
         few += ["federation.plan.lr_drops=[]"] if config.federation.plan.get("lr_drops") else []
     return [command, *given, *few]
 
@@ -106,7 +108,8 @@ def started(
         failed = []
         for number, words in enumerate(calls):
             short = shortened(words, evaluator, tmp_path / str(number))
-            status = run_command_line(short)
+            with undrawn():
+                status = run_command_line(short)
             said = capsys.readouterr()
             if status != 0:
                 failed.append(f"{' '.join(short)}\n{status}: {said.err[-600:]}")

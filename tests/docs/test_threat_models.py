@@ -57,10 +57,10 @@ def test_every_threat_model_has_a_command_that_asks_for_it(sections: Mapping[str
 @pytest.mark.parametrize("name", GIVEN)
 def test_every_command_runs(name: str, sections: Mapping[str, str], tmp_path: Path) -> None:
     (command,) = re.findall(r"^fl-privacy (run|attack) ", sections[name], re.MULTILINE)
-    small = ["model=lenet_dlg", "federation.rounds=1", "federation.clients=3", "victims=1", "page=false"]
+    small = ["model=lenet_dlg", "federation.rounds=1", "federation.clients=3", "federation.plan.batch_size=4"]
     asked = overrides_of(sections[name])
     steps = "attack.evaluations=5" if "attack=auto" in asked else "attack.iterations=2"
-    done = run(command, *asked, *small, steps, "baseline=false", out=tmp_path)
+    done = run(command, *asked, *small, steps, "victims=1", "page=false", "baseline=false", out=tmp_path)
     assert done.status == 0
 
 

@@ -10,12 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fl_privacy.auditing import app_claims
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.environment import LoadedBy
 from fl_privacy.auditing.app.review import review_app
 from fl_privacy.auditing.instrument.watch import Watched
+from fl_privacy.dp_check.check import FEWEST_DRAWS
 from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
@@ -156,10 +158,11 @@ TWO_CONFIGS = SERVER.replace(
 
 
 @pytest.mark.long
-def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
+def test_what_a_mod_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_claims, "DRAWS", FEWEST_DRAWS)
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
     folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)
-    found = audit_app(read_app(folder), AppAuditRequest(nodes=2, out=tmp_path / "out"))
+    found = audit_app(read_app(folder), AppAuditRequest(nodes=2, out=tmp_path / "out", seconds=0.0))
     (problem,) = found.content["problems"]
     assert "exactly one ConfigRecord" in problem and "2 replies" in problem
     assert found.content["tone"] == "open"

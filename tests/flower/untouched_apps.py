@@ -2,11 +2,16 @@
 
 import json
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.session import AuditSession
 
 PROJECT = """
 [project]
@@ -360,10 +365,24 @@ def write(folder: Path, name: str, client: str, server: str = SERVER) -> Path:
     return folder
 
 
+@contextmanager
+def written_once() -> Iterator[None]:
+    """Within it an audit writes its page at its end alone, not at each of its ten answers too."""
+    write_page = AuditSession.write
+
+    def write_at_the_end(session: AuditSession, going_on: str = "") -> Any:
+        return session.record(going_on) if going_on else write_page(session)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AuditSession, "write", write_at_the_end)
+        yield
+
+
 def audited(folder: Path, name: str, client: str, server: str = SERVER, **asked: Any) -> dict[str, Any]:
     app = read_app(write(folder / "app", name, client, server))
     told = {"nodes": 2, "clients": 2, "victims": 2, "out": folder / "out", "seconds": 0.0, **asked}
-    found = audit_app(app, AppAuditRequest(**told))
+    with written_once():
+        found = audit_app(app, AppAuditRequest(**told))
     page = found.page.read_text()
     assert found.content["headline"] in page.replace("&#39;", "'")
     assert json.loads((found.page.parent / "audit.json").read_text())["app"] == name
