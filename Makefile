@@ -10,7 +10,7 @@ PYRIGHT := 1.31.4
 # Compiled modules are kept, whatever the shell says: else each process compiles all that it imports, for seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke coverage vulnerabilities wheel sbom publish-docs history types clean
+.PHONY: demo test test-long test-all test-cluster part test-deploy test-flower test-gpu fuzz kill lint same settings docs results gallery picture smoke coverage coverage-part coverage-page vulnerabilities wheel sbom publish-docs history types clean
 
 demo: $(STAMP)
 	$(BIN)/fl-privacy run experiment=demo overwrite=true
@@ -24,7 +24,9 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(SUITE) -m 'long and not fuzz and not deploy and not cluster and not gpu'
 
-test-all: test test-long
+# All of these in one call, which collects once and makes once what short and long tests of a file share.
+test-all: $(STAMP)
+	$(SUITE) -m 'not fuzz and not deploy and not cluster and not gpu'
 
 # What holds for every part, of one: make part NAME=pruning. It says which file is missing.
 part: $(STAMP)
@@ -95,9 +97,16 @@ smoke: $(STAMP)
 
 # How much of each folder `make test` runs, lines and branches, in docs/coverage.md.
 coverage: $(STAMP)
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt coverage
 	rm -f .coverage .coverage.*
-	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(MAKE) coverage-part TESTS=tests
+	$(MAKE) coverage-page
+
+# The same, of some tests at a time: make coverage-part TESTS=tests/flower, further ones, and at last make coverage-page.
+coverage-part: $(STAMP)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --numprocesses $(or $(PROCESSES),auto) --dist loadfile --no-loadscope-reorder $(TESTS)
+
+coverage-page: $(STAMP)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o .coverage.json
 	$(BIN)/python .ci/coverage_page.py .coverage.json docs/coverage.md
