@@ -207,7 +207,7 @@ class Training:
         self.net = more.pop("net", None) or torch.nn.Linear(4, 2)
         self.plain_optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
         self.plain_loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
-        self.engine = opacus.PrivacyEngine(accountant="rdp")  # whose figures take no seconds
+        self.engine = opacus.PrivacyEngine()
         given = {"module": self.net, "optimizer": self.plain_optimizer, "data_loader": self.plain_loader}
         aims = "target_epsilon" in more
         make = self.engine.make_private_with_epsilon if aims else self.engine.make_private
