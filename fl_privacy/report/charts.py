@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from fl_privacy.report.page import environment
+from fl_privacy.report.page import part_of_page
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -197,7 +197,7 @@ def _svg(
     places = {"left": left, "right": right, "top": top, "bottom": bottom, "width": _WIDTH, "height": _HEIGHT, "at": at}
     ticks = {"up": up, "across": _ticks(first, last, whole=True), "titles": titles, "legend": legend, "alt": alt}
     drawn = {"bars": (), "lines": (), "moments": (), "faint": False, **drawn, "number": next(_numbers), "path": _path}
-    return Markup(environment().get_template("chart.svg.j2").render(**places, **ticks, **drawn).replace("\n", ""))
+    return part_of_page("chart.svg.j2", **places, **ticks, **drawn).replace("\n", "")
 
 
 def _span(values: Iterable[float], least: float = 0.05) -> tuple[float, float]:

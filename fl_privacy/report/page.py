@@ -34,8 +34,13 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         program = Markup((TEMPLATES / script).read_text(encoding="utf-8"))
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
-    page = environment().get_template(template)
-    return neutral(with_words(page.render(content_security_policy=policy, live=live, script=program, **values)))
+    page = part_of_page(template, content_security_policy=policy, live=live, script=program, **values)
+    return neutral(with_words(page))
+
+
+def part_of_page(template: str, **values: Any) -> Markup:
+    """Render ``template`` with escaped ``values``, as a part of a page that ``render`` makes."""
+    return Markup(environment().get_template(template).render(**values))
 
 
 @cache

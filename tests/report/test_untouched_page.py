@@ -107,8 +107,9 @@ def test_an_interrupted_audit_says_so_on_its_page(tmp_path: Path, monkeypatch: p
         raise Stopped
 
     monkeypatch.setattr(audit.AppAudit, "attack_all", interrupted)
+    asked = audit.AppAuditRequest(nodes=2, clients=1, victims=2, out=tmp_path / "out", seconds=0.0)
     with pytest.raises(Stopped):
-        audited(tmp_path, "stopped", PLAIN, clients=1)
+        audit.audit_app(read_app(write(tmp_path / "app", "stopped", PLAIN)), asked)
     page = next(tmp_path.rglob(PAGE)).read_text()
     assert "It was interrupted" in page and "Not finished when" not in page and "refresh" not in page
     assert "The audit did not end: the result is not known" in page
