@@ -19,7 +19,7 @@ from fl_privacy.report.audit_file import PAGE
 from fl_privacy.report.audit_page import AuditRecord, render_audit
 from fl_privacy.report.audit_parts import CountedLeak, Line
 from fl_privacy.report.bars import best_of
-from tests.flower.untouched_apps import PLAIN, audited, write
+from tests.flower.untouched_apps import PLAIN, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
 UNKNOWN = "what is uploaded was not understood: by values, names and places none of its arrays is a parameter"
