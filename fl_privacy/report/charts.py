@@ -181,7 +181,7 @@ def _svg(
     # spans of x and of y, or its logarithm; names: name, color and dashes of each entry of the legend
     (first, last), (low, high) = spans
     up = [(y, f"{100 * y:.0f} %" if percent else f"{10**y if log else y:g}") for y in _ticks(low, high, log=log)]
-    left, right, bottom = round(26 + _LETTER * max(len(word) for _, word in [(0, ""), *up])), _WIDTH - 10, _HEIGHT - 36
+    left, right, bottom = round(31 + _LETTER * max(len(word) for _, word in [(0, ""), *up])), _WIDTH - 10, _HEIGHT - 36
     legend, end, top = [], left, 8.0
     for name, color, dash in names:
         wide = round(30 + 0.9 * _LETTER * len(name))
