@@ -79,7 +79,7 @@ def configured(options: argparse.Namespace, *more: str) -> RunSettings:
 
 
 def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
-    """Build a step for each of the first test images, the only one of its client, on a fresh network."""
+    """Build a step for each of the first test images, as far as there are so many, on a fresh network."""
     dataset = build_dataset(config.data)
     model, examples = build_network(config.model, dataset, seed=config.seed), dataset.test
     sent, plan = ModelState.of(model), LocalPlan(batch_norm="eval")
@@ -92,7 +92,7 @@ def client_steps(config: RunSettings, victims: int) -> list[LocalStep]:
             state=ClientState(),
             rng=derive_generator(config.seed, "refiner", number),
         )
-        for number in range(victims)
+        for number in range(min(victims, len(examples)))
     ]
 
 

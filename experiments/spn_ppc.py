@@ -3,8 +3,8 @@
     python experiments/spn_ppc.py --out docs/assets/papers
 
 A column for each mechanism, a row for each attack: accuracy of the training (orange, left), distance of the paper's
-attack (blue, right) and their product (dash-dotted) over log10(||B|| / ||E|| + 1). Dotted is that of an attacker
-that knows of the private head, which the paper does not have.
+attack (blue, right) and their product (dash-dotted) over log10(||B|| / ||E|| + 1). Dotted, at batch 1,
+is the distance of an attacker that knows the defense, which the paper does not have.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """Another site in place of the server: in runs, attacks, on pages and in questions."""
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,9 @@ def test_a_sum_is_of_the_examples_of_all_other_sites(tmp_path: Path) -> None:
     made = run("run", *UPDATES, *SITE, "federation.clients=4", "threat_model.colluding_sites=2", out=tmp_path)
     assert made.status == 0
     assert [record["image"] for record in made.records("image")] == [0, 1, 2, 3]
-    page = (made.path / "report.html").read_text()
-    assert "2 colluding sites" in page and "from the client's upload" not in page
+    page = html.unescape((made.path / "report.html").read_text())
+    assert "2 colluding sites" in page and "reconstruction from the client's upload" not in page
+    assert "reconstruction from what the attacker computed of the others' updates" in page
     assert (
         "from means of the training updates of 2 other sites, of 4 images in all"
         in headline_of(verdict_of(read_run(made.path))).text

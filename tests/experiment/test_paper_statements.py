@@ -89,7 +89,7 @@ class Regression:
 
 
 def test_theorem_1_bounds_the_loss_if_shifts_have_mean_zero() -> None:
-    """Of FedSGD with the theorem's eta, one example a step, and uploads brought to epsilon as Refiner brings them."""
+    """FedSGD with the theorem's eta, one example a step, and uploads brought within epsilon as Refiner does it."""
     task, epsilon, start, best = Regression(), 0.3, np.full(5, 2.0), Regression().least()
     skew = task.loss(best) - np.mean([task.loss(task.least(slice(k, k + 1)), slice(k, k + 1)) for k in range(4)])
     gamma = max(8 * task.smooth / task.convex, 1.0)
@@ -228,7 +228,7 @@ def test_pseudo_inverses_of_other_ranks_are_apart() -> None:
 
 
 def test_case_1_bounds_the_error_of_linear_layers() -> None:
-    """Theorem 1, case 1, with Wedin's constant for C1: features of unit length, read by the accomplice's layer."""
+    """Theorem 1, case 1, with Wedin's constant for C1: features of unit length, inverted by the accomplice's layer."""
     rng = np.random.default_rng(3)
     for w, other in pairs_of_one_rank():
         o = w @ rng.normal(size=3)

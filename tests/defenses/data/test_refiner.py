@@ -165,6 +165,7 @@ def test_the_paper_form_descends_equation_2_by_plain_steps():
         torch.ones(1),
     )
     found = list(descend(start, gap, network, unit=unit, beta=1.0, lr=1.0, iterations=10))
+    assert len(found) == 10
     images = start
     for iterate in found:
         images = images.detach().requires_grad_()
