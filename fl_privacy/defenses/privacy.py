@@ -154,7 +154,7 @@ def mixture_epsilon(*, noise_multiplier: float, share: float, steps: int, delta:
 
 
 def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta: float) -> float:
-    """Find the least noise multiplier, to a thousandth, for ``epsilon`` in all; ``UserError`` if none is enough."""
+    """Find the least noise multiplier, to a thousandth, whose total epsilon is ``epsilon``; ``UserError`` if none."""
     checks.number("epsilon", epsilon, above=0, example=8.0)
     low, high = 1e-2, 1e6
     settings: dict[str, Any] = {"share": share, "steps": steps, "delta": delta}

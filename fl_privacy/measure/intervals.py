@@ -243,7 +243,7 @@ class Coincidences:
         return cls(of_two=min(1.0, (float(equal.sum()) / 2 + 1) / pairs), of_usual=float(equal.max()) / (number - 1))
 
     def chance(self, exact: int, number: int) -> float:
-        """Return the probability that ``exact`` of ``number`` guesses equal one of as many other examples."""
+        """Return the probability that ``exact`` of ``number`` guesses equal one of ``number`` unrelated examples."""
         return poisson_tail(exact, max(number * self.of_usual, number**2 * self.of_two))
 
 

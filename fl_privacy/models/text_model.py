@@ -31,7 +31,7 @@ class TextModel(nn.Module, ABC):
     @property
     @abstractmethod
     def attention_weights(self) -> Sequence[tuple[str, ...]]:
-        """Return by block the names of the linear weights that take the attention's input.
+        """Return, for each block, the names of the linear weights that take the attention's input.
 
         They are (O, d), or (d, O) if :attr:`transposed`.
         """

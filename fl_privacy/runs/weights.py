@@ -26,7 +26,7 @@ def write_weights(path: Path, state: ModelState) -> None:
 
 
 def load_weights(path: Path, like: ModelState, *, fresh: str | None = None) -> ModelState:
-    """Load values like ``like`` from a file or run, except for a missing ``fresh`` module; ``UserError`` if unfit."""
+    """Load weights for ``like`` from a file or run, where module ``fresh`` may be missing; ``UserError`` if unfit."""
     path = path / MODEL if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"weights is expected to be a safetensors file or a run's folder, but {path} does not exist.")

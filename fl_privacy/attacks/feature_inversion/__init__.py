@@ -122,9 +122,10 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """``||F(x) - O||^2`` plus priors, of the variables (V, N): pixels, then values of the front.
+    """Minimize ``||F(x) - O||^2`` plus image priors for V victims at once, where F is ``front`` and O ``features``.
 
-    ``features`` are O, (V, B, ...), ``shape`` is (B, C, H, W); ``unknown`` values of the front are optimized.
+    The variables (V, N) are the pixels of ``shape`` (B, C, H, W), then the ``unknown`` weights of the front, if any.
+    ``features`` are (V, B, ...).
     """
 
     attack: "ModelInversion"

@@ -186,7 +186,7 @@ class Hooks:
         original(made, dataset, indices)
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Divide drawn examples without their classes where these are no classes, but numbers."""
+        """Split drawn examples; do so without stratifying if a class has too few of them."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason

@@ -98,7 +98,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return ``x86_64``, ``aarch64`` or another machine, which has neither call filter nor root."""
+    """Return the machine's architecture; only ``x86_64`` and ``aarch64`` have a filter of system calls and a root."""
     return platform.machine()
 
 
