@@ -88,7 +88,7 @@ def advice_from(
     unknown = [*table.unknown, *(d.name for d in defended if d not in known)]
     lines = [
         f"Measured on {_measured_on(table)}: {len(known)} defenses. {len(affordable)} cost at most {allowed}, and"
-        f" {len(safe)} of these meet the goal: {goal_in_words(candidates, psnr_below)}.",
+        f" {len(safe)} of these meet{'s' * (len(safe) == 1)} the goal: {goal_in_words(candidates, psnr_below)}.",
         *([f"Not known, since not everything was measured: {', '.join(unknown)}."] if unknown else []),
         *_private_by_name_alone(table),
         f"Undefended: {_figures(undefended, undefended, threat)}.",

@@ -122,10 +122,9 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InversionProblem:
-    """Minimize ``||F(x) - O||^2`` plus image priors for V victims at once, where F is ``front`` and O ``features``.
+    """``||F(x) - O||^2`` plus image priors for V victims, where F is ``front`` and O ``features`` (V, B, ...).
 
     The variables (V, N) are the pixels of ``shape`` (B, C, H, W), then the ``unknown`` weights of the front, if any.
-    ``features`` are (V, B, ...).
     """
 
     attack: "ModelInversion"
