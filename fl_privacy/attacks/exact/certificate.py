@@ -139,7 +139,7 @@ class Reproduction:
         return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return ``weight`` times the norm of ``batch``'s gradient, relative to the observed, of the largest tensor."""
+        """Return ``weight`` times ``batch``'s gradient norm relative to the observed one, at most over tensors."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 

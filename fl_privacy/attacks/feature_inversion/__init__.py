@@ -124,7 +124,7 @@ def seen_shape(front: Front, observation: Observation) -> tuple[int, ...]:
 class InversionProblem:
     """``||F(x) - O||^2`` plus image priors for V victims, where F is ``front`` and O ``features`` (V, B, ...).
 
-    The variables (V, N) are the pixels of ``shape`` (B, C, H, W), then the ``unknown`` weights of the front, if any.
+    The variables (V, N) are pixels of ``shape`` (B, C, H, W), then ``unknown`` weights of the front.
     """
 
     attack: "ModelInversion"

@@ -186,7 +186,7 @@ class Hooks:
         original(made, dataset, indices)
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split drawn examples; do so without stratifying if a class has too few of them."""
+        """Split drawn examples, without stratifying if a class has too few."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason

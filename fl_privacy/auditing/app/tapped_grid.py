@@ -66,7 +66,7 @@ class TappedGrid(LocalGrid):
     Args:
         keeps: number of clients whose first and latest answers are kept.
         node_config: additional node config; ``{partition}`` in a text becomes the node's.
-        defense: applied to each reply, if given.
+        defense: applied to each reply.
     """
 
     def __init__(

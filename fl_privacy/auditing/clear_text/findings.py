@@ -153,7 +153,7 @@ def findings_of(sent: Sent, loaded: Loaded, unknown: Sequence[str], *, trained: 
     """List the leaks of a reply in the clear.
 
     Args:
-        unknown: names of arrays that are not trained parameters and that the server's message does not have.
+        unknown: names of arrays that are neither trained parameters nor in the server's message.
         trained: ``True`` if PyTorch modules were observed in training.
     """
     found: list[Leak] = []

@@ -32,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse options that can't work together, and start with no sentences to print."""
+    """Refuse options that can't work together."""
     config.stash[_SAID] = []
     if config.getoption("--fl-privacy-update") and hasattr(config, "workerinput"):
         raise pytest.UsageError("--fl-privacy-update is expected without pytest-xdist's -n: workers share the file.")

@@ -98,7 +98,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def machine() -> str:
-    """Return the machine's architecture; only ``x86_64`` and ``aarch64`` have a filter of system calls and a root."""
+    """Return the architecture; only ``x86_64`` and ``aarch64`` have a call filter and a root."""
     return platform.machine()
 
 
