@@ -92,16 +92,22 @@ def approve(
 ) -> None:
     """Review a waiting run's bundle without running its code, then approve or refuse the run."""
     from fl_privacy.site.gate.bundles import REVOKED, Approvals  # noqa: PLC0415
+    from fl_privacy.site.gate.ledger import Ledger  # noqa: PLC0415
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415
 
-    if (runs := read_policy(site).runs) is None:
+    policy = read_policy(site)
+    if (runs := policy.runs) is None:
         raise UserError(f"{site} is expected to have runs, but answers by an installed app alone; add runs to it.")
     if yes + refuse + revoke > 1:
         raise UserError("One of --yes, --refuse and --revoke is expected, but got several.")
     approvals = Approvals(runs)
     if revoke:
         approvals.decide(run, REVOKED)
-        say(f"Run {run} is revoked: none of its further messages is answered.")
+        say(f"Run {run} is revoked: no further reply to it leaves.")
+        assert policy.budget is not None, "runs are expected with one"
+        ledger, anchor = policy.budget.ledger, policy.budget.anchor
+        if not os.path.lexists(anchor) or all(entry.run != run for entry in Ledger(ledger, anchor).entries()):
+            say("The ledger has no message of it so far: check the number.")
         return
     waiting = approvals.waiting()
     if not run:
@@ -166,11 +172,8 @@ def show_ledger(
     for entry in entries[max(0, len(entries) - last) :]:
         cost = "no noise" if entry.rho is None else f"rho {entry.rho:.4g}"
         said = f"{entry.kind:<10} {entry.outcome:<8} {cost:<12} run {entry.run}  {entry.app}"
-        about = {
-            "FAB": entry.fab[:16],
-            "approved by": entry.approved_by.replace("allow: ", "the policy, allow: "),
-            "left:": entry.left,
-        }
+        by = entry.approved_by.replace("allow: ", "the policy, allow: ")
+        about = {"FAB": entry.fab[:16], "approved by": by, "left:": entry.left}
         more = "".join(f"  {name} {value}" for name, value in about.items() if value)
         say(f"{entry.number:6d}  {dated(entry.when)}  {said}{more}")
     sent = sum(entry.outcome == "sent" for entry in entries)

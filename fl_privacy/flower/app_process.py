@@ -198,8 +198,14 @@ class Bundles:
             cell = self._cell(context.run_id, bundle)
         except Exception as error:  # noqa: BLE001  (its text may name places of the site: it does not leave)
             return self.gate.refused_run(message, context, error, origin)
+
+        def app(asked: Message, given: Context) -> Message:
+            reply = cell(asked, given)
+            self.approvals.decision(run)  # the site may have revoked the run meanwhile
+            return reply
+
         self._answered = context.run_id
-        return self.gate(message, context, cell, replace(origin, approved_by=by))
+        return self.gate(message, context, app, replace(origin, approved_by=by))
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
         """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""

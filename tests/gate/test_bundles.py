@@ -36,7 +36,16 @@ from fl_privacy.flower.inside.identity import identify_process, identity_put_bac
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate import bundles
-from fl_privacy.site.gate.bundles import MOST_WAITING, Approvals, Bundle, Runs, read_bundle, signers_of, unmet_packages
+from fl_privacy.site.gate.bundles import (
+    MOST_WAITING,
+    REVOKED,
+    Approvals,
+    Bundle,
+    Runs,
+    read_bundle,
+    signers_of,
+    unmet_packages,
+)
 from fl_privacy.site.gate.isolation import Isolation
 from fl_privacy.site.gate.policy import parse_policy
 from fl_privacy.site.gate.rules import RefusedError
@@ -300,7 +309,7 @@ def test_a_run_that_was_let_in_is_refused_once_it_is_revoked(site: Path, capsys:
     assert admitted(gate, bundle) == "allow: fab", "by its policy"
     other = read_bundle(fab(name="other"))
     assert admitted(gate, other, run="8") is None
-    gate.decide("8", "yes", gate.waiting()[0].token)
+    gate.decide("8", "yes", token := gate.waiting()[0].token)
     assert admitted(gate, other, run="8"), "by a person"
     for run in ("7", "8"):
         assert run_command_line(["policy", "approve", str(site / "site.yaml"), run, "--revoke"]) == 0
@@ -309,6 +318,14 @@ def test_a_run_that_was_let_in_is_refused_once_it_is_revoked(site: Path, capsys:
         with pytest.raises(RefusedError, match="was revoked"):
             admitted(gate, brought, run=run)
     assert admitted(gate, bundle, run="9") == "allow: fab", "other runs go on"
+    with pytest.raises(RefusedError, match="was revoked"):
+        gate.decide("8", "yes", token)  # by a person who still reviews it
+    assert run_command_line(["policy", "approve", str(site / "site.yaml"), "10", "--revoke"]) == 0
+    assert "no message of it so far: check" in capsys.readouterr().out
+    assert run_command_line(["policy", "approve", str(site / "site.yaml"), "08", "--revoke"]) == 2
+    gate.place("8", "decision").write_text("{")
+    with pytest.raises(UserError, match="can't be read"):
+        admitted(gate, other, run="8")
     assert run_command_line(["policy", "approve", str(site / "site.yaml"), "../7", "--revoke"]) == 2
     assert run_command_line(["policy", "approve", str(site / "site.yaml"), "--revoke"]) == 2
     assert run_command_line(["policy", "approve", str(site / "site.yaml"), "7", "--revoke", "--yes"]) == 2
@@ -519,7 +536,10 @@ def test_a_message_waits_with_its_run_and_others_go_on(site: Path, monkeypatch: 
     gate = gate_of(site, f"{{allow: [{{fab: {digest(honest)}}}], approve: others, wait_seconds: 5}}")
     bundles, now = Bundles(gate), [0.0]
     monkeypatch.setattr(app_process.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(Gate, "__call__", lambda gate, message, context, cell, origin: (cell.app, origin.approved_by))
+    cell = lambda run: bundles._cells[run][0].app  # noqa: E731
+    monkeypatch.setattr(
+        Gate, "__call__", lambda _, message, context, app, origin: (cell(context.run_id), origin.approved_by)
+    )
     assert asked(bundles, other, 1) is None
     assert asked(bundles, honest, 2) == ("brought_app:client", "allow: fab")
     now[0] = 4.9
@@ -533,6 +553,26 @@ def test_a_message_waits_with_its_run_and_others_go_on(site: Path, monkeypatch: 
     bundles.approvals.decide("1", "yes", waiting.token)
     reply = asked(bundles, other, 1)
     assert isinstance(reply, tuple) and reply[0] == "brought_app:client"
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize("revoked", [False, True])
+def test_no_reply_leaves_of_a_run_that_is_revoked_while_its_app_works(
+    revoked: bool, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def works(cell: Cell, message: Message, context: Context) -> Message:
+        if revoked:
+            bundles.approvals.decide("1", REVOKED)
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    content = fab()
+    bundles = Bundles(gate_of(site, f"{{allow: [{{fab: {digest(content)}}}]}}"))
+    monkeypatch.setattr(Cell, "__call__", works)
+    reply = asked(bundles, content)
+    assert reply is not None and reply.has_error() == revoked
+    assert not revoked or "has not approved the run" in reply.error.reason
+    (entry,) = bundles.gate.ledger.entries()  # type: ignore[union-attr]
+    assert entry.outcome == ("failed" if revoked else "sent")
 
 
 def test_a_supernode_asks_for_messages_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

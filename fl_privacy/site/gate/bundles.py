@@ -51,7 +51,7 @@ INSTALL_SECONDS = 1800.0
 _SHA256 = re.compile("[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+!-]{0,63}")
-_RUN = re.compile(r"[0-9]{1,24}")
+_RUN = re.compile(r"0|[1-9][0-9]{0,23}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,11 +303,7 @@ class Approvals:
     def admit(self, bundle: Bundle, run: str, config: Mapping[str, Any], signers: Sequence[str]) -> str | None:
         """Return who or what approved a run, or ``None`` while it waits; ``RefusedError`` if it may not run."""
         runs, own = self.runs, ({"fab": bundle.digest}, {"app": bundle.name, "version": bundle.version})
-        decision = dict[str, Any]()
-        with suppress(FileNotFoundError):
-            decision = _own(self.place(run, "decision"))
-        if decision.get("says") == REVOKED:
-            raise RefusedError("run", f"run {run} was revoked")
+        decision = self.decision(run)
         found = (one for one in runs.allow if one in own or one.get("key") in signers)
         named = next((f"allow: {'key ' + one['key'] if 'key' in one else min(one)}" for one in found), "")
         if named and runs.approve != "each run":
@@ -339,16 +335,33 @@ class Approvals:
         logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, bundle.in_words(), run)
         return None
 
+    def decision(self, run: str) -> dict[str, Any]:
+        """Load a run's decision, if any; ``RefusedError`` if it was revoked."""
+        place = self.place(run, "decision")
+        try:
+            found = _own(place)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{place} is expected to hold a decision, but can't be read: {error}; --revoke the run."
+            ) from error
+        if found.get("says") == REVOKED:
+            raise RefusedError("run", f"run {run} was revoked")
+        return found
+
     def decide(self, run: str, says: str, token: str = "") -> None:
         """Write the site's decision on a run, in the name of the user of this process.
 
         Args:
-            says: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``, whatever the run brings next.
+            says: ``yes`` or ``no`` to the waiting run of ``token``, or ``REVOKED``.
         """
         who = f"user {os.getuid()}"  # not LOGNAME, which anybody sets
         with suppress(KeyError):
             who = pwd.getpwuid(os.getuid()).pw_name
         make_missing_private(self.runs.folder)
+        if says != REVOKED:
+            self.decision(run)  # somebody may have revoked it meanwhile
         told = {"token": token, "says": says, "who": who, "when": time.time()}
         write_private(self.place(run, "decision"), json.dumps(told))
         self.forget(run)
