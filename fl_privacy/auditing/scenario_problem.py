@@ -82,14 +82,15 @@ def seen_by_site(again: WatchedReply, own: WatchedReply, others: int, plan: Serv
     mine, before = own.tensors(), again.watched.before
     theirs = {name: value for name, value in again.tensors().items() if name in mine and name in before}
     if not theirs:
-        return again
+        raise NotAttackedError("no parameter of the network is in what both sites upload")
     sent = ModelState({name: before[name].float().reshape(value.shape) for name, value in theirs.items()})
     uploads = {0: Upload(tensors=theirs, num_examples=others)}
     uploads[1] = Upload(tensors={name: mine[name] for name in theirs}, num_examples=1)
     shares: Any = again.matched.shares
     seen = seen_by_sites(sent, uploads, [1], plan, LocalPlan(shares=shares)).tensors
-    decoded = {key: seen[name].numpy() for key, name in again.matched.parameters.items() if name in seen}
-    return replace(again, matched=replace(again.matched, decoded={**again.matched.decoded, **decoded}))
+    parameters = {key: name for key, name in again.matched.parameters.items() if name in seen}
+    decoded = {**again.matched.decoded, **{key: seen[name].numpy() for key, name in parameters.items()}}
+    return replace(again, matched=replace(again.matched, parameters=parameters, decoded=decoded))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

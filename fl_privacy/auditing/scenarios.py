@@ -221,7 +221,7 @@ class Scenarios:
         if others > 1 and found:
             asked = [(client, client.ask(OnlyExamples(number=others))) for client, _ in found[: len(self.clients)]]
             summed = [(client, again) for client, again in asked if isinstance(again, WatchedReply)]
-            reason = f"the app's code fails on {others} examples"
+            reason = f"the app's code makes no single step on {others} examples"
             found = [(c, again) for c, again in summed if again.watched.loaded == others and again.watched.steps == 1]
         if not found:
             return _not_attacked("site", reason)

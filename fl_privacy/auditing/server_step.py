@@ -8,10 +8,9 @@ from typing import Any
 from fl_privacy.federation import ServerPlan
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.federation.server_optimizer import ServerOptimizer
-from fl_privacy.flower.dp_mechanisms import adds_noise
 
-PLAIN_MEAN = ServerPlan(norm_factor=math.inf)
-"""FedAvg's rule, without a limit of norms."""
+PLAIN_MEAN = ServerPlan()
+"""FedAvg's rule."""
 
 NOISED = "the server adds noise to the mean, which is not in what clients upload"
 MOST_NESTED = 5
@@ -34,9 +33,10 @@ def server_plan_of(strategy: object) -> ServerPlan | str:
     """
     plan = PLAIN_MEAN
     for _ in range(MOST_NESTED):
-        if adds_noise(strategy):
-            return NOISED
         names = [kind.__name__ for kind in type(strategy).__mro__ if kind.__module__.startswith("flwr.")]
+        private = any(name.startswith(("DifferentialPrivacy", "DPFedAvg")) for name in names)
+        if private and getattr(strategy, "server_side_noising", True) and getattr(strategy, "noise_multiplier", 0) != 0:
+            return NOISED
         if other := next((name for name in names if name in OTHER_RULES), ""):
             return f"the server's {other} {OTHER_RULES[other]}"
         if name := next((name for name in names if name in _PLANS), ""):
@@ -49,7 +49,8 @@ def server_plan_of(strategy: object) -> ServerPlan | str:
 
 
 def _plan(lr: float, **rule: Any) -> ServerPlan:
-    return ServerPlan(lr=lr, optimizer=ServerOptimizer(**rule), norm_factor=math.inf)
+    plain = rule["name"] == "momentum" and not rule["momentum"]
+    return ServerPlan(lr=lr, optimizer=ServerOptimizer(**{} if plain else rule))
 
 
 def _adaptive(one: Any, name: str, beta2: float, rate: float = 1.0) -> ServerPlan:

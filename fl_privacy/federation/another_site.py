@@ -4,8 +4,9 @@ Secure aggregation does not hide it, since the mean is public to all sites. With
 Such peer attacks: Huang et al., arXiv 2410.04661.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 DETERMINED = 1e-6
 """Largest distance from 1 of a single client's share in a combination of means."""
 
-ALIKE, FEWEST_ALIKE, ABOVE_ROUNDING = 1e-3, 20, 10.0
-"""Relative width of a cluster of estimates of a share, fewest values in it, and least size of a value in roundings."""
+ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING = 1e-3, 20, 5, 10.0
+"""Relative width of a cluster of estimates of a share, fewest values in it and in each of its rows or columns, and
+least size of a value in roundings."""
 
 MOST_SINGULAR = 1024
 """Largest smaller side of a matrix whose singular values are computed."""
@@ -51,16 +53,16 @@ class AnotherSite:
 
         Values below the last digit of the model are zero, so that rows of absent words stay recognizable.
 
-        It is an upload as if of one client, or ``None`` if nobody else took part: ``own`` are uploads of the sites that
-        did, and ``numbers`` the counted examples of each participant.
+        It is an upload as if of one client, or ``None`` if nobody else took part or no value changed: ``own`` are
+        uploads of the sites that did, and ``numbers`` the counted examples of each participant.
         """
         sent, others = before.parameters, numbers.keys() - own.keys()
         steps = {n: (after.parameters[n].double() - t.double()) / self.plan.lr for n, t in sent.items()}
         mean = self._steps.mean_behind(steps)
-        if not others:
-            return None
         uploads = list(own.values())
         names = [n for n, t in steps.items() if (t.any() if not uploads else all(n in u.tensors for u in uploads))]
+        if not others or not names:
+            return None
         changes = {c: mean_change(upload, sent, self.local_plan) for c, upload in own.items()}
         # distances of neighboring numbers of the model's type
         powers = {n: torch.exp2(torch.frexp(after.parameters[n])[1].double()) for n in names}
@@ -105,20 +107,31 @@ class AnotherSite:
 def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, str] | None:
     """Estimate the share p in (0, 1) of the update ``own`` in ``mean`` = p own + (1 - p) rest, and say how.
 
-    Values that only the own examples change, such as rows of words that no one else has, have the ratio p. Else, if a
-    layer's mean gradient has less than full rank, so that the rest's rows and columns are other ones than the own, its
-    pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions.
+    Rows and columns that only the own examples change, as of words that no one else has, have the ratio p; single
+    values do not count, since all examples may share an input. Else, if a layer's mean gradient has less than full
+    rank, its pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions.
     ``last`` are distances of neighboring values of ``mean``. ``None`` if neither holds.
     """
-    ratios = torch.cat([(mean[n] / t)[t.abs() > 3 * last[n] / ALIKE] for n, t in own.items()])
+    layers = [n for n in own if own[n].dim() > 1]
+    ratios = torch.cat([torch.empty(0), *(_alike_in_lines(mean[n], own[n], last[n]) for n in layers)])
     ratios = ratios[(ratios > ALIKE) & (ratios < 1 - ALIKE)].sort().values
     up, down = (torch.searchsorted(ratios, ratios * (1 + sign * ALIKE)) for sign in (1, -1))
-    wide, low = (torch.searchsorted(ratios, ratios * (1 + sign * 100 * ALIKE)) for sign in (1, -1))
-    near, usual = up - down, (wide - low) / 10  # ten times as many as if these were spread evenly
-    if len(ratios) and int(near.max()) >= max(FEWEST_ALIKE, float(usual[near.argmax()])):
+    if len(ratios) and int((near := up - down).max()) >= FEWEST_ALIKE:
         return float(ratios[near.argmax()]), "values that its examples alone change"
-    found = [p for n in own if own[n].dim() > 1 and (p := _share_by_rank(mean[n], own[n], last[n])) is not None]
+    found = [p for n in layers if (p := _share_by_rank(mean[n], own[n], last[n])) is not None]
     return (found[0], "a layer's rank") if found else None
+
+
+def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:
+    """Return the ratios (n,) of rows and columns with one ratio."""
+    whole, part = mean.flatten(1), own.flatten(1)
+    ratios, found = (whole / part).where(whole.abs() > last.flatten(1) / ALIKE, torch.nan), []
+    for lines in (ratios, ratios.T):
+        usual, number = lines.nanmedian(1, keepdim=True).values, (~lines.isnan()).sum(1)
+        alike = ((lines / usual - 1).abs() < ALIKE).sum(1)
+        found.append(lines[(number >= FEWEST_IN_LINE) & (alike == number)].flatten())
+    values = torch.cat(found)
+    return values[~values.isnan()]
 
 
 def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
@@ -175,7 +188,8 @@ def seen_by_sites(
     seed: int = 0,
     knows_numbers: bool = True,
 ) -> Upload:
-    """Return what the sites ``own`` compute about the others if a server moves ``sent`` only by ``uploads``."""
+    """Return what the sites ``own`` compute about the others if a server moves ``sent`` by all ``uploads``."""
+    plan = replace(plan, norm_factor=math.inf)
     server = Server(state=sent, local_plan=local_plan, plan=plan, clients=list(uploads), seed=seed)
     server.receive(uploads, round)
     numbers = {client: upload.num_examples for client, upload in uploads.items()}

@@ -92,12 +92,6 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
     return Stated(claim=claim, facts=facts, clip_norm=subject.clipping_norm)
 
 
-def adds_noise(subject: object) -> bool:
-    """Return ``True`` if the strategy adds noise to the mean, so that other sites see no plain update."""
-    stated = attempt(lambda: stated_by(subject)) if isinstance(subject, Strategy) else None
-    return isinstance(stated, Stated) and stated.facts.noise_multiplier != 0
-
-
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> ByRound:

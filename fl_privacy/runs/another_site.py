@@ -1,7 +1,6 @@
 """Observations of a training by another site, in place of the server's or next to them."""
 
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -100,7 +99,7 @@ def seen_next_to(
         later = rule.optimizer.name in ("adam", "yogi") and first.id.round > 1
         if len(group) < sites or len(alike) > 1 or later or not (one_step or sites == 2):
             continue
-        uploads, rule = {k: o.upload for k, o in enumerate(group)}, replace(rule, norm_factor=math.inf)
+        uploads = {k: o.upload for k, o in enumerate(group)}
         upload = seen_by_sites(first.sent, uploads, [sites - 1], rule, first.plan)
         plan = first.plan if sites == 2 else replace(first.plan, epochs=None, steps=None, batch_size=None)
         found.append((replace(first, upload=upload, plan=plan), [o.id for o in group[:-1]]))

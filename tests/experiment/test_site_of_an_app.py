@@ -1,5 +1,6 @@
 """What another site computes of an app's replies."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,14 +9,14 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import ndarrays_to_parameters
-from flwr.server.strategy import FedAdam as LegacyFedAdam
+from flwr.server import strategy as legacy
 from flwr.serverapp import strategy as flower
 
 from fl_privacy.auditing.instrument.matching import Matched
 from fl_privacy.auditing.scenario_final import of_final_model
-from fl_privacy.auditing.scenario_problem import WatchedReply, seen_by_site
+from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, seen_by_site
 from fl_privacy.auditing.scenarios import Scenarios
-from fl_privacy.auditing.server_step import OTHER_RULES, PLAIN_MEAN, server_plan_of
+from fl_privacy.auditing.server_step import NOISED, OTHER_RULES, PLAIN_MEAN, server_plan_of
 from fl_privacy.federation.another_site import AnotherSite
 from fl_privacy.flower.inside.identity import identify_process
 from fl_privacy.types import LocalPlan, ModelState, Upload
@@ -111,8 +112,31 @@ def test_a_strategy_that_takes_no_mean_is_not_taken_for_one(name: str) -> None:
 def test_the_strategy_within_a_server_counts() -> None:
     within = SimpleNamespace(strategy=SimpleNamespace(strategy=flower.FedMedian()))
     assert "median" in str(server_plan_of(within))
-    older = LegacyFedAdam(initial_parameters=ndarrays_to_parameters([np.zeros(2)]), eta=0.1)
+    older = legacy.FedAdam(initial_parameters=ndarrays_to_parameters([np.zeros(2)]), eta=0.1)
     plan = server_plan_of(SimpleNamespace(strategy=older))
     assert not isinstance(plan, str) and plan.optimizer.name == "adam"
-    assert server_plan_of(None) == PLAIN_MEAN
+    assert server_plan_of(None) == server_plan_of(flower.FedAvgM()) == PLAIN_MEAN
     assert "not understood" in str(server_plan_of(flower.FedAdam(tau=0.0)))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        flower.DifferentialPrivacyServerSideFixedClipping(flower.FedAvg(), 1.0, 1.0, 2),
+        flower.DifferentialPrivacyClientSideAdaptiveClipping(flower.FedAvg(), 1.0, 40),
+        legacy.DifferentialPrivacyServerSideFixedClipping(legacy.FedAvg(), 1.0, 1.0, 2),
+        legacy.DPFedAvgFixed(legacy.FedAvg(), 2, 1.0, server_side_noising=True),
+    ],
+    ids=lambda strategy: type(strategy).__name__,
+)
+def test_a_strategy_that_adds_noise_is_not_taken_for_a_mean(strategy: Any) -> None:
+    assert server_plan_of(SimpleNamespace(strategy=strategy)) == NOISED
+    strategy.noise_multiplier = 0.0
+    assert server_plan_of(strategy) == PLAIN_MEAN
+
+
+def test_arrays_that_a_site_does_not_upload_are_not_seen() -> None:
+    again, own = reply(0.01, "weights"), reply(-0.03, "weights")
+    own = replace(own, matched=Matched(shares="weights"))
+    with pytest.raises(NotAttackedError, match="both sites"):
+        seen_by_site(again, own, 1, PLAIN_MEAN)

@@ -1,13 +1,14 @@
 """What a site computes of the others' updates from the global models and its own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Server, ServerPlan
-from fl_privacy.federation.another_site import AnotherSite, single_uploads
+from fl_privacy.federation.another_site import AnotherSite, estimated_share, seen_by_sites, single_uploads
 from fl_privacy.federation.server_optimizer import ServerOptimizer, ServerSteps
 from fl_privacy.types import LocalPlan, ModelState, Upload
 
@@ -104,6 +105,17 @@ def test_a_site_that_is_not_asked_sees_the_mean_and_alone_it_sees_nothing() -> N
     assert found is not None
     assert relative(found, other, sent, "delta") < 1e-5
     assert site.rest(sent, server.state, {0: other}, {0: 2}) is None
+    assert site.rest(sent, sent, {}, {0: 2}) is None, "no value of the model changed"
+
+
+def test_an_upload_far_larger_than_the_others_is_in_the_mean_that_is_left() -> None:
+    sent = start()
+    uploads = {client: upload(client, 1, sent, "delta") for client in range(4)}
+    uploads[0] = replace(uploads[0], tensors={n: 1000 * t for n, t in uploads[0].tensors.items()})
+    seen = seen_by_sites(sent, uploads, [3], ServerPlan(), LocalPlan(shares="delta"))
+    for name in NAMES:
+        mean = torch.stack([uploads[client].tensors[name] for client in range(3)]).mean(0)
+        assert float((seen.tensors[name] - mean).norm() / mean.norm()) < 1e-5
 
 
 def test_the_stated_rounding_is_the_error() -> None:
@@ -192,3 +204,21 @@ def test_a_site_that_is_given_no_numbers_estimates_its_share(
         assert off > 0.05 if how == "equal" else off < 0.01
     assert found.num_examples == (2 * examples[2] if how == "equal" else left)
     assert share == pytest.approx(1 / 3 if how == "equal" else examples[2] / sum(examples), rel=1e-3)
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Sigmoid, torch.nn.ReLU])
+def test_a_background_that_all_examples_share_is_not_taken_for_the_own_s(activation: type[torch.nn.Module]) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(torch.nn.Linear(400, 64), activation(), torch.nn.Linear(64, 10))
+        updates = []
+        for number in (30, 70):
+            images = torch.rand(number, 20, 20)
+            images[:, :5] = images[:, :, :4] = -0.4  # normalized black
+            loss = torch.nn.functional.cross_entropy(model(images.flatten(1)), torch.randint(10, (number,)))
+            names = [name for name, _ in model.named_parameters()]
+            updates.append(dict(zip(names, torch.autograd.grad(loss, list(model.parameters())), strict=True)))
+        own, rest = ({n: t.double() for n, t in each.items()} for each in updates)
+        mean = {n: 0.3 * own[n] + 0.7 * rest[n] for n in own}
+        found = estimated_share(mean, own, {n: torch.full_like(t, 1e-9) for n, t in mean.items()})
+        assert found is None or found[0] == pytest.approx(0.3, rel=1e-3)
