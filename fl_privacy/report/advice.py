@@ -38,12 +38,6 @@ ONCE = (
 )
 """Sweeps and benchmarks attack fixed models, with one upload of each example."""
 
-NOT_AT_CLIENTS = (
-    "Noise that a server adds to the mean protects from other sites alone; secure aggregation hides nothing from the"
-    " other of two sites."
-)
-"""Protection from one observer and not from another, which is no client's defense."""
-
 
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
@@ -249,7 +243,10 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
     else:
         end = f"at {delta} in the end{', which promises little' * little}"
         lines.append(f"Its guarantee is an epsilon of {defense.epsilon:.3g} {end}.")
-    lines.append(f"It acts at each client, and so protects from the server and from other sites. {NOT_AT_CLIENTS}")
+    lines.append(
+        "It acts at each client, and so protects from the server and from other sites. Noise that a server adds to the"
+        " mean protects from other sites alone; secure aggregation hides nothing from the other of two sites."
+    )
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
     inference = "other inference" if found.inferred else "membership and other inference"

@@ -153,10 +153,11 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
     """Describe the uploads, such as ``from uploads of one image each that were made for the attack``."""
     low, high = facts.examples or (1, 1)
     number = f"one {kind} each" if high == 1 else f"{low if low == high else f'{low} to {high}'} {kind}s each"
-    if facts.summed > 1:
+    if facts.summed != 1:
         number = f"{number.removesuffix(' each')} in all"
         if facts.source is AttackedUploads.TRAINING:
-            return f"from means of the training updates of {facts.summed} other sites, of {number}"
+            sites = f"{facts.summed} other sites" if facts.summed else "the other sites of a round"
+            return f"from means of the training updates of {sites}, of {number}"
         return f"from means of {facts.summed} other sites' uploads, of {number}, that were made for the attack"
     match facts.source:
         case AttackedUploads.SERVER:

@@ -122,7 +122,10 @@ def _sites(setup: Setup) -> list[str]:
     seen = f"the mean of the updates of those of {others} sites that take part in a round" if alone else seen
     if setup.config.threat_model.differences:
         seen = "the updates of single sites, as far as rounds with different participants determine them (exact if a"
-        seen += " site's updates are the same in these rounds)"
+        alike = (
+            "updates are" if setup.config.threat_model.knows_numbers else "updates, and all numbers of examples, are"
+        )
+        seen += f" site's {alike} the same in these rounds)"
     rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
     numbers = " and all numbers of examples" if setup.config.threat_model.knows_numbers else ""
     lines = [

@@ -61,6 +61,14 @@ def test_rounds_of_different_participants_give_single_sites_updates(tmp_path: Pa
     assert "single sites" in " ".join(made.json("threat_model.json"))
 
 
+def test_a_mean_of_the_sites_that_take_part_is_no_single_update(tmp_path: Path) -> None:
+    rounds = ("federation.clients=3", "federation.fraction=.6", "federation=fedsgd", "attack.iterations=1")
+    made = run("run", *UPDATES, *SITE, *rounds, out=tmp_path)
+    assert made.status == 0
+    words = headline_of(verdict_of(read_run(made.path))).text
+    assert "from means of the training updates of the other sites of a round, of " in words
+
+
 def test_a_site_may_not_know_the_numbers_of_examples(tmp_path: Path) -> None:
     settings = (*UPDATES, *SITE, "federation.clients=3", "federation=fedsgd", "threat_model.knows_numbers=false")
     made = run("run", *settings, out=tmp_path)

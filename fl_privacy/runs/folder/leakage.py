@@ -140,7 +140,7 @@ class AttackFacts:
     budget: str = ""  # settings that bound the work, such as ``60 iterations``; empty for the attack's defaults
     server: str = ""  # name of a malicious server's attack; empty for an honest server
     sites: int = 0  # number of sites that look instead of the server; 0 for the server
-    summed: int = 1  # number of other sites whose mean they see, if all take part in each round
+    summed: int = 1  # number of other sites whose mean they see; 0 if it differs between rounds
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
     prior: str = ""  # name of the image prior; empty without one
     source: AttackedUploads = AttackedUploads.PROBES
@@ -175,17 +175,20 @@ def described_facts(
     server, _ = chosen_option(identity, "server")
     threat, federation = (identity.config.get(name) or {} for name in ("threat_model", "federation"))
     sites = int(threat["colluding_sites"]) if threat.get("observer") == "another_site" else 0
-    alone = threat.get("differences") or federation.get("fraction", 1) != 1 or federation.get("aggregation") != "mean"
-    summed = int(federation.get("clients") or 0) - sites if sites and not alone else 1
+    source, summed = _source(records, sizes, threats), 1
+    if sites and (source is AttackedUploads.PROBES or federation.get("aggregation") == "mean"):
+        others = max(1, int(federation.get("clients") or 0) - sites)
+        some = source is AttackedUploads.TRAINING and others > 1 and federation.get("fraction", 1) != 1
+        summed = 1 if threat.get("differences") else 0 if some else others
     return AttackFacts(
         attack="" if attack == "none" else attack,
         budget=", ".join(_budget(section)),
         server="" if server == "honest" else server,
         sites=sites,
-        summed=max(1, summed),
+        summed=summed,
         knowledge=tuple(line for line in threats if line.startswith("The attacker")),
         prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
-        source=_source(records, sizes, threats),
+        source=source,
         examples=(min(sizes.values()), max(sizes.values())) if sizes else None,
         uploads=max(sources.values(), default=1),
         trained=any(record["kind"] == "round" for record in records),
