@@ -14,7 +14,6 @@ from fl_privacy.attacks.inference.final_model import continued
 from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, at_low_rates, losses_from, singles_of
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, reason_of
-from fl_privacy.auditing.scenario_scores import TimeSpent
 from fl_privacy.auditing.scenario_words import network_in, texts_seen
 from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.federation import ServerPlan
@@ -96,10 +95,7 @@ def _participants(
     loaded = {key(one): one for one in islice(singles_of(Watched(batches=list(evaluated))), 4 * MOST)}
     shapes = [[t.shape for t in one] for one in members[:1]]
     others = [one for own, one in loaded.items() if [t.shape for t in one] in shapes and own not in trained]
-    spent = TimeSpent()
-    losses.of(members[:2], sent)
-    each = spent() / 2
-    number = min(MOST, len(members), len(others), int(seconds / (4 * max(each, 1e-4))))
+    number = min(MOST, len(members), len(others), int(seconds / (4 * losses.each_takes(members, sent))))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples were evaluated that no client trained on")
     found = []

@@ -52,6 +52,12 @@ class _Losses:
                 found.append(float(self.program.run(given, list(model.get_submodule("parts").children()), parameters)))
         return np.asarray(found)
 
+    def each_takes(self, pool: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> float:
+        """Return the seconds that the loss of one example takes."""
+        spent = TimeSpent()
+        self.of(pool[:2], values)
+        return max(spent() / 2, 1e-4)
+
 
 def members_of(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
     """Infer which client trained on which examples."""
@@ -77,10 +83,8 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     number = min(MOST, *(len(pool) for pool in pools))
     if number < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples of each client were seen")
-    spent = TimeSpent()
-    losses.of(pools[0][:2], clients[0].watched.before)
-    each = spent() / 2
-    number = max(LEAST, min(number, int(seconds / (4 * len(clients) * max(each, 1e-4)))))
+    each = losses.each_takes(pools[0], clients[0].watched.before)
+    number = max(LEAST, min(number, int(seconds / (4 * len(clients) * each))))
     pools = [pool[:number] for pool in pools]
     labels = [torch.cat(client.watched.labels).tolist() if client.watched.labels else [] for client in clients]
     classes = [known[:number] if len(known) >= number else None for known in labels]
@@ -164,4 +168,5 @@ def losses_from(seen: Watched) -> _Losses:
         raise NotAttackedError("the loader's batches are not what enters the network")
     parts = tuple(cleaned(part) for part in program.parts)
     model = nn.ModuleDict({"parts": nn.ModuleList(parts)})
-    return _Losses(replace(program, parts=parts), places, model, names_in(seen, program, model))
+    names = names_in(seen, program, model)
+    return _Losses(replace(program, parts=parts).renamed(names), places, model, names)

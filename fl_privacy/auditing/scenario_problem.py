@@ -174,9 +174,12 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
     low, scale, notes = _ranges(kind, truths, range_of)
     if beside(program, variables, batch):
         notes += ("The attacker is given the network's other inputs, such as categories.",)
-    output, loss, labels = _loss(plain, variables, batch, seen)
-    draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
     ranges = list(zip(low, scale, strict=True))
+    names = names_in(seen, program, ReplayModel(plain, variables, shapes, ranges, output=None))
+    plain = plain.renamed(names)
+    inside = replace(seen, before={names.get(name, name): value for name, value in seen.before.items()})
+    output, loss, labels = _loss(plain, variables, batch, inside)
+    draws = not torch.equal(_made(plain, output, 1), _made(plain, output, 2))
     values = torch.cat([((t - a) / s).flatten(1) for t, a, s in zip(truths, low, scale, strict=True)], 1)
     model = ReplayModel(plain, variables, shapes, ranges, output=output, draws=draws)
     if output is not None and kind == "row":
@@ -188,7 +191,7 @@ def read_problem(seen: Watched, range_of: Sequence[Tensor]) -> StepProblem:
             model = ReplayModel(plain, variables, shapes, ranges, output=None, draws=draws)
     notes += (CHANGED_BEFORE,) * (seen.drawn or draws) + (MIXED,) * (output is None and _normalizes(seen))
     shape = shapes[0] if kind == "image" else (1, 1, values.shape[1])
-    names, own = names_in(seen, program, model), dict((*model.named_parameters(), *model.named_buffers()))
+    own = dict((*model.named_parameters(), *model.named_buffers()))
     held = ((names[n], laid_out(model, names[n], v)) for n, v in seen.before.items() if n in names)
     before = {name: value for name, value in held if value.shape == own[name].shape}
     parts = (model.named_parameters(), model.named_buffers())
@@ -258,9 +261,11 @@ def _normalizes(seen: Watched) -> bool:
 
 def _searched(program: Program, leaves: list[int]) -> tuple[Program, list[int], int]:
     """Find the inputs that attacks search for, in a program that takes whole numbers, such as pixels, as others."""
-    if not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
-        whole = {n: t.float() if n in leaves and t.dim() > 1 else t for n, t in program.constants.items()}
-        program = replace(program, constants=whole)
+    whole = {n: t.float() for n in leaves if (t := program.constants[n]).dim() > 1 and not t.is_floating_point()}
+    if whole and not any("Embedding" in type(each).__name__ for part in program.parts for each in part.modules()):
+        asked = replace(program, constants={**program.constants, **whole})
+        runs = [not isinstance(attempt(lambda: _made(each, None)), Failure) for each in (asked, program)]  # noqa: B023
+        program = program if runs == [False, True] else asked  # code that counts or indexes by them
     inputs = {n: program.constants[n] for n in leaves}
     batch = next((len(value) for value in inputs.values() if value.dim()), 0)
     variables = [n for n, value in inputs.items() if value.is_floating_point() and value.dim() and len(value) == batch]

@@ -18,7 +18,7 @@ from fl_privacy.measure.counts import Counts, count
 from fl_privacy.measure.descriptors import COARSE, Descriptors, ShiftedDescriptors, largest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import laid_otherwise
-from fl_privacy.measure.intervals import Coincidences, chance_of_upload, combined, either
+from fl_privacy.measure.intervals import BAND, Coincidences, chance_of_upload, combined, either
 from fl_privacy.measure.matching import assign
 from fl_privacy.measure.outcome import LEAST_CANDIDATES, LIKENESS
 from fl_privacy.measure.rule import LEVEL
@@ -188,6 +188,7 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         apart = torch.cdist(others.float(), others.float(), p=torch.inf)
         neighbors = ((apart <= EXACT_ROW).sum(1) - 1).numpy()
     chances, shown, equal = list[float](), list[Shown](), Coincidences.counted(neighbors)
+    judged = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
     for place, (guess, truth) in enumerate(zip(found, truths, strict=True)):
         wanted = truth.inputs.flatten(1).float()
         if guess.batch is None or guess.batch.inputs.flatten(1).shape != wanted.shape:
@@ -205,8 +206,10 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         fit = -torch.cdist(given.double(), torch.cat([wanted, pool.to(wanted)]).double()).square().add(1e-6).log()
         same = equal.chance(int(is_exact.sum()), len(wanted)) if is_exact.any() else 1.0
         chances.append(either(chance_of_upload(fit.numpy(), len(wanted)), same))
-        near = ~is_exact & _is_near(given, wanted, others)
-        if chances[-1] >= LEVEL:
+        judged.append((wanted, given, is_exact, ~is_exact & _is_near(given, wanted, others)))
+    joint = combined(chances)
+    for chance, (wanted, given, is_exact, near) in zip(chances, judged, strict=True):
+        if chance >= LEVEL and not (chance <= 1 - BAND and joint < LEVEL):  # few others, nearest in several uploads
             near[:] = False
             is_exact[:] &= len(others) < 2 or not equal.of_usual  # other rows also equal each other
         exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
@@ -215,13 +218,14 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
     counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
-    return replace(counts, candidates=len(others), chance=combined(chances)), shown
+    return replace(counts, candidates=len(others), chance=joint), shown
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
     """Mark rows (B, F) nearer to their guess than all others."""
-    apart = others[(torch.cdist(others, wanted) > SAME).all(1)] if len(others) >= LEAST_CANDIDATES else others[:0]
-    if not len(apart):
+    apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
+    if not len(apart) or len(others) < LEAST_CANDIDATES * (len(given) > 1):
         return torch.zeros(len(given), dtype=torch.bool)
-    nearest = torch.cdist(given, apart).amin(1) * (1.0 if len(others) >= MANY * len(given) else NEARER)
+    enough = len(given) == 1 or len(others) >= MANY * len(given)
+    nearest = torch.cdist(given, apart).amin(1) * (1.0 if enough else NEARER)
     return (given - wanted).norm(dim=1) < nearest

@@ -92,10 +92,12 @@ class AskedClient(WatchedReply):
     def inputs(self) -> list[Tensor]:
         """Return the loaded inputs, grouped by the shape of an example."""
         found: dict[tuple[int, ...], list[Tensor]] = {}
-        for batch in self.watched.batches or self.watched.inputs:
-            for tensor in tensors_in(batch):
-                if tensor.is_floating_point() and tensor.dim():
-                    found.setdefault(tuple(tensor.shape[1:]), []).append(tensor)
+        entered = " ".join(self.watched.entered)
+        for tensor in tensors_in([*(self.watched.batches or self.watched.inputs)]):
+            shape, kind = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+            whole = len(shape) > 1 and f"{str(shape).partition(',')[2]} {kind}" in entered  # such as pixels
+            if tensor.dim() and (tensor.is_floating_point() or whole):
+                found.setdefault(shape[1:], []).append(tensor.float() if whole else tensor)
         return [torch.cat(parts) for parts in found.values()]
 
 

@@ -25,6 +25,7 @@ KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
 SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
+_DRAWN = "drawn examples or networks, and the app's own may leak more or less"
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
 
 READ_MEANS: Mapping[str, str] = {
@@ -62,6 +63,7 @@ class AuditRecord:
     environment: Sequence[tuple[str, str]] = ()
     nodes: int | None = None
     rounds: int | None = None
+    drawn: bool = False  # ``True`` if drawn examples or networks stand for the app's own
     models: Mapping[str, int] = field(default_factory=dict)  # name of a network -> number of replies with it
     seconds: Mapping[str, float] = field(default_factory=dict)
     captured: Captured | None = None  # facts on captured uploads; ``None`` for an app
@@ -90,7 +92,8 @@ class AuditRecord:
     @property
     def further(self) -> list[str]:
         own = self._own_not_attacked
-        return [*self.also, *([self.when] if own and any(step.leaks for step in self.steps) else [])]
+        drawn = [f"This is of {_DRAWN}"] if self.drawn else []
+        return [*drawn, *self.also, *([self.when] if own and any(step.leaks for step in self.steps) else [])]
 
     @property
     def also(self) -> list[str]:
@@ -140,15 +143,25 @@ class AuditRecord:
             person.append("Yes, from uploads as in the red bars: the examples themselves were reconstructed")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
+        if any(one.question == "continued" and one.leaks for one in self.aggregate):
+            person.append("Yes: the final model completes texts of clients word for word")
         for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks)[:1]:
             control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
-            better, rest = ("better", "") if one.leaks else ("no better", ", though other attacks may succeed")
-            person.append(f"From the whole training: {better} than by guessing ({estimate.value:.2f}{control}){rest}")
-        approval = "Not by this page alone: these attacks found no leak, which is no guarantee"
+            figure = f"({estimate.value:.2f}{control})"
+            no_better = f"no better than chance allows {figure}, though other attacks may succeed"
+            person.append(f"From the whole training: {f'better than by guessing {figure}' if one.leaks else no_better}")
+        person += [f"This is of {_DRAWN}"] if self.drawn and person else []
+        found_none = "these attacks found no leak, which is no guarantee"
+        approval = f"Not by this page alone: {found_none}"
         if self.tone == LEAK:
-            approval = "Not as it is: defend the clients, and audit again"
+            still = f"Not even with {self.defense}, whose uploads still leak"
+            approval = still if self.defense else "Not as it is: defend the clients, and audit again"
         elif self.broken or self.going_on or not (self._uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
+        elif self.before is not None and self.before.tone == LEAK:
+            approval = f"Not without {self.defense}; with it{self.covers}, {found_none}"
+        elif self._of("facts"):
+            approval = f"Not before the facts sent in the clear are judged; {found_none}"
         asked = ("Can anyone find out whether a person is in the data?", "Can this training be approved?")
         return list(zip(asked, (". ".join(person) or "Not tested", approval), strict=True))
 

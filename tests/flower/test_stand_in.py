@@ -182,7 +182,10 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
     with stood_in(drawing):
         net.load_state_dict(torch.hub.load_state_dict_from_url("http://127.0.0.1:1/net.pth", model_dir=str(tmp_path)))
         net.load_state_dict(torch.load("no_model.pt")["state_dict"])
-        assert torch.equal(net.weight, before) and "without trained weights" in drawing.in_words()
+        assert torch.equal(net.weight, before)
+        said = drawing.in_words()
+        assert said.startswith("The pretrained parts were not here") and said.count("without trained weights") == 2
+        assert "let through is the app's" not in said, "its network is not the app's"
         images, labels = torch.load("client_0_train.pt")[:4]
         assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
         net.load_state_dict(torch.load(there))

@@ -5,6 +5,7 @@ import json
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,6 +80,19 @@ def test_a_network_of_the_hub_that_is_not_here_is_a_small_one_of_its_kind(
         getattr(transformers, kind).from_pretrained(name)  # the block ended
 
 
+def test_networks_are_named_by_keyword_and_made_of_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(importlib.import_module("huggingface_hub.constants"), "HF_HUB_OFFLINE", True)
+    drawn, name = drawing(tmp_path, "import transformers"), {"pretrained_model_name_or_path": "bert-tiny-x"}
+    with stood_in(drawn):
+        transformers.AutoModelForMaskedLM.from_config(transformers.AutoConfig.from_pretrained(**name))
+        assert "a small BertConfig, without trained weights, in place of bert-tiny-x" in drawn.in_words()
+        assert transformers.AutoTokenizer.from_pretrained(**name)("the patient")["input_ids"]
+        transformers.BertModel.from_pretrained(**name)
+    assert "a small BertModel as it begins, without trained weights, in place of bert-tiny-x" in drawn.in_words()
+    assert drawn.in_words().startswith("The pretrained parts were not here")
+
+
 def test_errors_of_the_apps_own_stay(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     with stood_in(drawing(tmp_path, "import transformers")), pytest.raises(TypeError):
@@ -136,15 +150,46 @@ def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
     assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
 
 
+def rungs_of(folder: Path, code: str) -> dict[str, dict[str, Any]]:
+    (folder / "app").mkdir()
+    (folder / "app" / "main.py").write_text(code)
+    asked = AppAuditRequest(out=folder / "out", victims=2, seconds=60)
+    page = audit_app(read_app(folder / "app", None), asked).page
+    return {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
+
+
 def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None:
     code = NET.format(inputs=64, classes=4).replace("x.flatten(1)", "x.float().flatten(1) / 255")
     data = "TensorDataset(torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 4)"
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "main.py").write_text(f"{HEAD}{code}\nloader = DataLoader({data}, batch_size=8)\n{TAIL}")
-    asked = AppAuditRequest(out=tmp_path / "out", victims=2, seconds=60)
-    page = audit_app(read_app(tmp_path / "app", None), asked).page
-    rungs = {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
+    rungs = rungs_of(tmp_path, f"{HEAD}{code}\nloader = DataLoader({data}, batch_size=8)\n{TAIL}")
     assert rungs["batch"]["counts"] and not any("words" in one["reason"] for one in rungs.values())
+    for name in ("gradient", "one"):
+        assert rungs[name]["counts"]["read"] == 2 and not rungs[name]["control"]["read"], rungs[name]
+
+
+@pytest.mark.parametrize("wrapped", ["net", "global model first"])
+def test_a_penalty_on_parameters_of_a_wrapped_network_is_replayed(tmp_path: Path, wrapped: str) -> None:
+    net = NET.format(inputs=12, classes=3)
+    holder = """
+class Holder(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self._module = module
+    def forward(self, x):
+        return self._module(x)
+"""
+    first = "if not hasattr(self, 'old'): self.old = Net()\n            self.old(images)\n            "
+    tail = TAIL.replace("self.net = Net()", "self.net = Holder(Net())").replace(
+        "nn.functional.cross_entropy(self.net(images), labels)",
+        "(nn.functional.cross_entropy(self.net(images), labels)"
+        " + 0.01 * sum(each.square().sum() for each in self.net.parameters()))",
+    )
+    if wrapped != "net":
+        tail = tail.replace("optimizer.zero_grad()", f"{first}optimizer.zero_grad()")
+    data = "TensorDataset(torch.rand(120, 12), torch.arange(120) % 3)"
+    rungs = rungs_of(tmp_path, f"{HEAD}{net}{holder}\nloader = DataLoader({data}, batch_size=8)\n{tail}")
+    for name in ("gradient", "one"):
+        assert rungs[name]["counts"] and rungs[name]["counts"]["judged"] == 2, rungs[name]["reason"]
 
 
 def test_parameters_are_recognized_in_a_longer_dtype() -> None:

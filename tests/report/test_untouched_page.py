@@ -181,9 +181,18 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "From the whole training: no better than by guessing (0.52; control 0.50), though other attacks may succeed",
+        "From the whole training: no better than chance allows (0.52; control 0.50), though other attacks may succeed",
         "Not by this page alone: these attacks found no leak, which is no guarantee",
     ]
+    continued = replace(leaking, question="continued", control=replace(guessed, value=0.0))
+    assert answers(answers=[step("One", 0), members, continued])[0].startswith("Yes: the final model completes texts")
+    fact = CountedLeak(severity="facts", what="classes", where="m/n", why="y", kind="train", times=1, of=2)
+    assert answers(answers=[step("One", 0)], findings=[fact])[1].startswith("Not before the facts")
+    red, gray = (AuditRecord(app="a", answers=[step("One", read)], lines=[LINE]) for read in (2, 0))
+    assert answers(answers=[step("One", 0)], defense="dp_noise", before=red)[1].startswith("Not without dp_noise; with")
+    assert answers(answers=[step("One", 2)], defense="dp_noise", before=gray)[1].startswith("Not even with dp_noise")
+    drawn = AuditRecord(app="a", answers=[step("One", 0), members], lines=[LINE], drawn=True)
+    assert "drawn examples or networks" in drawn.officer[0][1] and "drawn examples or networks" in drawn.further[0]
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
         "better than by guessing (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval

@@ -127,6 +127,23 @@ def test_rows_of_an_app_are_not_read_by_random_guesses(size: int, others: int, w
     assert width < 30 or others < 100 or counts.identified == size
 
 
+def test_rows_that_are_nearest_among_few_others_count_in_several_uploads() -> None:
+    read = red = 0
+    for seed in range(40):
+        rng = torch.Generator().manual_seed(seed)
+        truth, guess, public = (torch.rand(n, 30, generator=rng) for n in (3, 3, 85))
+        batches = [Batch(one[None], torch.zeros(1)) for one in truth]
+        counts, _ = count_rows([guessed(one[None], n) for n, one in enumerate(guess)], batches, public)
+        read, red = read + counts.read, red + Answer(kind="row", counts=counts).above_chance
+    assert read <= 1 and red == 0
+    near = [guessed(one[None] * 0.8 + 0.1, n) for n, one in enumerate(truth)]
+    counts, shown = count_rows(near, batches, public)
+    assert counts.identified == 3 and Answer(kind="row", counts=counts).above_chance
+    assert all(one.reconstructed for one in shown) and counts.candidates == 85
+    counts, _ = count_rows(near[:1], batches[:1], public)
+    assert counts.read == 0, "one upload alone may be nearest by chance"
+
+
 def test_rows_of_few_values_are_equal_by_chance() -> None:
     red = 0
     for seed in range(10):

@@ -349,6 +349,7 @@ class AppAudit(AuditSession):
             rounds=rounds or asked.rounds,
             models=dict(grid.models),
             figures=self.figures,
+            drawn=self.drawing is not None and bool(self.drawing.asked),
             defense="" if self.defense is None else self.defense.name,
             covers=grid.covers(),
             before=self.before,

@@ -49,18 +49,19 @@ def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
         yield place, f"{owner}.from_pretrained", partial(_or_drawn, partial(made, drawing))
 
 
-def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _or_drawn(made: Callable[..., Any], original: Callable[..., Any], kind: Any, *args: Any, **kwargs: Any) -> Any:
     """Answer by the original or, for what is not on this machine, by ``made``."""
-    found = attempt(lambda: original(*args, **kwargs))
+    found = attempt(lambda: original(kind, *args, **kwargs))
+    name = args[0] if args else kwargs.get("pretrained_model_name_or_path")
     if not isinstance(found, Failure):  # a tokenizer without a vocabulary stands where none was found
-        empty = (
-            hasattr(found, "encode") and getattr(found, "vocab_size", _FEW) < _FEW and not Path(str(args[1])).is_dir()
-        )
-        return made(*args, **kwargs) if empty else found
-    return made(*args, **kwargs) if _NOT_HERE.search(found.reason) else original(*args, **kwargs)  # raises its error
+        empty = hasattr(found, "encode") and getattr(found, "vocab_size", _FEW) < _FEW and not Path(str(name)).is_dir()
+        return made(kind, name, **kwargs) if empty else found
+    if name is None or not _NOT_HERE.search(found.reason):
+        return original(kind, *args, **kwargs)  # raises its error
+    return made(kind, name, **kwargs)
 
 
-def _config(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any) -> Any:
+def _config(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     """Make the config of a small network, of the kind that the name says."""
     kinds: Any = importlib.import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
     if not getattr(kind, "model_type", ""):
@@ -68,6 +69,8 @@ def _config(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any
         asked = re.sub(r"\W|_", "", str(name).lower())
         kind = kinds[max((key for key in plain if plain[key] in asked), key=len, default="bert")]
     made = kind()
+    if str(name) not in drawing.asked:
+        drawing.note(str(name), f"a small {kind.__name__}, without trained weights,", pretrained=True)
     for key, size in SMALL.items():
         if isinstance(getattr(made, key, None), int):
             setattr(made, key, size)
@@ -83,14 +86,15 @@ def _config(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any
     return (made, unused) if kwargs.get("return_unused_kwargs") else made
 
 
-def _network(drawing: Drawing, kind: Any, name: object = "", *args: Any, config: Any = None, **kwargs: Any) -> Any:
+def _network(drawing: Drawing, kind: Any, name: object, *, config: Any = None, **kwargs: Any) -> Any:
     if config is None or isinstance(config, str):
         config, _ = _config(drawing, kind.config_class, name, **{**kwargs, "return_unused_kwargs": True})
-    drawing.note(str(name), f"a small {kind.__name__} as it begins, without trained weights,")
+    small = "small " * (str(name) in drawing.asked)  # its config was drawn
+    drawing.note(str(name), f"a {small}{kind.__name__} as it begins, without trained weights,", pretrained=True)
     return kind(config).eval()
 
 
-def _tokenizer(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: Any) -> Any:
+def _tokenizer(drawing: Drawing, kind: Any, name: object, **kwargs: Any) -> Any:
     """Make a tokenizer of common words and of letters."""
     parts, letters = importlib.import_module("tokenizers"), string.ascii_lowercase + string.digits + string.punctuation
     pieces = dict.fromkeys([*_SPECIAL.values(), *letters, *(f"##{each}" for each in letters), *WORDS])
@@ -100,7 +104,7 @@ def _tokenizer(drawing: Drawing, kind: Any, name: object, *args: Any, **kwargs: 
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     made.decoder = parts.decoders.WordPiece()
-    drawing.note(f"the tokenizer of {name}", "one of common words")
+    drawing.note(f"the tokenizer of {name}", "one of common words", pretrained=True)
     told = {f"{key}_token": text for key, text in {**_SPECIAL, "bos": "[CLS]", "eos": "[SEP]"}.items()}
     told |= {key: kwargs[key] for key in ("padding_side", "truncation_side") if key in kwargs}
     fast = importlib.import_module("transformers").PreTrainedTokenizerFast

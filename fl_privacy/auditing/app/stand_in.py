@@ -115,6 +115,8 @@ OF_DATA = re.compile(r"data|set$|train|test|val|client|images?$|part|split|site|
 OF_MODEL = re.compile(r"model|weight|best|check|ckpt|net|global|pretrain|state|encoder|backbone|notop", re.IGNORECASE)
 """Name of a file of weights."""
 
+UNTRAINED = "a network as it begins, without trained weights,"
+
 _PICTURE = re.compile(r"\.(png|jpe?g|bmp)$", re.IGNORECASE)
 
 _CLASSES = re.compile(r"^(num|n|number_of)_?(classes|labels|outputs?|categories)$", re.IGNORECASE)
@@ -178,6 +180,7 @@ class Drawing:
     def __init__(self, files: Sequence[SourceFile], folder: Path, seed: int = 0) -> None:
         self.files, self._seed = folder, seed
         self.asked: dict[str, str] = {}
+        self._pretrained = set[str]()
         self.class_names = list[str]()
         self._colors, self._ids, self._classed = 0, set[str](), set[str]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
@@ -268,8 +271,9 @@ class Drawing:
             return [told[n] for n in labels(number, len(told))]
         return labels(number, classes) if name in self._classed else column(name, number, classes, rng)
 
-    def note(self, asked: str, drawn: str) -> None:
+    def note(self, asked: str, drawn: str, *, pretrained: bool = False) -> None:
         self.asked[asked] = drawn
+        self._pretrained |= {asked} if pretrained else set()
 
     def rng(self, asked: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, *asked.encode()])
@@ -279,9 +283,14 @@ class Drawing:
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
+        kinds = {"clients' data": self.asked.keys() - self._pretrained, "pretrained parts": self._pretrained}
+        what = " and ".join(kind for kind, found in kinds.items() if found)
+        said = f"The {what} were not here and were drawn: {told}."
+        if self._pretrained:
+            return f"{said} The app's own may leak more or less, so that counts and accuracy on them may differ."
         return (
-            f"The clients' data were not here and were drawn: {told}. What the network, its training and its uploads"
-            " let through is the app's; how real examples look is not, so that counts and accuracy on them may differ."
+            f"{said} What the network, its training and its uploads let through is the app's; how real examples look"
+            " is not, so that counts and accuracy on them may differ."
         )
 
     def saved(self, path: object) -> Any:
@@ -424,6 +433,7 @@ class Drawing:
     def saved_by_torch(self, path: object) -> Any:
         """Stand for weights or, by its name, draw a data set: pictures for a network that convolves, else rows."""
         if OF_MODEL.search(Path(str(path)).stem):
+            self.note(str(path), UNTRAINED, pretrained=True)
             return NoWeights()
         torch, classes, rng = importlib.import_module("torch"), max(self.classes, 2), self.rng(str(path))
         number = TEST if re.search("test|val", str(path)) else TRAIN

@@ -128,13 +128,8 @@ class Hooks:
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs |= zip(("data_dir", "data_files", "split"), args, strict=False)
-        files = kwargs.get("data_files")
-        if (
-            str(path) in FORMATS
-            and isinstance(files, str)
-            and "://" not in files
-            and _is_missing(there := self._twin(files))
-        ):
+        files = kwargs.get("data_files") if str(path) in FORMATS else None
+        if isinstance(files, str) and "://" not in files and _is_missing(there := self._twin(files)):
             return self.drawing.hub(there, name, kwargs.get("split"))
         if str(path) in FORMATS or os.access(str(path), os.F_OK) or self.mirror(str(path), name):
             return original(path, name, **kwargs)
@@ -163,7 +158,7 @@ class Hooks:
         if isinstance(stands, NoWeights):
             asked = args[0] if args else next(iter(kwargs.values()), "")
             asked = asked if isinstance(asked, str) else type(asked).__name__
-            self.drawing.note(asked, "a network as it begins, without trained weights,")
+            self.drawing.note(asked, stand_in.UNTRAINED, pretrained=True)
         return stands
 
     def partitioner(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
@@ -195,11 +190,8 @@ class Hooks:
 
     def listed(self, original: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         path = self._twin(path)
-        if (
-            _is_missing(path)
-            and Path(path).absolute().is_relative_to(Path.cwd())
-            and not _WRITTEN.search(Path(path).name)
-        ):
+        own = _is_missing(path) and Path(path).absolute().is_relative_to(Path.cwd())
+        if own and not _WRITTEN.search(Path(path).name):
             self.drawing.fill(Path(path))
         return original(path, *args, **kwargs)
 
@@ -280,9 +272,7 @@ class Hooks:
             given.arguments.get("kwargs", {}).pop("download", None)
             original(*given.args, **given.kwargs)
             return
-        train = (
-            bool(told["train"]) if "train" in told else not str(told.get("split", "train")).startswith(("test", "val"))
-        )
+        train = bool(told.get("train", not str(told.get("split")).startswith(("test", "val"))))
         kept = {key: told.get(key) for key in ("transform", "target_transform")}
         importlib.import_module("torchvision.datasets").VisionDataset.__init__(made, told.get("root", "."), **kept)
         number = TRAIN if train else TEST

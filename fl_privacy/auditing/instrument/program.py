@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from fl_privacy.federation.replies import attempt
 from fl_privacy.rng import streams_put_back
@@ -113,6 +115,15 @@ class Program:
             if wanted in call.outputs and not any(wanted in later.outputs for later in self.calls[place + 1 :]):
                 break
         return known[wanted]
+
+    def renamed(self, names: Mapping[str, str]) -> "Program":
+        """Return the program with other names of the parameters that its functions take."""
+
+        def named(value: Any) -> Any:
+            return Own(names.get(value.name, value.name)) if isinstance(value, Own) else value
+
+        calls = (replace(c, args=tree_map(named, c.args), kwargs=tree_map(named, c.kwargs)) for c in self.calls)
+        return replace(self, calls=tuple(calls))
 
     def steps(self) -> list[Any]:
         """Return the calls without tensor values, which are equal for batches of one loop."""
@@ -240,6 +251,14 @@ def _as_one_batch(ways: Sequence[Program]) -> Program | None:
     return replace(first, constants=joined, sizes=sizes) if len(joined) == len(first.constants) else None
 
 
+class _InDouble(TorchFunctionMode):
+    """Casts to double precision whatever code casts to single precision."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(torch.dtype, lambda k: torch.float64 if k == torch.float32 else k, (args, kwargs))
+        return (Tensor.double if func is Tensor.float else func)(*args, **(kwargs or {}))
+
+
 class ReplayModel(nn.Module):
     """The client's modules as one network of pixels, rows or vectors in [0, 1].
 
@@ -303,7 +322,8 @@ class ReplayModel(nn.Module):
         return made.flatten(1) if made.dim() > 1 else made[:, None]
 
     def _run(self, given: Mapping[int, Tensor], own: Mapping[str, Tensor]) -> Tensor:
-        with torch.random.fork_rng(devices=[], enabled=self.draws):
+        double = any(value.dtype == torch.float64 for value in given.values())
+        with torch.random.fork_rng(devices=[], enabled=self.draws), _InDouble() if double else nullcontext():
             if self.draws:
                 torch.manual_seed(0)
             return self.program.run(given, list(self.parts), own, until=self.output)
