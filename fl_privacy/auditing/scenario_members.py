@@ -53,7 +53,6 @@ class _Losses:
         return np.asarray(found)
 
     def each_takes(self, pool: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> float:
-        """Return the seconds that the loss of one example takes."""
         spent = TimeSpent()
         self.of(pool[:2], values)
         return max(spent() / 2, 1e-4)

@@ -34,7 +34,6 @@ class AuditSession:
         raise NotImplementedError
 
     def attack_all(self) -> None:
-        """Attack the observed uploads."""
         raise NotImplementedError
 
     def write(self, going_on: str = "") -> AuditRecord:

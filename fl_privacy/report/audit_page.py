@@ -154,8 +154,8 @@ class AuditRecord:
         found_none = "these attacks found no leak, which is no guarantee"
         approval = f"Not by this page alone: {found_none}"
         if self.tone == LEAK:
-            still = f"Not even with {self.defense}, whose uploads still leak"
-            approval = still if self.defense else "Not as it is: defend the clients, and audit again"
+            approval = "Not as it is: defend the clients, and audit again"
+            approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
         elif self.broken or self.going_on or not (self._uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
         elif self.before is not None and self.before.tone == LEAK:
@@ -190,11 +190,8 @@ class AuditRecord:
 
     @property
     def meaning(self) -> list[str]:
-        found: dict[str, str] = {}
-        for step in self.steps:
-            if step.counts is not None and step.kind in READ_MEANS and step.kind not in found:
-                found[step.kind] = READ_MEANS[step.kind].format(f"{step.counts.candidates:,}")
-        return list(found.values())
+        counted = {step.kind: step.counts for step in self.steps[::-1] if step.counts and step.kind in READ_MEANS}
+        return [READ_MEANS[kind].format(f"{counts.candidates:,}") for kind, counts in counted.items()]
 
     @property
     def shown_first(self) -> Answer | None:

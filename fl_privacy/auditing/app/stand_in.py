@@ -279,19 +279,15 @@ class Drawing:
         return np.random.default_rng([self._seed, *asked.encode()])
 
     def in_words(self) -> str:
-        """Say what was drawn and what that makes of the figures; "" if nothing was."""
+        """Say what was drawn; "" if nothing was."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
         kinds = {"clients' data": self.asked.keys() - self._pretrained, "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
-        said = f"The {what} were not here and were drawn: {told}."
-        if self._pretrained:
-            return f"{said} The app's own may leak more or less, so that counts and accuracy on them may differ."
-        return (
-            f"{said} What the network, its training and its uploads let through is the app's; how real examples look"
-            " is not, so that counts and accuracy on them may differ."
-        )
+        rest = "What the network, its training and its uploads let through is the app's; how real examples look is not"
+        rest = "The app's own may leak more or less" if self._pretrained else rest
+        return f"The {what} were not here and were drawn: {told}. {rest}, so that counts and accuracy may differ."
 
     def saved(self, path: object) -> Any:
         named = re.search(r"(test|val)|part|client|node|train|\d", Path(str(path)).name)

@@ -117,7 +117,7 @@ class Program:
         return known[wanted]
 
     def renamed(self, names: Mapping[str, str]) -> "Program":
-        """Return the program with other names of the parameters that its functions take."""
+        """Rename the parameters that functions take."""
 
         def named(value: Any) -> Any:
             return Own(names.get(value.name, value.name)) if isinstance(value, Own) else value
@@ -251,9 +251,7 @@ def _as_one_batch(ways: Sequence[Program]) -> Program | None:
     return replace(first, constants=joined, sizes=sizes) if len(joined) == len(first.constants) else None
 
 
-class _InDouble(TorchFunctionMode):
-    """Casts to double precision whatever code casts to single precision."""
-
+class _InDouble(TorchFunctionMode):  # of code that casts to single precision
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map_only(torch.dtype, lambda k: torch.float64 if k == torch.float32 else k, (args, kwargs))
         return (Tensor.double if func is Tensor.float else func)(*args, **(kwargs or {}))
