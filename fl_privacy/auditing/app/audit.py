@@ -225,29 +225,26 @@ class AppAudit(AuditSession):
 
     def note(self, there: Around, rounds: int) -> None:
         """Note how the run differs from the app's own."""
-        if self.asked.rounds is not None and rounds > self.asked.rounds:
-            self.notes.append(
-                f"The app trained for {rounds} rounds, which its own loop counts; --rounds {self.asked.rounds} does not"
-                " reach it."
-            )
-        if self.defense is not None:
-            self.notes.append(
-                f"{self.defense.name} acts on the parameters that clients train, and the attacker knows it. Other"
-                " arrays and figures leave as they are."
-            )
-        if there.audits:
-            self.notes.append("The app's own audit(...) was skipped in this run; its training was not.")
-        if there.silent:
-            self.notes.append(f"It reports to {', '.join(there.silent)}, not installed here; it was left out.")
-        if there.lent:
-            self.notes.append(lent_in_words(there.lent))
-        if there.keras:
-            self.notes.append(
-                "Keras ran on PyTorch, where its steps can be attacked; the environment variable"
-                " KERAS_BACKEND=tensorflow keeps it on TensorFlow."
-            )
-        if there.devices:
-            self.notes.append(f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.")
+        limit, name = self.asked.rounds, "" if self.defense is None else self.defense.name
+        beyond = f"The app trained for {rounds} rounds, which its own loop counts; --rounds {limit} does not reach it."
+        acts = (
+            f"{name} acts on the parameters that clients train, and the attacker knows it. Other arrays and figures"
+            " leave as they are."
+        )
+        backend = (
+            "Keras ran on PyTorch, where its steps can be attacked; the environment variable KERAS_BACKEND=tensorflow"
+            " keeps it on TensorFlow."
+        )
+        said = {
+            beyond: limit is not None and rounds > limit,
+            acts: name,
+            "The app's own audit(...) was skipped in this run; its training was not.": there.audits,
+            f"It reports to {', '.join(there.silent)}, not installed here; it was left out.": there.silent,
+            lent_in_words(there.lent): there.lent,
+            backend: there.keras,
+            f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
+        }
+        self.notes += [text for text, applies in said.items() if applies]
 
     def refresh(self) -> None:
         if time.perf_counter() - self._refreshed >= _REFRESHED:

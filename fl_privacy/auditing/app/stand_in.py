@@ -100,6 +100,8 @@ OF_FILES: dict[str, Shape] = {
 }
 """Further sets of torchvision with one label for each picture (of CelebA, 40 attributes)."""
 
+SETS = OF_TORCHVISION | OF_FILES
+
 OF_KERAS: dict[str, Shape] = {
     **dict.fromkeys(("mnist", "fashion_mnist"), Shape(side=28, channels=1)),
     "cifar10": Shape(),

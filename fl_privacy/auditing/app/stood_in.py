@@ -86,10 +86,7 @@ class Hooks:
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
-            *(
-                ("torchvision.datasets", f"{name}.__init__", self.vision)
-                for name in (*stand_in.OF_TORCHVISION, *stand_in.OF_FILES)
-            ),
+            *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.SETS),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
@@ -261,9 +258,8 @@ class Hooks:
         return part(TRAIN), part(TEST)
 
     def vision(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> None:
-        shapes = stand_in.OF_TORCHVISION | stand_in.OF_FILES
-        name = next((each.__name__ for each in type(made).mro() if each.__name__ in shapes), "MNIST")
-        shape, given = shapes[name], inspect.signature(original).bind(made, *args, **kwargs)
+        name = next((each.__name__ for each in type(made).mro() if each.__name__ in stand_in.SETS), "MNIST")
+        shape, given = stand_in.SETS[name], inspect.signature(original).bind(made, *args, **kwargs)
         given.apply_defaults()
         told = {**given.arguments, **given.arguments.get("kwargs", {})}
         with suppress(RuntimeError, OSError):
