@@ -2,27 +2,31 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_patch_embedding
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
-from fl_privacy.models.gradients.hooks import ModuleCall, leaving
+from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
+from fl_privacy.types import ModelState
 from fl_privacy.types.modality import modality_of
 
 Outcome = Literal["reconstructible", "not by these attacks", "unknown"]
 
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.Embedding)
-_KINKED = (nn.ReLU, nn.LeakyReLU, nn.ReLU6)
-_NOT_MONOTONE = (nn.SiLU, nn.Hardswish, nn.GELU)
+_KINKED = frozenset({"relu", "leaky_relu", "relu6", "hardtanh", "prelu", "rrelu"})
+_NOT_MONOTONE = frozenset({"silu", "hardswish", "gelu", "mish"})
 _LARGEST_EXACT, _LEAST_OUTPUTS = 32, 16  # batch of an exact solution behind a ReLU, and outputs for each example
 _SOLVED, _TOO_FEW = 0.45, 0.2  # equations for each unknown of a layer: enough for one image, and too few
 _DESCENDED, _HOPELESS = 1.4, 0.5  # equations of all layers for each pixel of a batch: enough for a descent, and too few
-_DEEP = 8  # layers with weights behind which no descent here found a batch
-_FEW_IMAGES = 2  # images of a vision transformer that may be reconstructed together
+_DEEP = 8  # layers with weights behind which no descent here found more than ``_FEW_IMAGES`` behind ReLUs
+_FEW_IMAGES = 2  # images behind a deep network or vision transformer that may be reconstructed together
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,6 @@ class LayerEquations:
     unknowns: int  # numbers that enter the layer, of all examples
     gradient: int  # equations of its weight's gradient; its rank bounds those of a linear layer
     outputs: int  # equations of its known outputs, for one image: those with a slope, up to pooling
-    positive: bool  # ``True`` if no negative number enters, so that a sum over images can't cancel
     equations: int = 0  # all of the layers that the same numbers enter
 
     @property
@@ -52,7 +55,7 @@ class Prediction:
     layers: tuple[LayerEquations, ...] = ()
 
 
-_Decided = tuple[Outcome, LayerEquations | str, str]  # the outcome, the layer that decides or its name, the reason
+_Decided = tuple[Outcome, str, str]  # the outcome, the layer that decides, the reason
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,18 @@ class PlannedTraining:
         return self.steps == 1 and self.optimizer == "sgd"
 
 
+class _Called(TorchFunctionMode):
+    """Names of all functions of a pass, also of those that no module calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names = set[str]()
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.__name__.strip("_"))
+        return func(*args, **(kwargs or {}))
+
+
 @torch.no_grad()
 def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -> Prediction:
     """Count equations against unknowns layer by layer, on random inputs.
@@ -80,7 +95,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _WEIGHTED)}
     mode = model.training
     try:
-        with leaving(watched) as calls:
+        with leaving(watched) as calls, _Called() as called:
             model.eval()(inputs)
     finally:
         model.train(mode)
@@ -90,20 +105,24 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
     for place, own in zip(entering, alone, strict=True):
         sums[place] += own.gradient + own.outputs
     layers = tuple(replace(each, equations=sums[place]) for place, each in zip(entering, alone, strict=True))
+    held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
+    if held is not None:
+        why = "It has parameters that are not trained; only trainings of all of them are predicted."
+        return Prediction("unknown", held.rpartition(".")[0], why, layers)
     if not layers:
         return Prediction("unknown", "", "No linear layer, convolution or embedding was called.")
-    first, pixels = layers[0], modality_of(model).pixels
+    first, module, pixels = layers[0], calls[0].module, modality_of(model).pixels
+    whole = isinstance(module, nn.Linear) and module.in_features == math.prod(shape)
     decided: _Decided
-    if first.kind == "linear" and training.is_gradient and first.unknowns == training.batch_size * math.prod(shape):
-        decided = _of_first_linear(model, first, training.batch_size)
+    if whole and training.is_gradient:
+        decided = _of_first_linear(module, first, training.batch_size, kinked="relu" in called.names)
     elif first.kind == "embedding" and training.steps == 1:
-        decided = "reconstructible", first, "Each word that occurs has a row of its own in the update."
-    elif not pixels:
-        decided = "unknown", first, "No exact solution is known for this first layer and training."
+        decided = "reconstructible", first.name, "Each word that occurs has a row of its own in the update."
+    elif not pixels or first.kind == "linear":
+        decided = "unknown", first.name, "No exact solution is known for this first layer and training."
     else:
-        decided = _of_convolutions(model, layers, math.prod(shape), training)
-    outcome, layer, reason = decided
-    return Prediction(outcome, layer if isinstance(layer, str) else layer.name, reason, layers)
+        decided = _of_convolutions(model, layers, shape, training, called.names)
+    return Prediction(*decided, layers)
 
 
 def _counted(call: ModuleCall, following: ModuleCall | None, batch_size: int) -> LayerEquations:
@@ -116,31 +135,30 @@ def _counted(call: ModuleCall, following: ModuleCall | None, batch_size: int) ->
     if following is not None:  # one output of each pool, and none where a ReLU is silent
         known = int(min(outputs, following.inputs[0].numel()) * float((following.inputs != 0).float().mean()))
     known = 0 if batch_size > 1 or isinstance(module, nn.Embedding) else known
-    return LayerEquations(call.name, kind, batch_size * inputs, gradient, known, bool((call.inputs >= 0).all()))
+    return LayerEquations(call.name, kind, batch_size * inputs, gradient, known)
 
 
-def _of_first_linear(model: nn.Module, first: LayerEquations, size: int) -> _Decided:
-    module = model.get_submodule(first.name)
+def _of_first_linear(module: nn.Module, first: LayerEquations, size: int, *, kinked: bool) -> _Decided:
     assert isinstance(module, nn.Linear)
     outputs, rank = module.out_features, min(module.weight.shape)
     if module.bias is None:
-        return "unknown", first, "The first layer has no bias, whose gradient divides the weight's."
+        return "unknown", first.name, "The first layer has no bias, whose gradient divides the weight's."
     if size == 1:
-        return "reconstructible", first, "The weight's gradient divided by the bias's is the example."
+        return "reconstructible", first.name, "The weight's gradient divided by the bias's is the example."
     if size > rank:
-        return "not by these attacks", first, f"The gradient has rank {rank} at most, fewer than {size} examples."
-    kinked = any(isinstance(each, nn.ReLU) for each in model.modules())
+        return "unknown", first.name, f"The gradient has rank {rank} at most, fewer than {size} examples."
     if kinked and size <= _LARGEST_EXACT and outputs >= _LEAST_OUTPUTS * size:
-        return (
-            "reconstructible",
-            first,
-            f"A ReLU's zeros factor the gradient of {outputs} outputs into {size} examples.",
-        )
-    return "unknown", first, f"{outputs} outputs may be too few to factor their gradient into {size} examples."
+        why = f"A ReLU's zeros factor the gradient of {outputs} outputs into {size} examples."
+        return "reconstructible", first.name, why
+    return "unknown", first.name, f"{outputs} outputs may be too few to factor their gradient into {size} examples."
 
 
 def _of_convolutions(
-    model: nn.Module, layers: Sequence[LayerEquations], pixels: int, training: PlannedTraining
+    model: nn.Module,
+    layers: Sequence[LayerEquations],
+    shape: Sequence[int],
+    training: PlannedTraining,
+    called: Set[str],
 ) -> _Decided:
     first, size, deep = layers[0], training.batch_size, len(layers) > _DEEP
     kinds = list(model.named_modules())
@@ -148,35 +166,46 @@ def _of_convolutions(
     if norm is not None and training.batch_norm == "train":
         why = "Batch norm in training mode adds the batch's statistics to the unknowns; batch_norm=eval fixes them."
         return "not by these attacks" if deep else "unknown", norm, why
-    module, normed = model.get_submodule(first.name), any(isinstance(each, nn.LayerNorm) for _, each in kinds)
-    if normed and isinstance(module, nn.Conv2d) and module.kernel_size == module.stride:
+    patches = None
+    with torch.enable_grad(), suppress(NotFullyConnectedError):
+        patches = find_patch_embedding(model, ModelState.of(model), tuple(shape), fixed_norms=True)
+    if patches is not None:
         solved, mixed = size == 1 and training.is_gradient, size > _FEW_IMAGES
         outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         sums = "that of one image's patches" if solved else "a sum over images or steps"
-        return outcome, first, f"The position embedding's gradient is {sums}."
+        return outcome, first.name, f"The position embedding's gradient is {sums}."
+    for name, each in owners(model).items():
+        sides = [sum(side > 1 for side in value.shape) for value in each.parameters(recurse=False)]
+        if max(sides) > 1 and not isinstance(each, _WEIGHTED):
+            return "unknown", name, f"The equations of a {type(each).__name__} are not counted."
     if deep:
-        return _of_deep(model, layers, training)
-    smooth = not any(isinstance(each, (*_KINKED, *_NOT_MONOTONE)) for _, each in kinds)
-    each = sum(layer.gradient for layer in layers) / (size * pixels)
-    counts = f"all layers give {each:.2g} equations for each pixel of the batch"
-    alone = size == 1 and each >= 1 and (smooth or first.ratio >= _SOLVED)
-    if alone or (smooth and training.is_gradient and each >= _DESCENDED):
-        return "reconstructible", first, f"Enough: {counts}."
-    few = each < _HOPELESS
-    return "not by these attacks" if few else "unknown", first, f"{'Too few' if few else 'Not enough'}: {counts}."
+        return _of_deep(layers, training, called)
+    smooth, pixels = not called & (_KINKED | _NOT_MONOTONE), math.prod(shape)
+    share = sum(layer.gradient for layer in layers) / (size * pixels)
+    counts = f"all layers give {share:.2g} equations for each pixel of the batch"
+    alone = size == 1 and share >= 1 and (smooth or first.ratio >= _SOLVED)
+    if alone or (smooth and training.is_gradient and share >= _DESCENDED):
+        return "reconstructible", first.name, f"Enough: {counts}."
+    few = share < _HOPELESS
+    return "not by these attacks" if few else "unknown", first.name, f"{'Too few' if few else 'Not enough'}: {counts}."
 
 
-def _of_deep(model: nn.Module, layers: Sequence[LayerEquations], training: PlannedTraining) -> _Decided:
+def _of_deep(layers: Sequence[LayerEquations], training: PlannedTraining, called: Set[str]) -> _Decided:
     worst = min(layers, key=lambda layer: layer.ratio)
     counts = f"{worst.equations:,} equations for {worst.unknowns:,} unknowns"
-    if training.batch_size > 1:
-        return "not by these attacks", worst, f"The outputs of single images, which solve a layer, are mixed: {counts}."
-    if any(isinstance(each, _NOT_MONOTONE) for each in model.modules()):
-        return "not by these attacks", worst, f"An activation that is not monotone hides a layer's outputs: {counts}."
-    if not training.is_gradient:
-        return "unknown", worst, "Only one step of SGD shows the gradients that solve a layer."
-    if worst.ratio < _TOO_FEW:
-        return "not by these attacks", worst, f"Too few: {counts}."
-    if any(isinstance(each, nn.MaxPool2d | nn.AvgPool2d) for each in model.modules()):
-        return "unknown", worst, "Pooling hides the places of a layer's outputs, which are not solved for."
-    return "reconstructible" if worst.ratio >= _SOLVED else "unknown", worst, f"Solved layer by layer: {counts}."
+    outcome: Outcome = "not by these attacks"
+    if not called & _KINKED or called & _NOT_MONOTONE:
+        outcome, why = "unknown", f"Attacks were measured behind ReLUs only, of networks as deep: {counts}."
+    elif training.batch_size > 1:
+        outcome = outcome if training.batch_size > _FEW_IMAGES else "unknown"
+        why = f"The outputs of single images, which solve a layer, are mixed: {counts}."
+    elif not training.is_gradient:
+        outcome, why = "unknown", "Only one step of SGD shows the gradients that solve a layer."
+    elif worst.ratio < _TOO_FEW:
+        why = f"Too few: {counts}."
+    elif called & {"max_pool2d", "avg_pool2d"}:
+        outcome, why = "unknown", "Pooling hides the places of a layer's outputs, which are not solved for."
+    else:
+        outcome = "reconstructible" if worst.ratio >= _SOLVED else "unknown"
+        why = f"Solved layer by layer: {counts}."
+    return outcome, worst.name, why
