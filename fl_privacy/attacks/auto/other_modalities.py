@@ -69,6 +69,7 @@ class TextMembers(_Members):
             descended = part_of_work(progress, 0.0, shown)
             self._descend(observations, best, bags, limit, seed=seed, progress=descended)
         attack = LikeliestText(evaluations=self.evaluations or EVALUATIONS["standard"], device=self.device)
+        unsure = {k: one for k, one in unsure.items() if best[k].certainty is Certainty.APPROXIMATE}
         starts = [one if (own := best[k].batch) is None else one.told(previous=own.inputs) for k, one in unsure.items()]
         found = attack(starts, seed=seed, progress=part_of_work(progress, shown, 1.0)) if starts else []
         for k, other in zip(unsure, found, strict=True):

@@ -1,5 +1,6 @@
 """Find the likeliest text given the updates, the defense and public texts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from fl_privacy import effects
 from fl_privacy.attacks.adaptive.constraints import estimate_noise_std
-from fl_privacy.attacks.attack import Report, even_share, part_of, timely
+from fl_privacy.attacks.attack import Report, even_share, part_of, seconds_left, timely
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, known_lengths
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
@@ -21,7 +22,6 @@ from fl_privacy.attacks.likelihood.attack import Likelihood, likelihood_of_victi
 from fl_privacy.attacks.likelihood.channel import Channel
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import VictimGradients, VictimModel, differentiable_twice, number_of_steps
-from fl_privacy.models.gradients.victims import Vectorized
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
@@ -42,8 +42,8 @@ _MOST_CLASSES = 8
 class _FirstStep(VictimGradients):
     """The direction of a client's only step: the gradient, or what Adam makes of it."""
 
-    def __init__(self, victim_model: VictimModel, gradients: VictimGradients | None = None) -> None:
-        self._gradients, self._plan = gradients or Vectorized(victim_model), victim_model.plan
+    def __init__(self, victim_model: VictimModel, gradients: VictimGradients) -> None:
+        self._gradients, self._plan = gradients, victim_model.plan
         self.soft = 0.0
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
@@ -165,8 +165,10 @@ class _TextSearch:
             logits = logits + _SPREAD * self.language.usual.log().to(table)
         logits = logits.scatter_add(2, own, torch.full_like(own, _HELD, dtype=table.dtype)).requires_grad_()
         optimizer, history = torch.optim.Adam([logits], lr=_RATE), list[float]()
+        seconds = seconds_left()
         for step in timely(range(iterations)):
-            share = step / iterations
+            late = 1 - seconds_left() / seconds if 0 < seconds < math.inf else 0.0
+            share = max(step / iterations, late)  # it also ends cold if time is short
             if step % _REFRESHED == 0:
                 context = torch.zeros_like(logits)
                 for row, text in enumerate(self.texts if self.language else []):
@@ -196,6 +198,11 @@ def why_not_searched(observation: Observation) -> str | None:
     unlikely = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
     if not parts or any(isinstance(part.effect, unlikely) for part in parts):
         return "A defense of the update is expected, whose likelihood is known."
+    if plan.shares != "gradient" and plan.optimizer != "sgd":
+        inner = [e.added if isinstance(e := part.effect, effects.NoisedLayers) else e for part in parts]
+        early = [isinstance(e, effects.ClippedExamples) or getattr(e, "at", "") == "gradient" for e in inner]
+        if any(early) or (plan.optimizer == "adam" and plan.weight_decay):
+            return "Noise and weight decay are expected behind Adam's step, but they come before it."
     return None if plan.shares == "gradient" or number_of_steps(1, plan) == 1 else "A single local step is expected."
 
 
@@ -267,7 +274,7 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
     inside, language = slice(0, None), None
     if public is None:
         drawn = torch.randint(len(table), (_BEGINNINGS, longest), generator=rng)
-        ends = torch.randint(2, longest + 1, (_BEGINNINGS,), generator=rng)
+        ends = torch.randint(min(2, longest), longest + 1, (_BEGINNINGS,), generator=rng)
     else:
         public = torch.nn.functional.pad(public.cpu(), (0, max(0, longest - public.shape[1])), value=-1)[:, :longest]
         drawn = public[torch.randperm(len(public), generator=rng)[:_BEGINNINGS]].clone()

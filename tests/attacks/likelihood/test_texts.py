@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from fl_privacy.attacks.attack import within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, why_not_searched
-from fl_privacy.defenses import ClientState, dp_noise
+from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
 from fl_privacy.models import Bert
 from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
 
@@ -88,6 +88,12 @@ def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> Non
     assert why_not_searched(seen) is None
     assert "single local step" in (why_not_searched(several) or "")
     assert "defense" in (why_not_searched(seen.told(defense=())) or "")
+    decayed = replace(seen, plan=replace(seen.plan, optimizer="adam", weight_decay=0.1))
+    assert "before" in (why_not_searched(decayed) or "")
+    early = [dp_sgd(noise_multiplier=1.0), dp_noise(scale=0.01, at="gradient"), dp_noise(at="gradient", layers=[1])]
+    assert all("before" in (why_not_searched(seen.told(defense=each.parts)) or "") for each in early)
+    gradient = replace(seen, plan=replace(seen.plan, optimizer="sgd"))
+    assert why_not_searched(gradient.told(defense=early[0].parts)) is None
 
 
 def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> None:
