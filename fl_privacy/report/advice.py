@@ -26,6 +26,15 @@ LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and va
 _SEARCHED_TEXTS = {"defense=dp_noise", "defense=local_dp", "defense=quantization"}
 """Defenses behind which attack=auto searches for the likeliest text of an upload."""
 
+_SEARCHED_WITH = {
+    "data.target": ("class",),
+    "defense.at": ("upload",),
+    "federation.plan.steps": ("1", "null"),
+    "federation.plan.epochs": ("1", "null"),
+    "federation.plan.optimizer": ("sgd", "adamw"),
+}
+"""Settings -> their values with which it does so."""
+
 _OTHER_KINDS = (
     "No defense is recommended for {0}s for now: attacks made for a single defense have reconstructed {0}s where"
     " attack=auto reconstructed none."
@@ -93,7 +102,7 @@ def advice_from(
         if least is None:
             return [*lines, why]
         return [*lines, why, f"{least.name} leaks least of the defenses tried: {read_of(least.by_threat[threat])}."]
-    if fit := [d for d in safe if not _kept_back(d, threat)]:
+    if fit := [d for d in safe if not _kept_back(d, threat, table)]:
         best = min(fit, key=lambda d: (_cost(d), _leak(d, threat)))
         lines.append(
             f"Take {best.name} ({' '.join(best.overrides)}), the cheapest, if each example is uploaded once, in uploads"
@@ -145,7 +154,7 @@ def _private_by_name_alone(table: MeasuredTable) -> list[str]:
 def _dearer(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     if not unread:
         return []
-    fit = [d for d in unread if not _kept_back(d, threat)]
+    fit = [d for d in unread if not _kept_back(d, threat, table)]
     if not fit:
         return _withheld(unread, table, threat)
     costly = max(fit, key=lambda d: d.accuracy)
@@ -188,14 +197,17 @@ def _numbers(sizes: Sequence[int]) -> str:
 def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: Threat) -> list[str]:
     cheapest = min(unread, key=lambda d: (_cost(d), _leak(d, threat)))
     nor = " Nor is any other defense recommended behind which nothing was reconstructed." if len(unread) > 1 else ""
-    return [f"{_kept_back(cheapest, threat)}{nor} Measure again by `{table.command}`."]
+    return [f"{_kept_back(cheapest, threat, table)}{nor} Measure again by `{table.command}`."]
 
 
-def _kept_back(defense: MeasuredDefense, threat: Threat) -> str:
+def _kept_back(defense: MeasuredDefense, threat: Threat, table: MeasuredTable) -> str:
     """Explain why ``defense`` is not recommended despite no reconstructions; empty if it is."""
     found = defense.by_threat[threat]
-    if not modality_judged_by(found.judged_by).continuous and not set(defense.overrides) & _SEARCHED_TEXTS:
-        return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
+    if not modality_judged_by(found.judged_by).continuous:
+        given = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
+        searched = all(value in _SEARCHED_WITH.get(key, (value,)) for key, value in given)
+        if not (searched and set(defense.overrides) & _SEARCHED_TEXTS):
+            return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
     return withheld(found)
 
 

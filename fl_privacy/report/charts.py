@@ -95,7 +95,7 @@ def line_chart(
     """
 
     def place(x: float, y: float | None) -> tuple[float, float]:
-        known = y is not None and math.isfinite(y) and (y > 0 or not log)
+        known = y is not None and abs(y) < _HIGHEST and (y > 0 or not log)
         return float(x), math.nan if not known or y is None else math.log10(y) if log else float(y)
 
     looks = product(_DASHES[: 1 if faint else 4], _COLORS[: 1 if faint else len(SERIES)])
@@ -166,6 +166,7 @@ def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str],
 
 _WIDTH, _HEIGHT, _LETTER, _ROW = 388.8, 237.6, 5.5, 14.0  # sizes of a chart, a letter, and a row of the legend
 _MOST_NAMED = 12  # most curves in a legend
+_HIGHEST = 1e100  # values beyond are left out, like infinite ones
 
 
 def _svg(
@@ -229,7 +230,8 @@ def _path(line: Iterable[tuple[float, float]], at: Callable[[float, float], tupl
         kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(few) - 1} if column is not None else ()
         found += [f"{'L' if number else pen}{few[k][0]} {few[k][1]}" for number, k in enumerate(sorted(kept))]
         pen = "M" if column is None else "L"
-    return "".join(found)
+    path = "".join(found)
+    return "M".join(part if "L" in part or not part else f"{part}h0" for part in path.split("M"))  # dots if alone
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:

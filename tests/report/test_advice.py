@@ -117,6 +117,16 @@ def test_of_texts_only_defenses_are_recommended_behind_which_the_likeliest_is_se
     assert "Take" not in said and "the likeliest text behind it was not searched for" in said
 
 
+@pytest.mark.parametrize(
+    "setting", ["data.target=next_token", "federation.plan.epochs=2", "federation.plan.optimizer=adam"]
+)
+def test_of_texts_only_trainings_are_recommended_in_which_the_likeliest_is_searched(setting: str) -> None:
+    table = of_kind("token_f1")
+    tried = replace(table, settings=(*table.settings, setting))
+    said = " ".join(advice_from(tried, accuracy_loss=30, threat="adaptive", batch_size=1))
+    assert "Take" not in said and "was not searched for" in said
+
+
 def of_kind(judged_by: str, overrides: tuple[str, ...] = ("defense=dp_noise",)) -> MeasuredTable:
     """Make the table of texts or rows, with an undefended one that was reconstructed."""
 

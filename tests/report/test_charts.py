@@ -53,6 +53,15 @@ def test_a_line_has_gaps_where_nothing_is_known_and_keeps_its_peaks():
     assert sorted(heights)[1] - min(heights) > 50 < max(heights) - sorted(heights)[-2], "one peak and one low each"
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_values_without_neighbors_are_dots_and_huge_ones_are_left_out(log: bool) -> None:
+    values = [None, 1.0, None, 1e300, 2.0, 3.0, math.nan, 1.5, -1e308]
+    svg = line_chart([Curve(x=range(len(values)), y=values)], x="Round", y="Loss", log=log, alt="")
+    (path,) = re.findall(r'<path d="([^"]*)" style="fill:none', svg)
+    assert path.count("h0") == 2 and path.count("L") == 1 and "1e+" not in svg
+    assert line_chart([Curve(x=[1], y=[1e300])], x="Round", y="Loss", log=log, alt="")
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_bars_add_up_and_have_a_color_for_each_class(many: bool):
     counts = [[3, 0, 7] + [2] * 20 * many, [1, 4, 0] + [0] * 20 * many]
