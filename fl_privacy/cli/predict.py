@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Annotated
 
 import typer
@@ -10,7 +11,10 @@ from fl_privacy.checks import whole
 from fl_privacy.cli.completion import Overrides
 from fl_privacy.errors import UserError, say
 
-_JUDGED = {"defense": "none", "server": "honest", "secure_aggregation": "none", "weights": None, "captured": None}
+_JUDGED = {
+    **{"defense": "none", "server": "honest", "secure_aggregation": "none", "weights": None, "captured": None},
+    "threat_model.observer": "server",
+}
 """Settings that a prediction would ignore -> their usual values."""
 
 
@@ -36,7 +40,7 @@ def predict(
     asked = overrides or []
     settings = compose_run(asked)
     for name, usual in _JUDGED.items():
-        if (given := settings.choices.get(name, getattr(settings, name))) != usual:
+        if (given := settings.choices.get(name, attrgetter(name)(settings))) != usual:
             raise UserError(
                 f"{name} is expected to be left out, since an initial network is judged without it, but got"
                 f" {name}={given}; try it by `fl-privacy attack`."

@@ -26,6 +26,7 @@ def test_a_network_is_predicted_without_data(capsys: pytest.CaptureFixture[str])
         (["model=nope"], "nope"),
         (["model=mlp", "defense=dp_noise"], "defense=dp_noise"),
         (["model=mlp", "server=imprint"], "server=imprint"),
+        (["model=mlp", "threat_model=another_site"], "threat_model.observer=another_site"),
         (["model=mlp", "weights=runs/trained"], "weights=runs/trained"),
         (["data=mnist_mini", "--classes", "3"], "got --shape or --classes, too"),
     ],

@@ -1,6 +1,5 @@
 """Find the likeliest text given the updates, the defense and public texts."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from fl_privacy import effects
 from fl_privacy.attacks.adaptive.constraints import estimate_noise_std
-from fl_privacy.attacks.attack import Report, even_share, part_of, seconds_left, timely
+from fl_privacy.attacks.attack import Report, even_share, part_of, timely
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, known_lengths
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
@@ -165,10 +164,8 @@ class _TextSearch:
             logits = logits + _SPREAD * self.language.usual.log().to(table)
         logits = logits.scatter_add(2, own, torch.full_like(own, _HELD, dtype=table.dtype)).requires_grad_()
         optimizer, history = torch.optim.Adam([logits], lr=_RATE), list[float]()
-        seconds = seconds_left()
         for step in timely(range(iterations)):
-            late = 1 - seconds_left() / seconds if 0 < seconds < math.inf else 0.0
-            share = max(step / iterations, late)  # it also ends cold if time is short
+            share = step / iterations
             if step % _REFRESHED == 0:
                 context = torch.zeros_like(logits)
                 for row, text in enumerate(self.texts if self.language else []):
