@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_patch_embedding
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
+from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.types import ModelState
 from fl_privacy.types.modality import modality_of
 
@@ -90,22 +91,18 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
 
     ``model`` has the values that are sent; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
     """
-    rng = torch.Generator().manual_seed(0)
+    held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
+    model, rng = detached_copy(model).eval(), torch.Generator().manual_seed(0)
     inputs = search_of(model).proxies(model, tuple(shape), rng)[:2]
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _WEIGHTED)}
-    mode = model.training
-    try:
-        with leaving(watched) as calls, _Called() as called:
-            model.eval()(inputs)
-    finally:
-        model.train(mode)
+    with leaving(watched) as calls, _Called() as called:
+        model(inputs)
     pairs = zip(calls, [*calls[1:], None], strict=True)
     alone = [_counted(call, following, training.batch_size) for call, following in pairs]
     entering, sums = [call.inputs.data_ptr() for call in calls], Counter[int]()
     for place, own in zip(entering, alone, strict=True):
         sums[place] += own.gradient + own.outputs
     layers = tuple(replace(each, equations=sums[place]) for place, each in zip(entering, alone, strict=True))
-    held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
     if held is not None:
         why = "It has parameters that are not trained; only trainings of all of them are predicted."
         return Prediction("unknown", held.rpartition(".")[0], why, layers)

@@ -23,17 +23,15 @@ from fl_privacy.types.modality import Modality, modality_judged_by
 
 SHIPPED = Path(__file__).resolve().parent / "measured"  # measurements shipped with the package
 LITTLE_TIME = 0.01  # seconds that are negligible in a client's training, and vary between measurements
-_SEARCHED_TEXTS = {"defense=dp_noise", "defense=local_dp", "defense=quantization"}
-"""Defenses behind which attack=auto searches for the likeliest text of an upload."""
-
-_SEARCHED_WITH = {
+_SEARCHED_TEXTS = {
+    "defense": ("dp_noise", "local_dp", "quantization"),
     "data.target": ("class",),
     "defense.at": ("upload",),
     "federation.plan.steps": ("1", "null"),
     "federation.plan.epochs": ("1", "null"),
     "federation.plan.optimizer": ("sgd", "adamw"),
 }
-"""Settings -> their values with which it does so."""
+"""Settings -> their values with which attack=auto searches for the likeliest text of an upload."""
 
 _OTHER_KINDS = (
     "No defense is recommended for {0}s for now: attacks made for a single defense have reconstructed {0}s where"
@@ -204,9 +202,9 @@ def _kept_back(defense: MeasuredDefense, threat: Threat, table: MeasuredTable) -
     """Explain why ``defense`` is not recommended despite no reconstructions; empty if it is."""
     found = defense.by_threat[threat]
     if not modality_judged_by(found.judged_by).continuous:
-        given = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
-        searched = all(value in _SEARCHED_WITH.get(key, (value,)) for key, value in given)
-        if not (searched and set(defense.overrides) & _SEARCHED_TEXTS):
+        told = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]
+        given = {"defense": "none", **dict(told)}
+        if any(given.get(key, values[0]) not in values for key, values in _SEARCHED_TEXTS.items()):
             return f"{defense.name} is not recommended: the likeliest text behind it was not searched for."
     return withheld(found)
 

@@ -112,9 +112,10 @@ def test_texts_and_rows_are_recommended_as_the_strongest_attacked_them(judged_by
 
 
 def test_of_texts_only_defenses_are_recommended_behind_which_the_likeliest_is_searched() -> None:
-    table = of_kind("token_f1", ("defense=prune",))
-    said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", batch_size=1))
-    assert "Take" not in said and "the likeliest text behind it was not searched for" in said
+    for overrides in (("defense=prune",), ("model.lora_rank=8",), ("defense=dp_noise", "defense.at=gradient")):
+        table = of_kind("token_f1", overrides)
+        said = " ".join(advice_from(table, accuracy_loss=30, threat="adaptive", batch_size=1))
+        assert "Take" not in said and "the likeliest text behind it was not searched for" in said
 
 
 @pytest.mark.parametrize(

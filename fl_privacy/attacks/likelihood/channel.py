@@ -14,6 +14,9 @@ from fl_privacy.attacks.adaptive.constraints import estimate_clip_norm, estimate
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.types import Tensors
 
+UNLIKELY = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
+"""Effects on what the update is computed from, which no likelihood of rows or texts covers."""
+
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
 _SAMPLES = 16  # draws by which a defense without a formula is simulated

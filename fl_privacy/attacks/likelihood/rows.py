@@ -16,7 +16,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood.attack import Guesser, Likelihood, likelihood_of_victims
-from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
+from fl_privacy.attacks.likelihood.channel import UNLIKELY
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.progress import counted
 from fl_privacy.rng import cpu_threads, derive_generator
@@ -323,8 +323,8 @@ class LikeliestRows:
     def _attack(
         self, group: Group, seed: int, report: Report, starts: Mapping[int, Batch | None]
     ) -> dict[int, Reconstruction]:
-        parts, unlikely = group.first.knowledge.defense, PrivateLoss | PrivateLayers | OtherImages | Transformed
-        if not parts or any(isinstance(part.effect, unlikely) for part in parts):
+        parts = group.first.knowledge.defense
+        if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
             raise NotAttackableError("A defense of the update is expected, whose likelihood is known.")
         with cpu_threads(1):
             prepared = prepare(Settings(objective=L2(), compile="off", device=self.device), group, seed)

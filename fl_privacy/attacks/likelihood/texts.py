@@ -18,7 +18,7 @@ from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.word_order import LanguageModel
 from fl_privacy.attacks.likelihood.attack import Likelihood, likelihood_of_victims
-from fl_privacy.attacks.likelihood.channel import Channel
+from fl_privacy.attacks.likelihood.channel import UNLIKELY, Channel
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import VictimGradients, VictimModel, differentiable_twice, number_of_steps
 from fl_privacy.progress import counted
@@ -192,8 +192,7 @@ def why_not_searched(observation: Observation) -> str | None:
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     if getattr(model, "next_token", True) or observation.upload.num_examples != 1:
         return "A single text with a class is expected, whose likelihood is compared."
-    unlikely = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
-    if not parts or any(isinstance(part.effect, unlikely) for part in parts):
+    if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
         return "A defense of the update is expected, whose likelihood is known."
     if plan.shares != "gradient" and plan.optimizer != "sgd":
         inner = [e.added if isinstance(e := part.effect, effects.NoisedLayers) else e for part in parts]
