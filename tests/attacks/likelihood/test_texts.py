@@ -6,12 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fl_privacy.attacks.attack import within
+from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.auto.other_modalities import TextMembers
 from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, why_not_searched
 from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
 from fl_privacy.models import Bert
-from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimId
+from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
 WORDS, LONGEST = 40, 6
 TEXTS = torch.randint(3, WORDS, (200, LONGEST), generator=torch.Generator().manual_seed(1))
@@ -77,6 +78,16 @@ def test_auto_searches_behind_noise() -> None:
     (found,) = AutoAttack(evaluations=100)([seen], seed=0)
     assert found.member == MEMBER and found.batch is not None
     assert float((found.batch.inputs[0] == text).float().mean()) >= 0.5
+
+
+def test_auto_keeps_what_reproduces_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    def solved(members: TextMembers, seen: object, best: list[Reconstruction], *others: object, **more: object) -> None:
+        best[0] = replace(best[0], member="tag", certainty=Certainty.CONSISTENT)
+
+    monkeypatch.setattr(TextMembers, "_descend", solved)
+    seen, _ = behind_noise(2, 0.002, "adamw")
+    (found,) = TextMembers(evaluations=100)([seen], seed=0, progress=no_progress)
+    assert found.member == "tag"
 
 
 def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> None:
