@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -56,6 +56,7 @@ class Prediction:
     layers: tuple[LayerEquations, ...] = ()
 
 
+_Layers = Sequence[LayerEquations]
 _Decided = tuple[Outcome, str, str]  # the outcome, the layer that decides, the reason
 
 
@@ -74,7 +75,7 @@ class PlannedTraining:
 
 
 class _Called(TorchFunctionMode):
-    """Names of all functions of a pass, also of those that no module calls."""
+    """Names of called functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,25 +145,20 @@ def _of_first_linear(module: nn.Module, first: LayerEquations, size: int, *, kin
         return "reconstructible", first.name, "The weight's gradient divided by the bias's is the example."
     if size > rank:
         return "unknown", first.name, f"The gradient has rank {rank} at most, fewer than {size} examples."
-    if kinked and size <= _LARGEST_EXACT and outputs >= _LEAST_OUTPUTS * size:
+    if kinked and size <= min(_LARGEST_EXACT, outputs // _LEAST_OUTPUTS):
         why = f"A ReLU's zeros factor the gradient of {outputs} outputs into {size} examples."
         return "reconstructible", first.name, why
     return "unknown", first.name, f"{outputs} outputs may be too few to factor their gradient into {size} examples."
 
 
 def _of_convolutions(
-    model: nn.Module,
-    layers: Sequence[LayerEquations],
-    shape: Sequence[int],
-    training: PlannedTraining,
-    called: Set[str],
+    model: nn.Module, layers: _Layers, shape: Sequence[int], training: PlannedTraining, called: Set[str]
 ) -> _Decided:
     first, size, deep = layers[0], training.batch_size, len(layers) > _DEEP
-    kinds = list(model.named_modules())
-    norm = next((name for name, each in kinds if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
+    norm = next((n for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
     if norm is not None and training.batch_norm == "train":
         why = "Batch norm in training mode adds the batch's statistics to the unknowns; batch_norm=eval fixes them."
-        return "not by these attacks" if deep else "unknown", norm, why
+        return "not by these attacks" if deep and called & _KINKED else "unknown", norm, why
     patches = None
     with torch.enable_grad(), suppress(NotFullyConnectedError):
         patches = find_patch_embedding(model, ModelState.of(model), tuple(shape), fixed_norms=True)
@@ -187,22 +183,16 @@ def _of_convolutions(
     return "not by these attacks" if few else "unknown", first.name, f"{'Too few' if few else 'Not enough'}: {counts}."
 
 
-def _of_deep(layers: Sequence[LayerEquations], training: PlannedTraining, called: Set[str]) -> _Decided:
-    worst = min(layers, key=lambda layer: layer.ratio)
-    counts = f"{worst.equations:,} equations for {worst.unknowns:,} unknowns"
-    outcome: Outcome = "not by these attacks"
-    if not called & _KINKED or called & _NOT_MONOTONE:
-        outcome, why = "unknown", f"Attacks were measured behind ReLUs only, of networks as deep: {counts}."
-    elif training.batch_size > 1:
-        outcome = outcome if training.batch_size > _FEW_IMAGES else "unknown"
-        why = f"The outputs of single images, which solve a layer, are mixed: {counts}."
-    elif not training.is_gradient:
-        outcome, why = "unknown", "Only one step of SGD shows the gradients that solve a layer."
-    elif worst.ratio < _TOO_FEW:
-        why = f"Too few: {counts}."
-    elif called & {"max_pool2d", "avg_pool2d"}:
-        outcome, why = "unknown", "Pooling hides the places of a layer's outputs, which are not solved for."
-    else:
-        outcome = "reconstructible" if worst.ratio >= _SOLVED else "unknown"
-        why = f"Solved layer by layer: {counts}."
-    return outcome, worst.name, why
+def _of_deep(layers: _Layers, training: PlannedTraining, called: Set[str]) -> _Decided:
+    worst, size = min(layers, key=lambda layer: layer.ratio), training.batch_size
+    no, open_, solved = "not by these attacks", "unknown", worst.ratio >= _SOLVED
+    rules = (
+        (not called & _KINKED or called & _NOT_MONOTONE, open_, "Attacks were measured behind ReLUs only, this deep"),
+        (size > 1, no if size > _FEW_IMAGES else open_, "The outputs of single images, which solve a layer, are mixed"),
+        (not training.is_gradient, open_, "Only one step of SGD shows the gradients that solve a layer"),
+        (worst.ratio < _TOO_FEW, no, "Too few"),
+        (called & {"max_pool2d", "avg_pool2d"}, open_, "Pooling hides the places of a layer's outputs"),
+        (True, "reconstructible" if solved else open_, "Solved layer by layer"),
+    )
+    outcome, why = next((outcome, why) for holds, outcome, why in rules if holds)
+    return cast(Outcome, outcome), worst.name, f"{why}: {worst.equations:,} equations for {worst.unknowns:,} unknowns."

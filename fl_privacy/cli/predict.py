@@ -22,15 +22,13 @@ def predict(
     overrides: Overrides = None,
     shape: Annotated[str | None, typer.Option(help="Size of images without data=NAME; default: 3x32x32.")] = None,
     classes: Annotated[int | None, typer.Option(help="Number of classes without data=NAME; default: 10.")] = None,
-    layers: Annotated[bool, typer.Option("--layers", help="Also print the counts of every layer.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of sentences.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with the counts of every layer.")] = False,
 ) -> None:
     """Predict whether examples can be reconstructed, from the network alone: no data, no training, no attack.
 
     `model=resnet18 batch_size=8 federation.plan.batch_norm=eval`: the equations of an update are counted against its
     unknowns, layer by layer. The answer is `reconstructible`, `not by these attacks` or `unknown`, with the layer that
-    decides. It is a prediction of undefended uploads to a server that follows the protocol, never a proof of privacy:
-    `fl-privacy attack` tries it. For texts and rows, name data=.
+    decides. It predicts undefended uploads and proves nothing; `fl-privacy attack` tries it. Texts and rows need data=.
     """
     from fl_privacy.attacks.prediction import PlannedTraining, predict  # noqa: PLC0415
     from fl_privacy.models.gradients import number_of_steps  # noqa: PLC0415
@@ -63,10 +61,5 @@ def predict(
     steps = 1 if plan.shares == "gradient" else number_of_steps(size, plan)
     optimizer = "sgd" if plan.shares == "gradient" else plan.optimizer
     found = predict(model, form, PlannedTraining(size, plan.batch_norm, steps, optimizer))
-    if as_json:
-        say(json.dumps(asdict(found), indent=1))
-        return
-    say(f"{found.outcome}: {found.reason}" + f" The layer that decides is {found.layer}." * bool(found.layer))
-    for each in found.layers if layers else ():
-        counts = f"{each.unknowns:,} unknowns, {each.gradient:,} + {each.outputs:,} equations of gradient and outputs"
-        say(f"{each.name} ({each.kind}): {counts}")
+    said = f"{found.outcome}: {found.reason}" + f" The layer that decides is {found.layer}." * bool(found.layer)
+    say(json.dumps(asdict(found), indent=1) if as_json else said)

@@ -14,8 +14,7 @@ def test_a_network_is_predicted_without_data(capsys: pytest.CaptureFixture[str])
     assert run_command_line(asked) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "not by these attacks" and found["layers"][0]["unknowns"] == 8 * 3 * 32 * 32
-    assert run_command_line(["predict", "model=lenet", "--layers"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert len(found["layers"]) > 19
 
 
 @pytest.mark.parametrize(

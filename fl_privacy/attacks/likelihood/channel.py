@@ -15,7 +15,7 @@ from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.types import Tensors
 
 UNLIKELY = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
-"""Effects on what the update is computed from, which no likelihood of rows or texts covers."""
+"""Effects without a likelihood of rows or texts."""
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
