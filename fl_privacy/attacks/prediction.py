@@ -1,4 +1,4 @@
-"""Predict from a network alone, without data or training, whether the attacks here reconstruct its clients' images."""
+"""Predict from a network alone whether attacks reconstruct its clients' examples."""
 
 import math
 from collections import Counter
@@ -104,11 +104,9 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
     for place, own in zip(entering, alone, strict=True):
         sums[place] += own.gradient + own.outputs
     layers = tuple(replace(each, equations=sums[place]) for place, each in zip(entering, alone, strict=True))
-    if held is not None:
-        why = "It has parameters that are not trained; only trainings of all of them are predicted."
-        return Prediction("unknown", held.rpartition(".")[0], why, layers)
-    if not layers:
-        return Prediction("unknown", "", "No linear layer, convolution or embedding was called.")
+    if held is not None or not layers:
+        why = "Trained linear layers, convolutions or embeddings are expected, without parameters that are held."
+        return Prediction("unknown", (held or "").rpartition(".")[0], why, layers)
     first, module, pixels = layers[0], calls[0].module, modality_of(model).pixels
     whole = isinstance(module, nn.Linear) and module.in_features == math.prod(shape)
     decided: _Decided

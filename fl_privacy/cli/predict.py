@@ -15,7 +15,7 @@ _JUDGED = {
     **{"defense": "none", "server": "honest", "secure_aggregation": "none", "weights": None, "captured": None},
     "threat_model.observer": "server",
 }
-"""Settings that a prediction would ignore -> their usual values."""
+"""Settings that predictions ignore -> usual values."""
 
 
 def predict(

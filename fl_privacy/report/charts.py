@@ -230,8 +230,8 @@ def _path(line: Iterable[tuple[float, float]], at: Callable[[float, float], tupl
         kept = {0, heights.index(min(heights)), heights.index(max(heights)), len(few) - 1} if column is not None else ()
         found += [f"{'L' if number else pen}{few[k][0]} {few[k][1]}" for number, k in enumerate(sorted(kept))]
         pen = "M" if column is None else "L"
-    path = "".join(found)
-    return "M".join(part if "L" in part or not part else f"{part}h0" for part in path.split("M"))  # dots if alone
+    parts = "".join(found).split("M")
+    return "M".join(part if "L" in part or not part else f"{part}h0" for part in parts)  # a dot if alone
 
 
 def top_of(values: Sequence[float], bound: float | None) -> float:

@@ -187,7 +187,11 @@ class MaximumAPosteriori(GroupAttack):
             best = found if best is None else _better(best, found)
         assert best is not None
         parts = victims[0].observation.knowledge.defense or ()
-        said = _sentences(likelihood, prior, noisy=any(looks_noisy(part.effect) for part in parts))
+        noisy = any(looks_noisy(part.effect) for part in parts)
+        under = "noise and all else that the defense does" if noisy else "defense"
+        known = f"learned from {prior.images} public images" if prior.images else "which fall off as photographs' do"
+        drawn = f"Images are drawn to a normal distribution, {known}{', and no more' * (not prior.images)}."
+        said = sentences(likelihood, "image", drawn, same="examples", under=under)
         posterior = Posterior(replace(likelihood, transform=best.transform), prior, best.images, best.labels)
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
 
@@ -365,17 +369,11 @@ def _better(one: Explained, other: Explained) -> Explained:
     )
 
 
-def _sentences(likelihood: Likelihood, prior: PixelPrior, *, noisy: bool) -> tuple[str, ...]:
-    known = f"learned from {prior.images} public images"
-    known = known if prior.images else "which fall off as photographs' do, and no more"
-    under = "noise and all else that the defense does" if noisy else "defense"
-    said = [
-        f"It looks for the likeliest image by the probability of what was observed under the {under}.",
-        f"Images are drawn to a normal distribution, {known}.",
-    ]
-    if (number := likelihood.uploads) > 1:
-        said.append(f"It compares {number} updates of the same examples together.")
-    return tuple(said)
+def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
+    """Describe a search in sentences."""
+    looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
+    number = likelihood.uploads
+    return looks, *priors, *[f"It compares {number} updates of the same {same} together."] * (number > 1)
 
 
 def _answer(

@@ -15,7 +15,7 @@ from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.attacks.likelihood.attack import Guesser, Likelihood, likelihood_of_victims
+from fl_privacy.attacks.likelihood.attack import Guesser, Likelihood, likelihood_of_victims, sentences
 from fl_privacy.attacks.likelihood.channel import UNLIKELY
 from fl_privacy.models.gradients import differentiable_twice
 from fl_privacy.progress import counted
@@ -393,16 +393,13 @@ def _is_additive(likelihood: Likelihood, inputs: Tensor, labels: Tensor) -> bool
 def _answer(search: RowSearch, victim: PreparedVictim, history: Sequence[float]) -> Reconstruction:
     if not (loss := float(search.losses[0])) < _IMPOSSIBLE:
         return failed(victim.observation, "The likelihood is not finite; check the update.")
-    said = ["It looks for the likeliest rows by the probability of what was observed under the defense."]
-    if (number := search.likelihood.uploads) > 1:
-        said.append(f"It compares {number} updates of the same rows together.")
     return Reconstruction(
         id=victim.observation.id,
         batch=Batch(search.moves.prior.schema.nearest(search.rows[0].float().cpu()), search.labels[0].cpu()),
         loss=loss,
         history=tuple(history),
         label_source=victim.label_source if victim.label_source == "known" else "inferred",
-        countermeasures=tuple(said),
+        countermeasures=sentences(search.likelihood, "rows", same="rows"),
         member=MEMBER,
         cells_certain=search.certainty(),
     )

@@ -17,7 +17,7 @@ from fl_privacy.attacks.gradient_inversion.preparation import Prepared, Prepared
 from fl_privacy.attacks.gradient_inversion.settings import Settings
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.gradient_inversion.word_order import LanguageModel
-from fl_privacy.attacks.likelihood.attack import Likelihood, likelihood_of_victims
+from fl_privacy.attacks.likelihood.attack import Likelihood, likelihood_of_victims, sentences
 from fl_privacy.attacks.likelihood.channel import UNLIKELY, Channel
 from fl_privacy.models import TextModel
 from fl_privacy.models.gradients import VictimGradients, VictimModel, differentiable_twice, number_of_steps
@@ -243,19 +243,16 @@ class LikeliestText(GroupAttack):
     def _searched(self, search: _TextSearch, victim: PreparedVictim, report: Report) -> Reconstruction:
         history = search.anneal(max(10, round(_ANNEALED * self.evaluations)), report)
         search.keep(1)
-        observation, uploads = victim.observation, search.likelihood.likelihood.uploads
+        observation = victim.observation
         if not search.losses.isfinite().all():
             return failed(observation, "The likelihood is not finite; check the update.")
-        said = ["It looks for the likeliest text by the probability of what was observed under the defense."]
-        if uploads > 1:
-            said.append(f"It compares {uploads} updates of the same text together.")
         return Reconstruction(
             id=observation.id,
             batch=Batch(search.texts[:1].cpu(), torch.tensor([search.label])),
             loss=float(search.losses[0]),
             history=tuple(history),
             label_source=victim.label_source if victim.label_source == "known" else "inferred",
-            countermeasures=tuple(said),
+            countermeasures=sentences(search.likelihood.likelihood, "text", same="text"),
             member=MEMBER,
         )
 
