@@ -207,9 +207,10 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         same = equal.chance(int(is_exact.sum()), len(wanted)) if is_exact.any() else 1.0
         chances.append(either(chance_of_upload(fit.numpy(), len(wanted)), same))
         judged.append((wanted, given, is_exact, ~is_exact & _is_near(given, wanted, others)))
-    joint = combined(chances)
+    others_joint = combined([chance for chance in chances if chance >= LEVEL])  # a certain row proves no other one
     for chance, (wanted, given, is_exact, near) in zip(chances, judged, strict=True):
-        if chance >= LEVEL and not (chance <= 1 - BAND and joint < LEVEL):  # few others, nearest in several uploads
+        few_others = chance <= 1 - BAND and others_joint < LEVEL  # but nearest of them in several uploads
+        if chance >= LEVEL and not few_others:
             near[:] = False
             is_exact[:] &= len(others) < 2 or not equal.of_usual  # other rows also equal each other
         exact, identified = exact + int(is_exact.sum()), identified + int(near.sum())
@@ -218,7 +219,7 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
         rows = zip(wanted.tolist(), given.tolist(), read, strict=True)
         shown += [Shown(original=row, guess=made, reconstructed=own) for row, made, own in rows]
     counts = Counts(exact=exact, identified=identified, nothing=nothing, failures=failures, groups=len(found))
-    return replace(counts, candidates=len(others), chance=joint), shown
+    return replace(counts, candidates=len(others), chance=combined(chances)), shown
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:

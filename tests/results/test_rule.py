@@ -142,6 +142,9 @@ def test_rows_that_are_nearest_among_few_others_count_in_several_uploads() -> No
     assert all(one.reconstructed for one in shown) and counts.candidates == 85
     counts, _ = count_rows(near[:1], batches[:1], public)
     assert counts.read == 0, "one upload alone may be nearest by chance"
+    certain = [guessed(truth[:1], 0), near[1]]
+    counts, _ = count_rows(certain, batches[:2], public)
+    assert (counts.exact, counts.identified) == (1, 0), "an exact row does not prove another one"
 
 
 def test_rows_of_few_values_are_equal_by_chance() -> None:
