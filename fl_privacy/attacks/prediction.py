@@ -27,7 +27,7 @@ _LARGEST_EXACT, _LEAST_OUTPUTS = 32, 16  # batch of an exact solution behind a R
 _SOLVED, _TOO_FEW = 0.45, 0.2  # equations for each unknown of a layer: enough for one image, and too few
 _DESCENDED, _HOPELESS = 1.4, 0.5  # equations of all layers for each pixel of a batch: enough for a descent, and too few
 _DEEP = 8  # layers with weights behind which no descent here found more than ``_FEW_IMAGES`` behind ReLUs
-_FEW_IMAGES = 2  # images behind a deep network or vision transformer that may be reconstructed together
+_FEW_IMAGES = 4  # images behind a deep network or vision transformer that may be reconstructed together
 
 
 @dataclass(frozen=True)
