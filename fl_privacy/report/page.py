@@ -35,7 +35,7 @@ def render(template: str, *, live: bool = False, script: str | None = None, **va
         digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
         policy = f"{policy}; script-src 'sha256-{digest}'"
     page = part_of_page(template, content_security_policy=policy, live=live, script=program, **values)
-    return neutral(with_words(page))
+    return neutral(with_words(str(page)))
 
 
 def part_of_page(template: str, **values: Any) -> Markup:
