@@ -35,7 +35,7 @@ _BEGINNINGS = 400  # texts that are compared for the starts
 _SOFT = 1.0  # size of a gradient whose Adam step counts half in slopes, as a share of the root mean square
 _CHUNK = 16  # texts compared at a time
 _EPS = 1e-8  # of Adam
-_MOST_CLASSES = 8
+_CLASSES = 8  # largest number of classes of which each is tried on a whole chunk; of more, on fewer texts
 
 
 class _FirstStep(VictimGradients):
@@ -283,8 +283,8 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
     if victim.label_source == "known" and victim.labels is not None:
         label = int(victim.labels[0])
     else:
-        few = range(min(_MOST_CLASSES, prepared.num_classes))
-        label = min(few, key=lambda each: float(likelihood.losses(drawn[:_CHUNK], each).mean()))
+        few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // prepared.num_classes))]
+        label = min(range(prepared.num_classes), key=lambda each: float(likelihood.losses(few, each).mean()))
     search = _TextSearch(likelihood, language, drawn, label, inside, rng)
     search.keep(_STARTS)
     previous = observation.knowledge.previous

@@ -20,12 +20,12 @@ TEXTS[:, 0] = 1
 TEXTS[:, -1] = 2
 
 
-def behind_noise(number: int, scale: float, optimizer: str) -> tuple[Observation, torch.Tensor]:
+def behind_noise(number: int, scale: float, optimizer: str, classes: int = 2) -> tuple[Observation, torch.Tensor]:
     """Observe one noisy step on one text, with other texts as public ones."""
     torch.manual_seed(0)
-    size = {"vocabulary_size": WORDS, "max_length": LONGEST, "num_classes": 2}
+    size = {"vocabulary_size": WORDS, "max_length": LONGEST, "num_classes": classes}
     model = Bert(**size, width=16, layers=1, heads=2, hidden=32, std=0.2)
-    text, label = TEXTS[number : number + 1], torch.tensor([number % 2])
+    text, label = TEXTS[number : number + 1], torch.tensor([number % classes])
     names, parameters = zip(*model.named_parameters(), strict=True)
     gradients = torch.autograd.grad(F.cross_entropy(model(text), label), parameters)
     adam = optimizer != "sgd"
@@ -39,7 +39,7 @@ def behind_noise(number: int, scale: float, optimizer: str) -> tuple[Observation
         upload=Upload(tensors=tensors, num_examples=1),
         plan=LocalPlan(shares="delta", lr=0.01 if adam else 1.0, optimizer=optimizer),  # type: ignore[arg-type]
         input_shape=(LONGEST,),
-        num_classes=2,
+        num_classes=classes,
     )
     public = TEXTS[torch.arange(len(TEXTS)) != number]
     labels = torch.zeros(len(public), dtype=torch.long)
@@ -65,6 +65,12 @@ def test_the_same_is_found_again() -> None:
     seen, _ = behind_noise(0, 0.002, "adamw")
     found, again = (LikeliestText(evaluations=100)([seen], seed=0)[0].batch for _ in range(2))
     assert found is not None and again is not None and torch.equal(again.inputs, found.inputs)
+
+
+def test_every_class_is_tried() -> None:
+    seen, _ = behind_noise(19, 0.001, "sgd", classes=20)
+    (found,) = LikeliestText(evaluations=100)([seen], seed=0)
+    assert found.batch is not None and found.batch.labels.tolist() == [19]
 
 
 def test_nothing_is_found_behind_much_noise() -> None:
