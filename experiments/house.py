@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.test_shape import modality_tests  # noqa: E402
+from tests.test_shape import shape_of  # noqa: E402
 
 ROWS = ROOT / "experiments" / "rows" / "house" / "rows.jsonl"
 PAGE = ROOT / "docs" / "architecture.md"
@@ -109,7 +109,7 @@ def measured(root: Path) -> dict[str, object]:
     """Measure the package in ``root``."""
     files = {path: path.read_text() for path in sorted((root / "fl_privacy").rglob("*.py"))}
     lengths = [len(text.splitlines()) for text in files.values()]
-    told_apart = modality_tests(root)
+    told_apart = shape_of(root).asks
     return {
         "way_update": way(root, "Client.update", "", "defense=none"),
         "way_noise": way(root, "", "sample_noise", "defense=dp_noise"),

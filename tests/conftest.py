@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,17 @@ def own_state_folder_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_PRIVACY_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(scope="module")
+def few_seeds() -> Iterator[None]:
+    """Where nothing seeds its noise: of 16,384 seeds, whose first draws take seconds, 256 are tried."""
+    mechanism = importlib.import_module("fl_privacy.dp_check.mechanism")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "SEEDS", 256)
+        mechanism._streams.cache_clear()
+        yield
+    mechanism._streams.cache_clear()
 
 
 @pytest.fixture(scope="module")

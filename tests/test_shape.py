@@ -1,7 +1,8 @@
 """The package keeps its shape: files of one idea, short functions, few parameters."""
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,49 +67,35 @@ TOLD_APART: dict[str, str] = {
 """File -> why it asks of what kind examples are, instead of looking that up in a table by ``modality``."""
 
 
-def sources(root: Path) -> Iterator[tuple[str, ast.Module, int]]:
-    """Each module's path, what it says, and its number of lines."""
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is misshapen in a package; of ``asks`` the lines of each file that ask of what kind examples are."""
+
+    files: set[str]
+    functions: set[str]
+    parameters: set[str]
+    asks: dict[str, list[int]]
+
+
+@cache
+def shape_of(root: Path) -> Shape:
+    found = Shape(files=set(), functions=set(), parameters=set(), asks={})
     for path in sorted((root / "fl_privacy").rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        yield path.relative_to(root).as_posix(), ast.parse(text), len(text.splitlines())
-
-
-def functions(module: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(module) if isinstance(node, Function))
-
-
-def long_files(root: Path) -> set[str]:
-    return {path for path, _, lines in sources(root) if lines > LONGEST_FILE}
-
-
-def long_functions(root: Path) -> set[str]:
-    return {
-        f"{path}:{function.name}"
-        for path, module, _ in sources(root)
-        for function in functions(module)
-        if (function.end_lineno or function.lineno) - function.lineno >= LONGEST_FUNCTION
-    }
-
-
-def wide_functions(root: Path) -> set[str]:
-    return {
-        f"{path}:{function.name}"
-        for path, module, _ in sources(root)
-        for function in functions(module)
-        if len([*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]) > MOST_PARAMETERS
-    }
-
-
-def modality_tests(root: Path) -> dict[str, list[int]]:
-    """Find where, outside of its own files, code asks of what kind examples are: lines by file."""
-    found: dict[str, list[int]] = {}
-    for path, module, _ in sources(root):
-        if path.startswith(OWN):
-            continue
-        narrowing = {id(node) for each in ast.walk(module) if isinstance(each, ast.Assert) for node in ast.walk(each)}
-        lines = [n.lineno for n in ast.walk(module) if isinstance(n, ast.expr) and id(n) not in narrowing and _asks(n)]
-        if lines:
-            found[path] = lines
+        text, name = path.read_text(encoding="utf-8"), path.relative_to(root).as_posix()
+        if len(text.splitlines()) > LONGEST_FILE:
+            found.files.add(name)
+        nodes = list(ast.walk(ast.parse(text)))
+        for node in nodes:
+            if not isinstance(node, Function):
+                continue
+            if (node.end_lineno or node.lineno) - node.lineno >= LONGEST_FUNCTION:
+                found.functions.add(f"{name}:{node.name}")
+            if len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]) > MOST_PARAMETERS:
+                found.parameters.add(f"{name}:{node.name}")
+        if not name.startswith(OWN):
+            narrowing = {id(node) for each in nodes if isinstance(each, ast.Assert) for node in ast.walk(each)}
+            asked = [n.lineno for n in nodes if isinstance(n, ast.expr) and id(n) not in narrowing and _asks(n)]
+            found.asks.update({name: asked} if asked else {})
     return found
 
 
@@ -131,19 +118,19 @@ def _asks(node: ast.expr) -> bool:
 
 
 def test_files_are_short() -> None:
-    assert long_files(ROOT) == set()
+    assert shape_of(ROOT).files == set()
 
 
 def test_functions_are_short() -> None:
-    assert long_functions(ROOT) == set()
+    assert shape_of(ROOT).functions == set()
 
 
 def test_kinds_of_examples_are_told_apart_in_their_own_files() -> None:
-    assert modality_tests(ROOT).keys() == TOLD_APART.keys(), modality_tests(ROOT)
+    assert shape_of(ROOT).asks.keys() == TOLD_APART.keys(), shape_of(ROOT).asks
 
 
 def test_functions_take_few_parameters() -> None:
-    assert wide_functions(ROOT) == OPTIONS.keys()
+    assert shape_of(ROOT).parameters == OPTIONS.keys()
 
 
 @pytest.fixture
@@ -160,7 +147,8 @@ def misshapen(tmp_path: Path) -> Path:
 
 
 def test_faults_are_found(misshapen: Path) -> None:
-    assert long_files(misshapen) == {"fl_privacy/long.py"}
-    assert long_functions(misshapen) == {"fl_privacy/tall.py:high"}
-    assert wide_functions(misshapen) == {"fl_privacy/wide.py:broad"}
-    assert modality_tests(misshapen) == {"fl_privacy/asks.py": [1, 2, 3, 4, 5]}
+    found = shape_of(misshapen)
+    assert found.files == {"fl_privacy/long.py"}
+    assert found.functions == {"fl_privacy/tall.py:high"}
+    assert found.parameters == {"fl_privacy/wide.py:broad"}
+    assert found.asks == {"fl_privacy/asks.py": [1, 2, 3, 4, 5]}

@@ -13,9 +13,20 @@ def own_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "own-state"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def hardly_any_seeds(few_seeds: None) -> None:
+    """No test of this folder seeds its noise by small numbers."""
+
+
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """For audits of which it is not looked at what is drawn from the strategy: to test its claim takes seconds."""
     monkeypatch.setattr("fl_privacy.auditing.strategy_claims.DRAWS", 200)
     monkeypatch.setattr("fl_privacy.auditing.app_claims.DRAWS", 200)
     monkeypatch.setattr("fl_privacy.dp_check.mechanism.PILOT", ((4, 1),))
+
+
+@pytest.fixture
+def few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For audits whose attacks by descent need not end well: each takes as few evaluations as there may be."""
+    monkeypatch.setattr("fl_privacy.auditing.scenarios.seconds_of_evaluation", lambda observation: 1000.0)

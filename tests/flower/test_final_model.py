@@ -68,6 +68,7 @@ def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: in
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an outsider nor another site sees the clients' mean, which alone is known here."""
     monkeypatch.setattr(app_claims, "DRAWS", FEWEST_DRAWS)

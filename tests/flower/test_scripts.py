@@ -13,6 +13,9 @@ from fl_privacy.auditing.app.scripts import find_scripts
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
+from tests.flower.untouched_apps import written_once
+
+pytestmark = pytest.mark.usefixtures("few_evaluations")
 
 
 def project(folder: Path, **files: str) -> Path:
@@ -26,7 +29,8 @@ def project(folder: Path, **files: str) -> Path:
 def audited(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
     chosen = options.pop("chosen", None)
     request = AppAuditRequest(out=out, victims=2, **{"seconds": 0.0, **options})
-    session = audit_app(read_app(folder, chosen), request)
+    with written_once():
+        session = audit_app(read_app(folder, chosen), request)
     return json.loads((session.page.parent / "audit.json").read_text())
 
 

@@ -22,6 +22,7 @@ from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.scenario_scores import TimeSpent
 from tests.flower.test_stand_in import HEAD, NET, TAIL
+from tests.flower.untouched_apps import written_once
 from tests.selection import few
 
 APP = """
@@ -141,23 +142,22 @@ def test_networks_of_scikit_learn_train_as_before(kind: type, solver: str) -> No
     torch.testing.assert_close(InLayers(network)(given), network(given))
 
 
-def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
-    (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "main.py").write_text(APP)
-    asked = AppAuditRequest(out=tmp_path / "out", victims=3, seconds=120)
-    page = audit_app(read_app(tmp_path / "app", None), asked).page
-    rungs = {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
-    assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
-
-
-def rungs_of(folder: Path, code: str) -> dict[str, dict[str, Any]]:
+def rungs_of(folder: Path, code: str, victims: int = 2) -> dict[str, dict[str, Any]]:
     (folder / "app").mkdir()
     (folder / "app" / "main.py").write_text(code)
-    asked = AppAuditRequest(out=folder / "out", victims=2, seconds=60)
-    page = audit_app(read_app(folder / "app", None), asked).page
+    asked = AppAuditRequest(out=folder / "out", victims=victims, seconds=60)
+    with written_once():
+        page = audit_app(read_app(folder / "app", None), asked).page
     return {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
 
 
+@pytest.mark.usefixtures("few_evaluations")
+def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
+    rungs = rungs_of(tmp_path, APP, victims=3)
+    assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
+
+
+@pytest.mark.usefixtures("few_evaluations")
 def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None:
     code = NET.format(inputs=64, classes=4).replace("x.flatten(1)", "x.float().flatten(1) / 255")
     data = "TensorDataset(torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 4)"
@@ -167,6 +167,7 @@ def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None
         assert rungs[name]["counts"]["exact"] == 2, rungs[name]["reason"]
 
 
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize("wrapped", ["net", "global model first"])
 def test_a_penalty_on_parameters_of_a_wrapped_network_is_replayed(tmp_path: Path, wrapped: str) -> None:
     net = NET.format(inputs=12, classes=3)

@@ -129,6 +129,7 @@ def test_the_training_is_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_the_last_round_is_a_rung_of_its_own(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_rounds", PLAIN, rounds=2, victims=1, seconds=600.0)
     assert rung(record, "batch")["counts"]["judged"] == 4

@@ -269,6 +269,7 @@ NORMED = PLAIN.replace(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_normed", NORMED)
     first = record["rungs"][0]

@@ -26,6 +26,7 @@ FEW = PLAIN.replace("TensorDataset(x, y)", "TensorDataset(x[:8], y[:8])").replac
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_sample", PLAIN, seconds=10.0, victims=1)
     real = rung(record, "all")
@@ -39,6 +40,7 @@ def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_few_steps_are_undone(tmp_path: Path) -> None:
     real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=2.0, victims=1), "all")
     assert real["counts"]["judged"] == 8, real["reason"]
@@ -51,6 +53,7 @@ def test_a_real_training_that_was_not_attacked_is_in_the_first_lines() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
     record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0)
     for name in ("gradient", "one"):
@@ -61,6 +64,7 @@ def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_the_fewest_examples_that_work_take_the_place_of_one(tmp_path: Path) -> None:
     zero = "        optimizer.zero_grad()"
     wants = f"        if len(a) < 3: raise ValueError('Expected more than 1 value per channel')\n{zero}"
