@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Files that take longest begin, so that no process is left alone with them; what stands first is on Ray."""
+    """Files on Ray begin, then those that take longest or have no record, lest one process is left alone with them."""
     chosen = {item.nodeid for item in items}
     seconds = timing.recorded()["files"].copy()
     for name, spent in timing.recorded()["tests"].items():
@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def order(item: pytest.Item) -> tuple[bool, float]:
         file = item.path.relative_to(config.rootpath).as_posix()
-        return not _needs_ray(item.path), -seconds.get(file, 0.0)
+        return not _needs_ray(item.path), -seconds.get(file, timing.UNKNOWN)
 
     items.sort(key=order)
 

@@ -42,6 +42,9 @@ WHOLE_WAYS = {
 LONGEST, UNIT = 10.0, 2.0
 """Seconds that a test of ``make test`` may take on a quiet core; what takes longer is marked ``long``."""
 
+UNKNOWN = 20.0
+"""Seconds that a file may take of which none are recorded."""
+
 TOLERANCE = 3.0
 """By how much a test may be over its budget before it fails: cores are shared, and some are slow."""
 

@@ -32,6 +32,7 @@ def test_every_default_learns_the_digits(
     assert trained.json("summary.json")["final_accuracy"] > least
 
 
+@pytest.mark.long
 def test_many_steps_in_a_round_do_not_shake_the_model(tmp_path: Path) -> None:
     """On colored 32x32 images, as of CIFAR-10, a learning rate of 0.05 ends below 0.85 here, and diverges there."""
     settings = ("model=lenet", "federation=fedavg", "federation.clients=1", "federation.rounds=1")
