@@ -137,7 +137,7 @@ def pictures(number: int, shape: Shape, rng: np.random.Generator) -> np.ndarray:
     def smooth(many: int) -> np.ndarray:
         coarse = rng.normal(size=(many, 6, 6, shape.channels))
         factor = shape.side / 6
-        return zoom(coarse, (1, factor, factor, 1), order=1)[:, : shape.side, : shape.side]
+        return zoom(coarse[:number], (1, factor, factor, 1), order=1)[:, : shape.side, : shape.side]
 
     patterns, own = smooth(max(shape.classes, 1)), smooth(number)
     values = 0.5 + 0.15 * (patterns[labels(number, shape.classes)] + own) + 0.02 * rng.normal(size=own.shape)
