@@ -1,7 +1,10 @@
 """What holds for every membership method. A new one is one row of ``METHODS``."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -17,20 +20,51 @@ from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.types import Batch, LocalPlan, ModelState
 from tests.inference.rounds import CLASSES, CLIENTS, OWN, asked, network, rounds
 
-every_method = pytest.mark.parametrize("name", [name for name, method in METHODS.items() if not method.of_tokens])
+NAMES = tuple(name for name, method in METHODS.items() if not method.of_tokens)
+every_method = pytest.mark.parametrize("name", NAMES)
 
 
-def scores(name: str, reads: list[ReadRound], clients: tuple[int, ...] = CLIENTS) -> torch.Tensor:
-    watch = Membership(methods=(name,)).begin(len(reads[0].candidates), clients, CLASSES)
+def watched(reads: Sequence[ReadRound], clients: tuple[int, ...] = CLIENTS, names: Sequence[str] = NAMES) -> Any:
+    watch = Membership(methods=names).begin(len(reads[0].candidates), clients, CLASSES)
     for read in reads:
         watch.add(read)
-    return watch.answers()[name]
+    return watch
+
+
+def scores(name: str, reads: list[ReadRound]) -> torch.Tensor:
+    return watched(reads, names=[name]).answers()[name]
+
+
+@cache
+def first_rounds(number: int) -> Any:
+    """Watch them by all methods at once, which train reference models together."""
+    return watched(rounds(number))
+
+
+@cache
+def plain(number: int) -> dict[str, torch.Tensor]:
+    return first_rounds(number).answers()
+
+
+@cache
+def of_other_rounds() -> dict[str, dict[str, torch.Tensor]]:
+    """How two rounds differ from ``rounds(2)`` -> scores by each method."""
+    reads = rounds(2)
+    first = reads[0].observations[0]
+    broken = replace(first.upload, tensors={n: t * torch.nan for n, t in first.upload.tensors.items()})
+    spoiled = replace(reads[0], observations=(replace(first, upload=broken), *reads[0].observations[1:]))
+    return {
+        "turned": watched([replace(read, observations=read.observations[::-1]) for read in reads]).answers(),
+        "again": watched(reads).answers(),
+        "absent": watched(reads, (*CLIENTS, 9)).answers(),
+        "spoiled": watched([spoiled, reads[1]]).answers(),
+    }
 
 
 @every_method
 def test_members_are_told_from_others(name: str) -> None:
     """Of each client's own examples and of examples that nobody has; the network fits 16 of 64 random labels."""
-    found = scores(name, rounds(4))
+    found = plain(4)[name]
     assert found.shape == (len(asked()), len(CLIENTS)) and bool(found.isfinite().all())
     members = torch.cat([found[k * OWN : (k + 1) * OWN, k] for k in range(len(CLIENTS))])
     others = found[len(CLIENTS) * OWN :].flatten()
@@ -40,32 +74,29 @@ def test_members_are_told_from_others(name: str) -> None:
 @every_method
 def test_what_is_kept_does_not_grow_with_the_rounds(name: str) -> None:
     def held(number: int) -> int:
-        watch = Membership(methods=(name,)).begin(len(asked()), CLIENTS, CLASSES)
-        for read in rounds(number):
-            watch.add(read)
-        return sum(t.numel() for t in vars(watch.methods[name]).values() if isinstance(t, torch.Tensor))
+        kept = vars(first_rounds(number).methods[name]).values()
+        return sum(t.numel() for t in kept if isinstance(t, torch.Tensor))
 
     assert held(1) == held(3) <= 2 * len(asked()) * len(CLIENTS)
 
 
 @every_method
 def test_the_order_of_clients_means_nothing_and_seeds_repeat(name: str) -> None:
-    reads = rounds(2)
-    turned = [replace(read, observations=read.observations[::-1]) for read in reads]
-    torch.testing.assert_close(scores(name, reads), scores(name, turned), rtol=1e-4, atol=1e-4)
-    assert torch.equal(scores(name, reads), scores(name, reads))
+    found = plain(2)[name]
+    torch.testing.assert_close(found, of_other_rounds()["turned"][name], rtol=1e-4, atol=1e-4)
+    assert torch.equal(found, of_other_rounds()["again"][name])
+
+
+@pytest.mark.parametrize("name", ["loss", "lira", "final_rmia"])
+def test_a_method_alone_says_what_it_says_among_others(name: str) -> None:
+    torch.testing.assert_close(scores(name, rounds(2)), plain(2)[name])
 
 
 @every_method
 def test_clients_that_were_never_read_have_no_score_and_broken_uploads_no_say(name: str) -> None:
-    reads = rounds(2)
-    absent = scores(name, reads, (*CLIENTS, 9))
-    assert bool(absent[:, -1].isnan().all()) and torch.equal(absent[:, :-1], scores(name, reads))
-    first = reads[0].observations[0]
-    broken = replace(first.upload, tensors={n: t * torch.nan for n, t in first.upload.tensors.items()})
-    spoiled = replace(reads[0], observations=(replace(first, upload=broken), *reads[0].observations[1:]))
-    found = scores(name, [spoiled, reads[1]])
-    assert bool(found.isfinite().all())
+    absent = of_other_rounds()["absent"][name]
+    assert bool(absent[:, -1].isnan().all()) and torch.equal(absent[:, :-1], plain(2)[name])
+    assert bool(of_other_rounds()["spoiled"][name].isfinite().all())
 
 
 def test_shadow_models_that_diverge_where_clipped_clients_do_not_are_trained_again() -> None:
