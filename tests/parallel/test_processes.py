@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+import loky
 import pytest
 import torch
 
@@ -33,8 +34,14 @@ def started_at_once():
         patch.setattr(processes, "STARTING", -1e9)
         patch.setattr(processes, "STARTED", -1e9)
         patch.setattr(processes, "_LOOK_EVERY", 0.0)
+        patch.setattr(loky, "get_reusable_executor", kept_from_test_to_test)
         yield
     processes.end_workers()
+
+
+def kept_from_test_to_test(*, env: dict[str, str], get=loky.get_reusable_executor, **settings):
+    """Leave out the one variable that differs between tests, so that they share processes."""
+    return get(env={name: value for name, value in env.items() if name != "PYTEST_CURRENT_TEST"}, **settings)
 
 
 def where(number: int, done: Done) -> tuple[int, int, int]:
@@ -52,6 +59,47 @@ def test_parts_are_done_by_several_processes_of_one_thread_and_come_back_in_orde
     assert os.getpid() in (here := {process for _, process, _ in done}) and len(here) == 2
     assert {threads for _, _, threads in done} == {1}
     assert shares == sorted(shares) and shares[-1] == 1.0
+
+
+def says(number: int, done: Done) -> int:
+    warnings.warn("slow model", stacklevel=1)
+    logging.getLogger("fl_privacy.somewhere").warning("part %d", number)
+    return where(number, done)[0]
+
+
+@pytest.mark.long
+def test_what_is_warned_and_logged_elsewhere_is_said_here(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.warns(UserWarning, match="slow model"):
+        in_processes([partial(says, n) for n in range(2)], weights=[1.0] * 2, processes=2)
+    assert {"part 0", "part 1"} <= set(caplog.messages)
+
+
+def draws(observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress) -> list[Reconstruction]:
+    return [Reconstruction(id=o.id, batch=None, loss=float(torch.rand(()))) for o in observations]
+
+
+@pytest.mark.long
+def test_what_an_attack_draws_from_the_global_stream_does_not_depend_on_the_processes(monkeypatch) -> None:
+    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 1)
+    seen = observations(smooth_net(), 4)
+    one, two = ([r.loss for r in attack_by_all_cores(draws, seen, seed=0, processes=n)] for n in (1, 2))
+    assert one == two and len(set(one)) == 4
+
+
+@pytest.mark.long
+def test_an_attack_gives_the_same_bits_by_one_two_and_three_processes(monkeypatch) -> None:
+    attack = idlg(iterations=20, restarts=1)
+    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 2)
+    seen, shares = observations(smooth_net(), 9), []
+    found = [
+        attack_by_all_cores(attack, seen, seed=3, processes=n, progress=lambda done, total: shares.append(done / total))
+        for n in (1, 2, 3)
+    ]
+    for other in found[1:]:
+        assert [one.id for one in other] == [one.id for one in seen]
+        for one, first in zip(other, found[0], strict=True):
+            assert torch.equal(one.batch.inputs, first.batch.inputs) and one.history == first.history
+    assert max(shares) == 1.0
 
 
 def no_other_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +154,7 @@ class OddError(Exception):
         self.kind = lambda: kind
 
 
-@pytest.mark.parametrize("error", few([UserError, ValueError, OddError], 1))
+@pytest.mark.parametrize("error", few([UserError, OddError], 1))
 def test_the_error_of_a_part_elsewhere_is_that_of_one_here(error: type[Exception]) -> None:
     parts = [partial(fails, n, error) for n in (0, 1)]
     with pytest.raises(Exception, match="to be even") as raised:
@@ -129,19 +177,6 @@ def test_a_process_that_is_killed_costs_no_part(caplog: pytest.LogCaptureFixture
     assert "this one does its part" in caplog.text
 
 
-def says(number: int, done: Done) -> int:
-    warnings.warn("slow model", stacklevel=1)
-    logging.getLogger("fl_privacy.somewhere").warning("part %d", number)
-    return where(number, done)[0]
-
-
-@pytest.mark.long
-def test_what_is_warned_and_logged_elsewhere_is_said_here(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.warns(UserWarning, match="slow model"):
-        in_processes([partial(says, n) for n in range(2)], weights=[1.0] * 2, processes=2)
-    assert {"part 0", "part 1"} <= set(caplog.messages)
-
-
 def test_what_can_not_be_sent_is_done_here() -> None:
     held = threading.Lock()
 
@@ -151,34 +186,6 @@ def test_what_can_not_be_sent_is_done_here() -> None:
         return os.getpid()
 
     assert in_processes([part, part], weights=[1.0, 1.0], processes=2) == [os.getpid()] * 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("attack", [idlg(iterations=20, restarts=1)])
-def test_an_attack_gives_the_same_bits_by_one_two_and_four_processes(attack, monkeypatch) -> None:
-    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 2)
-    seen, shares = observations(smooth_net(), 9), []
-    found = [
-        attack_by_all_cores(attack, seen, seed=3, processes=n, progress=lambda done, total: shares.append(done / total))
-        for n in (1, 2, 4)
-    ]
-    for other in found[1:]:
-        assert [one.id for one in other] == [one.id for one in seen]
-        for one, first in zip(other, found[0], strict=True):
-            assert torch.equal(one.batch.inputs, first.batch.inputs) and one.history == first.history
-    assert max(shares) == 1.0
-
-
-def draws(observations: Sequence[Observation], *, seed: int, progress: Progress = no_progress) -> list[Reconstruction]:
-    return [Reconstruction(id=o.id, batch=None, loss=float(torch.rand(()))) for o in observations]
-
-
-@pytest.mark.long
-def test_what_an_attack_draws_from_the_global_stream_does_not_depend_on_the_processes(monkeypatch) -> None:
-    monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 1)
-    seen = observations(smooth_net(), 4)
-    one, two = ([r.loss for r in attack_by_all_cores(draws, seen, seed=0, processes=n)] for n in (1, 2))
-    assert one == two and len(set(one)) == 4
 
 
 def test_parts_are_larger_the_less_a_victim_takes() -> None:
