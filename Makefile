@@ -101,7 +101,9 @@ coverage: $(STAMP)
 	$(MAKE) coverage-part TESTS=tests
 	$(MAKE) coverage-page
 
-# The same, of some tests at a time: make coverage-part TESTS=tests/flower, further ones, and at last make coverage-page.
+# The same, of some tests at a time, in some five minutes of a core each: make coverage-part PROCESSES=1 with TESTS=tests/flower,
+# "tests/attacks tests/verdict", "tests/experiment tests/defenses tests/docs tests/gate", "tests/cli tests/config tests/report
+# tests/benchmark tests/inference tests/results", at last those of all other folders; then make coverage-page.
 coverage-part: $(STAMP)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest --numprocesses $(or $(PROCESSES),auto) --dist loadfile --no-loadscope-reorder $(TESTS)

@@ -17,6 +17,8 @@ from fl_privacy.report import write_brief, write_report
 from fl_privacy.report.page import TEMPLATES, render
 from tests.results.runs import defended, record
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\u202egpj.exe\u2066\u200b\x9b31m\rb"
 SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066]")
 MARKS = set(range(0x600, 0x606)) | {0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD}

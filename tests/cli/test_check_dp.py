@@ -7,6 +7,8 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 
+pytestmark = pytest.mark.usefixtures("few_seeds")
+
 MODULE = """
 from flwr.clientapp.mod import LocalDpMod
 none = LocalDpMod(1.0, 0.0, 1.0, 1e-5)

@@ -13,6 +13,8 @@ from fl_privacy.runs.config import compose_file, compose_run
 from fl_privacy.runs.config.parse import read_section
 from fl_privacy.runs.policy_search import SearchSettings, _folder_of
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 pytest.importorskip("mlxtend")
 
 TINY = ["search-policies", "policies=4", "images_per_class=1", "points=2", "accuracy_draws=1", "accuracy_images=8"]

@@ -72,9 +72,10 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(used: Path) -> dict[str, tuple[int, set[str]]]:
-    """Collect the commands' answers once the memory of each part is known."""
-    return answers([*LIGHT, *WRONG], used)
+def said(used: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, set[str]]]:
+    """Collect the answers of the commands that tests ask about, once the memory of each part is known."""
+    asked = " ".join(item.name for item in request.session.items if item.path == request.path)
+    return answers([command for command in (*LIGHT, *WRONG) if f"[{command}]" in asked], used)
 
 
 @pytest.mark.long

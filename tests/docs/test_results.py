@@ -58,14 +58,14 @@ def test_the_committed_pages_are_what_the_rows_give(results: ModuleType) -> None
 @pytest.mark.long
 def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) -> None:
     head = "Table 7: PSNR over alpha"
-    whole = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    whole = given_pages(results)[results.PAGES["RESULTS.md"]]
     assert "**Ordering reproduced.**" in section(whole, head)
     shutil.rmtree(rows / "refiner_rows")
-    page = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    pages = results.pages(rows)
+    page, findings = (pages[results.PAGES[name]] for name in ("RESULTS.md", "findings.md"))
     lines = [line for line in section(page, head).splitlines() if line.startswith("| 0.5")]
     assert lines == ["| 0.5 | 13.2 | not run |", "| 0.5, the defense as printed | | not run |"]
     assert "**Not run.**" in section(page, head) and "fl-privacy trade-off" in section(page, head)
-    findings = results.pages(rows)[results.PAGES["findings.md"]]
     assert "knows_the_defense.png" in (ROOT / "docs" / "findings.md").read_text()
     assert "knows_the_defense.png" not in findings and "A stronger attacker matters" not in findings
     assert "*Not run:* `fl-privacy train-evaluator" in findings
@@ -149,19 +149,19 @@ def test_verdicts(
 
 @pytest.mark.long
 def test_what_was_measured_in_part_counts_apart(results: ModuleType, rows: Path) -> None:
-    def counts() -> tuple[Mapping[str, int], str]:
-        page = results.pages(rows)[results.PAGES["RESULTS.md"]]
+    def counts(pages: Mapping[Path, str]) -> tuple[Mapping[str, int], str]:
+        page = pages[results.PAGES["RESULTS.md"]]
         heads = next(line for line in page.splitlines() if line.startswith("| tables and figures"))
         last = next(line for line in page.splitlines() if line.startswith("| **all**"))
         names, numbers = ([cell.strip() for cell in line.split("|")[2:-1]] for line in (heads, last))
         return dict(zip(names, map(int, numbers), strict=True)), section(page, "SPEAR (Dimitrov et al. 2024)")
 
-    whole, told = counts()
+    whole, told = counts(given_pages(results))
     assert told.count("**Reproduced.**") == 1
     path = rows / "exact_batches" / "rows.jsonl"
     lines = path.read_text().splitlines()
     path.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["batch"] != 20))
-    part, told = counts()
+    part, told = counts(results.pages(rows))
     assert "**Reproduced, 1 of 2 measured.**" in told
     assert part["reproduced"] == whole["reproduced"] - 1
     assert part["reproduced, in part measured"] == whole["reproduced, in part measured"] + 1

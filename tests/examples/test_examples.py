@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
-from tests.experiment.runs import Run
+from tests.experiment.runs import FEW_CANDIDATES, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -57,7 +57,7 @@ def status_of(script: Path, *arguments: str) -> int | str | None:
 
 def test_an_attack_of_one_s_own_reads_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
-    assert status_of(here / "own_attack.py", "victims=2") == 0
+    assert status_of(here / "own_attack.py", "victims=2", FEW_CANDIDATES) == 0
     (folder,) = (here / "runs").glob("attack-*")
     assert "first_layer" in folder.name
     assert Run(0, (str(folder),)).json("summary.json")["metrics"]["psnr"]["mean"] > 40
@@ -66,7 +66,7 @@ def test_an_attack_of_one_s_own_reads_digits(here: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.long
 def test_a_defense_of_one_s_own_hides_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=20"])
+    monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=20", FEW_CANDIDATES])
     runpy.run_path(str(here / "own_defense.py"), run_name="__main__")
     read = {}
     for folder in (here / "runs").glob("attack-*"):

@@ -10,6 +10,8 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.folder import read_run
 from tests.experiment.runs import run
 
+pytestmark = pytest.mark.usefixtures("few_seeds")
+
 SMALL = (
     "federation.clients=2", "federation.rounds=2", "evaluate_every=2", "attack=none", "intercept.rounds=all",
     "baseline=false", "model=mlp", "holdout=3900",

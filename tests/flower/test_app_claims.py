@@ -108,7 +108,7 @@ num-server-rounds = {rounds}
     return folder
 
 
-def claims(folder: Path, *, draws: int = 300) -> list[ClaimVerdict]:
+def claims(folder: Path, *, draws: int = 200) -> list[ClaimVerdict]:
     return claims_of_app(folder, DpCheckRequest(draws=draws))
 
 

@@ -35,7 +35,7 @@ def test_local_dp_with_less_sensitivity_than_it_clips_to(sensitivity: float, fal
     stated = stated_by(mod)
     assert stated is not None and stated.claim is not None
     found = check_mechanism(
-        mechanism_of_mod(mod), claimed=stated.claim, like=LIKE, clip_norm=stated.clip_norm, draws=500
+        mechanism_of_mod(mod), claimed=stated.claim, like=LIKE, clip_norm=stated.clip_norm, draws=200
     )
     assert found.contradicted is false
     assert reason in found.sentence
@@ -121,7 +121,7 @@ def test_a_strategy_that_noises_the_mean_is_as_private_as_it_states() -> None:
         delta=1e-5,
         like=LIKE,
         clip_norm=stated.clip_norm,
-        draws=300,
+        draws=200,
     )
     assert not found.contradicted
     assert found.moved == pytest.approx(1.0, abs=0.4)

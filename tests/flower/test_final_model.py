@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.auditing import app_claims
-from fl_privacy.dp_check.check import FEWEST_DRAWS
 from tests.flower.test_untouched_runs import survivor
 from tests.flower.untouched_apps import BEGUN, HEAD, SERVER, audited, rung
 
@@ -68,15 +66,14 @@ def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: in
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_evaluations")
-def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("few_evaluations", "few_draws")
+def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path) -> None:
     """Neither an outsider nor another site sees the clients' mean, which alone is known here."""
-    monkeypatch.setattr(app_claims, "DRAWS", FEWEST_DRAWS)
     noised = "DifferentialPrivacyServerSideFixedClipping"
     server = SERVER.replace("import FedAvg", f"import FedAvg, {noised}").replace(
         "min_available_nodes=2)", f"min_available_nodes=2); strategy = {noised}(strategy, 1.0, 1.0, 2)"
     )
-    client = LEARNS.replace("EPOCHS", "1").replace("FIRST", "30")
+    client = LEARNS.replace("EPOCHS", "1").replace("FIRST", "30").replace("256", "16")
     record = audited(tmp_path, "app_noised", client, server, victims=1, seconds=10.0)
     for found in (survivor(record, "participants"), rung(record, "site")):
         assert found["found" if "found" in found else "counts"] is None and "server adds noise" in found["reason"]

@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, t
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from fl_privacy.auditing.instrument.watch import replaced
+from tests.flower.untouched_apps import written_once
 from tests.selection import few
 
 HEAD = """
@@ -78,6 +79,7 @@ loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(label
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize("kind", few(LOADERS, 1))
 def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) -> None:
     inputs, classes, loading = LOADERS[kind]
@@ -85,7 +87,8 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     folder.mkdir()
     (folder / "main.py").write_text(HEAD + NET.format(inputs=inputs, classes=classes) + loading + TAIL)
     request = AppAuditRequest(out=tmp_path / "out", victims=2, clients=1, seconds=0.1, stand_in=True)
-    session = audit_app(read_app(folder), request)
+    with written_once():
+        session = audit_app(read_app(folder), request)
     record = json.loads((session.page.parent / "audit.json").read_text())
     assert not record["problems"], record["problems"]
     assert record["rungs"] and record["rungs"][0]["counts"]["judged"] == 2

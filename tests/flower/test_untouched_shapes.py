@@ -10,14 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fl_privacy.auditing import app_claims
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.environment import LoadedBy
 from fl_privacy.auditing.app.review import review_app
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.dp_check.check import FEWEST_DRAWS
 from fl_privacy.errors import UserError
 from fl_privacy.measure.answer import Answer, Scenario, Shown
 from fl_privacy.measure.counts import Counts
@@ -158,8 +156,8 @@ TWO_CONFIGS = SERVER.replace(
 
 
 @pytest.mark.long
-def test_what_a_mod_refuses_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_claims, "DRAWS", FEWEST_DRAWS)
+@pytest.mark.usefixtures("few_evaluations", "few_draws")
+def test_what_a_mod_refuses_is_named(tmp_path: Path) -> None:
     clipped = "from flwr.clientapp.mod import fixedclipping_mod\napp = ClientApp(mods=[fixedclipping_mod])"
     folder = write(tmp_path, "app_two_configs", PLAIN.replace("app = ClientApp()", clipped), TWO_CONFIGS)
     found = audit_app(read_app(folder), AppAuditRequest(nodes=2, out=tmp_path / "out", seconds=0.0))

@@ -81,6 +81,7 @@ def test_a_defense_acts_on_the_change_of_trained_parameters_alone(shares: str) -
         ReplyDefense(pruning(), seed=0)(reply, seen, replace(found, parameters={}), context)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("few_evaluations")
 def test_both_runs_are_on_one_page(tmp_path: Path) -> None:
     record = audited(
         tmp_path, "app_compared", EVALUATED, EVALUATING, defense=("dp_noise defense.scale=10",), victims=4, seconds=0.1

@@ -263,7 +263,7 @@ HONEST = (
 
 
 def test_a_slow_app_s_reply_leaves_at_a_multiple_of_the_policy_s_seconds(site: Path, listener: socket.socket) -> None:
-    bundles, every = bundles_of(site, every=30.0), 30.0
+    bundles, every = bundles_of(site, every=6.0), 6.0
     content = hostile("    time.sleep(2 * (secret[0] % 2))", site, listener)
     for example in SECRETS:
         started = time.monotonic()

@@ -10,6 +10,8 @@ from fl_privacy.report import write_report
 from fl_privacy.report.page import CONTENT_SECURITY_POLICY, link_to
 from tests.results.runs import defended, record
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 TEMPLATES = Path(__file__).parents[2] / "fl_privacy" / "report" / "templates"
 STYLE = (TEMPLATES / "style.css").read_text()
 

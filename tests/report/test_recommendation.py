@@ -17,6 +17,8 @@ from tests.report.kinds import texts
 from tests.results import runs
 from tests.results.runs import study_entry
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 
 def candidate(name, accuracy, pmm, psnr, *, upper=None, largest=None, read=0, groups=20, by=""):
     return Candidate(

@@ -16,6 +16,8 @@ from fl_privacy.report import share_report, write_report
 from fl_privacy.runs.folder import read_run
 from tests.results.runs import defended, record
 
+pytestmark = pytest.mark.usefixtures("undrawn_charts")
+
 needs_modes = pytest.mark.skipif(sys.platform == "win32", reason="needs file modes")
 
 
