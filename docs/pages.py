@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from final_tables import final_table
 from kept_rows import attacks_table, audits_table, batches_table, escaped, honest_table, rows_table
 from leaderboard import leaderboard
 from mkdocs.structure.files import File, Files
@@ -247,6 +248,7 @@ MADE = {
     "agreement": agreement_table,
     "strongest": red_team_table,
     "texts": texts_table,
+    "final": final_table,
 }
 """Mark -> what stands in its place."""
 
