@@ -25,7 +25,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
 MOST_CELLS = 4
-"""Largest number of runs with a process that waits for its next message."""
+"""Largest number of runs with a process, each of which answers one message at a time."""
 
 MOST_MESSAGES = 20  # largest number of a run's messages that wait for the site
 IDLE_SECONDS = 300.0
@@ -171,13 +171,13 @@ class Bundles:
         self.gate, self.runs, self.approvals = gate, runs, Approvals(runs)
         self._cells: OrderedDict[int, tuple[Cell, float]] = OrderedDict()
         self._held: dict[str, tuple[str, Bundle, list[str], float]] = {}
-        self._answered: int | None = None
+        self._working, self._answered = set[int](), set[int]()
         probe = Cell("", gate.policy.app, bundle=b"")
         probe.open()
         probe.close()
 
     def answer(self, message: Message, context: Context, brought: Brought) -> Message | None:
-        """Return the reply to a message of a run with a bundle; ``None`` while the run waits for approval."""
+        """Return the reply to a message of a run with a bundle; ``None`` while it waits for approval or others."""
         number, run, origin = message.metadata.message_id, str(context.run_id), Origin()
         try:
             if (held := self._held.pop(number, None)) is None:
@@ -190,7 +190,7 @@ class Bundles:
             if by is None and time.monotonic() - since >= self.runs.wait_seconds:
                 self.approvals.forget(run)
                 raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
-            if by is None:
+            if by is None or context.run_id in self._working or len(self._working) >= MOST_CELLS:
                 if sum(other == run for other, *_ in self._held.values()) >= MOST_MESSAGES:
                     raise RefusedError("run", f"{MOST_MESSAGES} other messages of run {run} wait")
                 self._held[number] = held
@@ -204,8 +204,12 @@ class Bundles:
             self.approvals.decision(run)  # the site may have revoked the run meanwhile
             return reply
 
-        self._answered = context.run_id
-        return self.gate(message, context, app, replace(origin, approved_by=by))
+        self._working.add(context.run_id)
+        try:
+            return self.gate(message, context, app, replace(origin, approved_by=by))
+        finally:
+            self._working.remove(context.run_id)
+            self._answered.add(context.run_id)
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
         """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
@@ -221,19 +225,20 @@ class Bundles:
             cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)
         self._cells[run] = cell, time.monotonic()
         while len(self._cells) > MOST_CELLS:
-            self._cells.popitem(last=False)[1][0].close()
+            idle = next(other for other in self._cells if other not in {run, *self._working})
+            self._cells.pop(idle)[0].close()
         return cell
 
     def rest(self) -> None:
-        """Start the process for the next message of the run just answered, and end processes that are long unused."""
-        if self._answered is not None and self._answered in self._cells:
-            cell, _ = self._cells[self._answered]
-            self._cells[self._answered] = cell, time.monotonic()
+        """Start the process for the next message of runs just answered, and end processes that are long unused."""
+        for run in self._answered & self._cells.keys() - self._working:
+            cell, _ = self._cells[run]
+            self._cells[run] = cell, time.monotonic()
             if not cell.is_open:
                 with suppress(UserError):  # the next message meets it too, and is refused with it
                     cell.open()
-        self._answered = None
+        self._answered.clear()
         for run, (cell, since) in list(self._cells.items()):
-            if time.monotonic() - since > IDLE_SECONDS:
+            if run not in self._working and time.monotonic() - since > IDLE_SECONDS:
                 cell.close()
                 del self._cells[run]

@@ -19,6 +19,7 @@ from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.guard import ModelGuard
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt, printable
+from fl_privacy.flower.inside.identity import others_turn
 from fl_privacy.flower.inside.serialized import message_with
 from fl_privacy.flower.records import CLIENT_RAISED
 from fl_privacy.flower.upload_defense import DefendedUpload
@@ -97,18 +98,21 @@ class Gate:
 
         def app(message: Message, context: Context) -> Message:
             asked.append(True)
-            return call_next(message, context)
+            with others_turn():
+                return call_next(message, context)
 
+        until = 0.0
         try:
             said: RecordDict | Error = self._answer(message, context, app, origin or Origin(self.name))
             self._took[kind] = time.monotonic() - started
         except Exception as error:  # noqa: BLE001  (one answer, whatever the error)
             said = self._instead(message, error, asked=bool(asked))
             if not isinstance(said, Error):  # noise, which leaves no earlier than an answer would
-                time.sleep(max(0.0, self._took.get(kind, 0.0) - (time.monotonic() - started)))
-        if self.policy.every_seconds:
-            passed, every = time.monotonic() - started, self.policy.every_seconds
-            time.sleep(math.ceil(passed / every) * every - passed)
+                until = self._took.get(kind, 0.0)
+        passed, every = time.monotonic() - started, self.policy.every_seconds
+        until = max(until, passed)
+        with others_turn():
+            time.sleep((math.ceil(until / every) * every if every else until) - passed)
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
 

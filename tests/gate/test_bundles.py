@@ -10,9 +10,11 @@ import pwd
 import py_compile
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,11 @@ from fl_privacy.flower import app_process
 from fl_privacy.flower.app_process import Bundles, Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside import supernode
-from fl_privacy.flower.inside.identity import identify_process, identity_put_back
+from fl_privacy.flower.inside.identity import (
+    TURN,
+    identify_process,
+    identity_put_back,
+)
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate import bundles
@@ -573,6 +579,38 @@ def test_no_reply_leaves_of_a_run_that_is_revoked_while_its_app_works(
     assert not revoked or "has not approved the run" in reply.error.reason
     (entry,) = bundles.gate.ledger.entries()  # type: ignore[union-attr]
     assert entry.outcome == ("failed" if revoked else "sent")
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_a_run_s_message_is_answered_while_another_run_s_app_works(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    works, ends = threading.Event(), threading.Event()
+
+    def reply_of(cell: Cell, message: Message, context: Context) -> Message:
+        if context.run_id == 1 and not ends.is_set():
+            works.set()
+            assert ends.wait(60)
+        return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+    def answered(run: int, number: str = "") -> Message | None:
+        with TURN:
+            return asked(bundles, content, run, number)
+
+    content = fab()
+    bundles = Bundles(gate_of(site, f"{{allow: [{{fab: {digest(content)}}}]}}"))
+    monkeypatch.setattr(Cell, "__call__", reply_of)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(answered, 1)
+        assert works.wait(60)
+        other = answered(2)
+        assert other is not None and other.has_content() and not first.done()
+        assert answered(1, "next") is None, "an app answers one message at a time"
+        ends.set()
+        reply = first.result(60)
+    assert reply is not None and reply.has_content()
+    following = answered(1, "next")
+    assert following is not None and following.has_content()
+    entries = bundles.gate.ledger.entries()  # type: ignore[union-attr]
+    assert [(entry.run, entry.outcome) for entry in entries] == [("1", "sent"), ("2", "sent"), ("1", "sent")]
 
 
 def test_a_supernode_asks_for_messages_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:

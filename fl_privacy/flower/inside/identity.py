@@ -1,5 +1,6 @@
 """The identity that Flower requires of a process that makes messages, and an empty run."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,24 +18,32 @@ def identify_process() -> None:
     TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 
-def identity() -> tuple[int | None, int | None, int | None]:
-    """Return this process's run, task and node."""
-    return TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
-
-
-def take_identity(found: tuple[int | None, int | None, int | None]) -> None:
-    """Give this process an identity that ``identity`` returned."""
-    TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = found  # type: ignore[assignment]
-
-
 @contextmanager
 def identity_put_back() -> Iterator[None]:
     """Restore this process's identity at the end of the context."""
-    before = identity()
+    before = TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id
     try:
         yield
     finally:
-        take_identity(before)
+        TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before
+
+
+TURN = threading.RLock()
+"""Held by a thread that answers a message, except during ``others_turn``."""
+
+
+@contextmanager
+def others_turn() -> Iterator[None]:
+    """Let other threads answer messages meanwhile; does nothing for a thread without ``TURN``."""
+    try:
+        TURN.release()
+    except RuntimeError:  # not held
+        yield
+        return
+    try:
+        yield
+    finally:
+        TURN.acquire()
 
 
 def empty_run() -> Run:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -28,7 +29,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.inside.identity import identity, take_identity
+from fl_privacy.flower.inside.identity import TURN
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -184,20 +185,26 @@ Answerer = Callable[[Message, Context, Brought], Message | None]
 """(message, context, bundle) -> reply, or ``None`` if the message has to be given again a little later."""
 
 
-def answer_messages(node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None) -> NoReturn:
-    """Answer messages by ``app``, one at a time; waiting ones don't block others.
+def answer_messages(
+    node: SuperNodeAddress, app: Answerer, rest: Callable[[], None] = lambda: None, at_once: int = 0
+) -> NoReturn:
+    """Answer messages by ``app``; waiting ones don't block others.
 
     Args:
         rest: called between two messages, and while there are none.
+        at_once: number of threads that answer, in turns (``inside.identity.TURN``); 0 is this thread.
     """
+    pool, tasks = ThreadPoolExecutor(at_once) if at_once else None, dict[_Task, Future[bool]]()
     protected = frozenset({ACQUIRE})
     authority = asking_as.SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods=protected)
     asking = node.client(authority, patient=False)
     wanted = AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP])
-    waiting = list[_Task]()
     while True:
-        waiting = [task for task in waiting if not task.is_answered(app)]
-        rest()
+        for task in [task for task, answer in tasks.items() if answer.done()]:
+            if not tasks.pop(task).result() and pool:
+                tasks[task] = pool.submit(task.is_answered, app)
+        with TURN:
+            rest()
         try:
             found = asking.AcquireTask(wanted)
         except (httpx.TransportError, httpx.HTTPStatusError) as error:  # not there yet, or busy
@@ -208,8 +215,11 @@ def answer_messages(node: SuperNodeAddress, app: Answerer, rest: Callable[[], No
         if not (found.HasField("task") and found.token):
             time.sleep(POLL_SECONDS)
             continue
-        if not (task := _Task(node.client(asking_as.RuntimeTokenHttpInterceptor(found.token)))).is_answered(app):
-            waiting.append(task)
+        task = _Task(node.client(asking_as.RuntimeTokenHttpInterceptor(found.token)))
+        if pool:
+            tasks[task] = pool.submit(task.is_answered, app)
+        else:
+            task.is_answered(app)
 
 
 class _Task:
@@ -220,7 +230,6 @@ class _Task:
         self._alive = HeartbeatSender(self._beat)
         self._alive.start()
         self._given: tuple[Message, Context, Brought] | None = None
-        self._identity = identity()
 
     def _beat(self) -> bool:
         try:
@@ -233,7 +242,9 @@ class _Task:
 
     def is_answered(self, app: Answerer) -> bool:
         """Ask ``app`` for the reply, and send it unless the message has to wait."""
-        if isinstance(done := attempt(lambda: self._answered(app)), Failure):
+        with TURN:
+            done = attempt(lambda: self._answered(app))
+        if isinstance(done, Failure):
             logger.warning("A message could not be answered, its run may have ended: %s", done.reason)
             return True
         return done
@@ -245,8 +256,6 @@ class _Task:
             if self._given is None:
                 message, context, _, fab = pull_task_input(self._client)
                 self._given = message, context, Brought.of(fab)
-                self._identity = identity()
-            take_identity(self._identity)
             message, context, brought = self._given
             reply = attempt(lambda: app(message, context, brought))
             if waits := reply is None:
