@@ -1,24 +1,20 @@
 """Members of the training and texts that are continued, from the model that everybody gets."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fl_privacy.attacks.inference.final_model import continued
 from fl_privacy.auditing.instrument.watch import Watched
-from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, at_low_rates, losses_from, singles_of
-from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned, reason_of
+from fl_privacy.auditing.scenario_members import LEAST, MOST, after_upload, answered, losses_from, separated, singles_of
+from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, cleaned
 from fl_privacy.auditing.scenario_words import network_in, texts_seen
 from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.federation import ServerPlan
-from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.measure.aggregate_leakage import members_told
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.intervals import share_interval
 from fl_privacy.measure.roc import Estimate
@@ -54,12 +50,9 @@ def of_final_model(
     }
     scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
     for question, ask in asked.items():
-        started = time.perf_counter()
-        made = Answer(reason=server) if isinstance(server, str) else attempt(ask)
-        answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
+        answer = Answer(reason=server) if isinstance(server, str) else answered(ask)
         known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
-        seconds_taken = time.perf_counter() - started
-        yield replace(answer, question=question, observer="outsider", scenario=known, seconds=seconds_taken)
+        yield replace(answer, question=question, observer="outsider", scenario=known)
 
 
 def final_values(latest: Sequence[WatchedReply]) -> dict[str, Tensor]:
@@ -81,8 +74,6 @@ def _participants(
     evaluated: Sequence[Any],
     seconds: float,
 ) -> Answer:
-    if single is None:
-        raise NotAttackedError("no step on a single example was seen, by which losses are found")
     losses, sent = losses_from(single), clients[0].watched.before
     pools = [list(islice(singles_of(client.watched), MOST)) for client in clients]
     members = [pool[k] for k in range(MOST) for pool in pools if k < len(pool)]
@@ -93,26 +84,25 @@ def _participants(
     every = (replace(client.watched, passes={}) for client in clients)  # all epochs
     trained = {key(one) for watched in every for one in singles_of(watched)}
     loaded = {key(one): one for one in islice(singles_of(Watched(batches=list(evaluated))), 4 * MOST)}
-    shapes = [[t.shape for t in one] for one in members[:1]]
-    others = [one for own, one in loaded.items() if [t.shape for t in one] in shapes and own not in trained]
-    number = min(MOST, len(members), len(others), int(seconds / (4 * losses.each_takes(members, sent))))
-    if number < LEAST:
+    unseen = [one for own, one in loaded.items() if own not in trained]
+    both = {tuple(t.shape for t in one) for one in members} & {tuple(t.shape for t in one) for one in unseen}
+    members, others = ([one for one in some if tuple(t.shape for t in one) in both] for some in (members, unseen))
+    if (number := min(MOST, len(members), len(others))) < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples were evaluated that no client trained on")
+    number = max(LEAST, min(number, int(seconds / (4 * losses.each_takes(members, sent)))))
     found = []
     for examples in (members[:number], others[:number]):
         before = losses.of(examples, sent)
         found.append((before - losses.of(examples, final), -before))
     (inside, known), (outside, unknown) = found
-    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
-        raise NotAttackedError("the loss of an example is not finite")
     said = f", {number} examples that clients trained on and as many that they only evaluate"
-    answer = members_told(inside, outside, (known, unknown), said)
+    answer = separated(inside, outside, known, unknown, said)
     note = (
         "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
         " Other differences between the two kinds count as membership; random augmentation of training examples"
         " hides members, all of them if the app evaluates the same examples."
     )
-    return replace(answer, notes=(note, at_low_rates(inside, outside)))
+    return replace(answer, notes=(note, *answer.notes[1:]))
 
 
 def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> Answer:

@@ -2,9 +2,10 @@
 
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,16 +59,15 @@ class _Losses:
         return max(spent() / 2, 1e-4)
 
 
-def members_of(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
-    """Infer which client trained on which examples."""
-    started = time.perf_counter()
-    made = attempt(lambda: _members(clients, seen, seconds))
-    if isinstance(made, Failure):
-        return Answer(question="members", reason=reason_of(made))
-    return replace(made, seconds=time.perf_counter() - started)
+def answered(ask: Callable[[], Answer], **about: Any) -> Answer:
+    """Return the answer of ``ask``, or the reason for none, with its seconds and the fields ``about``."""
+    started, made = time.perf_counter(), attempt(ask)
+    answer = Answer(reason=reason_of(made)) if isinstance(made, Failure) else made
+    return replace(answer, seconds=time.perf_counter() - started, **about)
 
 
-def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> Answer:
+def members_of(clients: Sequence[WatchedReply], seen: Watched | None, seconds: float) -> Answer:
+    """Infer which client trained on which examples; ``NotAttackedError`` if that is not possible."""
     if len(clients) < 2:
         raise NotAttackedError("one client alone was asked again, so there are no others' examples to compare with")
     losses = losses_from(seen)
@@ -97,12 +97,9 @@ def _members(clients: Sequence[WatchedReply], seen: Watched, seconds: float) -> 
     inside, outside, known, unknown = (np.concatenate(parts) for parts in found)
     if min(len(inside), len(outside)) < LEAST:
         raise NotAttackedError("clients have too few examples of the same classes to compare")
-    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
-        raise NotAttackedError("the loss of an example is not finite")
     alike = " of the same classes" if all(one is not None for one in classes) else ""
     said = f"{len(clients)} uploads of the whole training, {len(inside)} own examples and as many of others{alike}"
-    answer = members_told(inside, outside, (known, unknown), said)
-    return replace(answer, notes=(*answer.notes, at_low_rates(inside, outside)))
+    return separated(inside, outside, known, unknown, said)
 
 
 def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
@@ -112,15 +109,21 @@ def singles_of(seen: Watched) -> Iterator[list[Tensor]]:
     yield from islice(singles, sum(seen.passes.values()) or None)
 
 
-def at_low_rates(inside: np.ndarray, outside: np.ndarray) -> str:
-    """Say the true positive rate at 1 % and 0.1 % false positives, or why it is not measured (Carlini et al. 2022)."""
+def separated(inside: np.ndarray, outside: np.ndarray, known: np.ndarray, unknown: np.ndarray, uploads: str) -> Answer:
+    """Answer by decreases in loss of members and others, and by negative losses of both before, as the control.
+
+    A note says the true positive rate at 1 % and 0.1 % FPR, or why it is not measured (Carlini et al. 2022).
+    """
+    if not all(np.isfinite(part).all() for part in (inside, outside, known, unknown)):
+        raise NotAttackedError("the loss of an example is not finite")
     found, said = Separation(positives=inside, negatives=outside), list[str]()
     for rate in (0.01, 0.001):
         at = tpr_at(found, rate)
         few = f"not measured: it takes {round(1 / rate):,} examples of others, there are {len(outside)}"
         figure = few if at is None else f"{at.value:.3f} ({at.low:.3f} to {at.high:.3f})"
         said.append(f"at {100 * rate:g} % FPR {figure}")
-    return f"TPR with its 95 % interval: {'; '.join(said)}."
+    answer = members_told(inside, outside, (known, unknown), uploads)
+    return replace(answer, notes=(*answer.notes, f"TPR with its 95 % interval: {'; '.join(said)}."))
 
 
 def _alike(
@@ -148,8 +151,10 @@ def after_upload(client: WatchedReply) -> dict[str, Tensor]:
     return {name: before[name].float() + sign * change for name, change in told.items() if name in before}
 
 
-def losses_from(seen: Watched) -> _Losses:
+def losses_from(seen: Watched | None) -> _Losses:
     """Build the app's loss of an example; ``NotAttackedError`` if none was recorded."""
+    if seen is None:
+        raise NotAttackedError("no step on a single example was seen, by which losses are found")
     program = seen.program
     if program is None or not seen.batches:
         raise NotAttackedError("its examples do not come from a DataLoader, or no loss was seen")

@@ -18,7 +18,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient
 from fl_privacy.auditing.instrument.program import ReplayModel, tensors_in
 from fl_privacy.auditing.instrument.watch import OnlyExamples, Watched
 from fl_privacy.auditing.scenario_final import of_final_model
-from fl_privacy.auditing.scenario_members import members_of
+from fl_privacy.auditing.scenario_members import answered, members_of
 from fl_privacy.auditing.scenario_problem import (
     NotAttackedError,
     StepProblem,
@@ -144,10 +144,8 @@ class Scenarios:
         if read := [words for client in self.clients if (words := words_in_training(client))]:
             yield words_told(read)
         self.tell("Comparing losses of clients' examples")
-        if self._single is not None:
-            yield members_of(self.clients, self._single, MEMBER_SECONDS)
-        elif self.clients:
-            yield Answer(question="members", reason="no step on a single example was seen, by which losses are found")
+        if self.clients:
+            yield answered(lambda: members_of(self.clients, self._single, MEMBER_SECONDS), question="members")
         self.tell("Asking the model that everybody gets")
         latest = [client.latest for client in self.clients]
         yield from of_final_model(

@@ -74,7 +74,7 @@ class AttributeWatch:
         """Classify the victims with finite uploads; raise UserError if too few public examples can be learned from."""
         if not read.victims:
             return
-        for place, (model, sent, own) in enumerate(read.victims_sent):
+        for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
             observations = [read.victims[column] for column in own]
             rng = derive_generator(read.seed, "inference", "attribute", read.round, place)
             sketch = GradientSketch.of({name: sent.parameters[name] for name in observations[0][1].update()}, rng)

@@ -122,7 +122,9 @@ class MembershipWatch:
 
     def add(self, read: ReadRound) -> None:
         """Add a round to the evidence; raise UserError if only methods of tokens are tried, but none is predicted."""
-        for name in [name for name, method in self.methods.items() if method.of_tokens and not read.predicts_tokens]:
+        labels = read.candidates.labels
+        words = labels.dim() > 1 and not labels.is_floating_point()
+        for name in [name for name, method in self.methods.items() if method.of_tokens and not words]:
             del self.methods[name]
         if not self.methods:
             raise UserError(

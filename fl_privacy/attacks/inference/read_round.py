@@ -55,16 +55,8 @@ class ReadRound:
     device: torch.device | str = "cpu"
 
     @property
-    def predicts_tokens(self) -> bool:
-        return self.candidates.labels.dim() > 1 and not self.candidates.labels.is_floating_point()
-
-    @property
     def round(self) -> int:
         return (self.observations[0] if self.observations else self.victims[0][1]).id.round
-
-    @property
-    def clients(self) -> list[int]:
-        return [observation.id.client for observation in self.observations]
 
     @cached_property
     def after(self) -> list[ModelState]:
@@ -99,11 +91,6 @@ class ReadRound:
         """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
         return self.after_each(losses_of)
 
-    @cached_property
-    def margins_after(self) -> Tensor:
-        """Return the margins (C, K) of each candidate at the model after each upload."""
-        return self.after_each(margins_of)
-
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Compute ``measure`` (C, K) of the candidates at the model after each upload."""
         pairs = zip(self.observations, self.after, strict=True)
@@ -120,13 +107,10 @@ class ReadRound:
 
     @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        return self._grouped(self.observations)
+        return self.grouped(self.observations)
 
-    @cached_property
-    def victims_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        return self._grouped([observation for _, observation in self.victims])
-
-    def _grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
+    def grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
+        """Group places in ``observations`` by model and values sent."""
         groups: list[tuple[nn.Module, ModelState, list[int]]] = []
         for column, observation in enumerate(observations):
             sent = observation.assumed()

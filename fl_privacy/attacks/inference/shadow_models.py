@@ -122,7 +122,7 @@ class MembershipMethod(ABC):
         self._rounds[:, columns] += finite.to(self._rounds.dtype)
 
     def columns(self, read: ReadRound) -> Tensor:
-        return torch.tensor([self._columns[client] for client in read.clients])
+        return torch.tensor([self._columns[observation.id.client] for observation in read.observations])
 
     def scores(self) -> Tensor:
         """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never observed."""
@@ -167,12 +167,13 @@ class ShadowModels(MembershipMethod):
         found = torch.full((len(read.candidates), len(read.observations)), torch.nan)
         if read.remaining >= self.options.shadow_rounds:
             return found
+        observed = read.after_each(margins_of)
         for number, (model, sent, own) in enumerate(read.same_sent):
             sizes = torch.tensor([max(1, read.observations[column].upload.num_examples) for column in own])
             rng = derive_generator(read.seed, "inference", "shadows", read.round, number)
             plan, size = read.observations[own[0]].plan, int(sizes.median())
             margins, inside = self._shadows(read, model, sent, plan=plan, size=size, rng=rng)
-            found[:, own] = likelihood_ratio(read.margins_after[:, own], margins, inside).float()
+            found[:, own] = likelihood_ratio(observed[:, own], margins, inside).float()
         return found
 
     def _shadows(
