@@ -19,13 +19,8 @@ from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.intervals import share_interval
 from fl_privacy.measure.roc import Estimate
 
-DRAWS, LIKELY = 100, 0.5
-"""Number of sampled continuations, and probability above which one of them counts as the text."""
-
-MOST_FINAL_TEXTS = 400
-"""Largest number of the clients' texts that are continued."""
-
-TITLE = "From the model that everybody gets"
+DRAWS, LIKELY, MOST_TEXTS = 100, 0.5, 400
+"""Number of sampled continuations, probability above which one counts as the text, and largest number of texts."""
 
 
 def of_final_model(
@@ -48,10 +43,11 @@ def of_final_model(
         "participants": lambda: _participants(clients, final_values(latest), single, evaluated, seconds),
         "continued": lambda: _continued(clients, final_values(latest)),
     }
-    scenario = Scenario(name="final", title=TITLE, uploads=f"the mean of {len(latest)} clients' last models")
+    uploads = f"the mean of {len(latest)} clients' last models"
+    scenario = Scenario(name="final", title="From the model that everybody gets", uploads=uploads)
     for question, ask in asked.items():
         answer = Answer(reason=server) if isinstance(server, str) else answered(ask)
-        known = replace(scenario, uploads=f"{scenario.uploads}{answer.scenario.uploads}")
+        known = replace(scenario, uploads=f"{uploads}{answer.scenario.uploads}")
         yield replace(answer, question=question, observer="outsider", scenario=known)
 
 
@@ -110,7 +106,7 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
     if not found:
         raise NotAttackedError("no transformer on texts was seen")
     every = [_unpadded(row[row >= 0]) for seen in found for tokens in seen.words for row in tokens]
-    texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_FINAL_TEXTS], found[0].number
+    texts, number = list({tuple(row.tolist()): row for row in every}.values())[:MOST_TEXTS], found[0].number
     shares = []
     for values in (final, clients[0].watched.before):
         part = cleaned(clients[0].watched.modules[number]).eval()

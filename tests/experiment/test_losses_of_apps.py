@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.attacks.auto import AutoAttack
@@ -198,3 +199,28 @@ def test_watching_summed_losses_changes_neither_data_nor_streams() -> None:
     with watch.looking() as seen:
         in_place(net, torch.optim.SGD(net.parameters(), 0.1), torch.rand(6, 1, 6, 6), torch.tensor([0, 1, 2, 3, 0, 1]))
     assert seen.steps == 1
+
+
+class Recomputed(nn.Module):
+    """A network whose last layers are computed again in the backward pass, which differentiates within another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.rest = (
+            nn.Sequential(nn.Flatten(), nn.Linear(36, 128)),
+            nn.Sequential(nn.ReLU(), nn.Linear(128, 4)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.rest, self.first(x), use_reentrant=True)
+        return found
+
+
+def test_a_step_that_recomputes_layers_has_one_loss() -> None:
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    seen, problem = watched(train, Recomputed())
+    assert seen.backwards == 1 and seen.added == 1
+    assert problem.labels is not None and problem.labels.tolist() == [0, 1, 2, 3, 0, 1]

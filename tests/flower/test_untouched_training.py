@@ -11,7 +11,7 @@ import torch
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.instrument.watch import OnlyExamples, TrainingWatch
-from fl_privacy.auditing.scenario_members import at_low_rates
+from fl_privacy.auditing.scenario_members import separated
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.report.audit_page import AuditRecord
@@ -157,9 +157,13 @@ def test_json_is_all_of_the_output(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_membership_is_said_at_low_false_positive_rates() -> None:
     rng = np.random.default_rng(0)
-    said = at_low_rates(rng.normal(3, 1, 200), rng.normal(0, 1, 200))
+
+    def said(number: int) -> str:
+        inside, outside, *before = (rng.normal(mean, 1, number) for mean in (3, 0, 0, 0))
+        return separated(inside, outside, *before, "").notes[-1]
+
+    few = said(200)
     assert (
-        "at 1 % FPR 0." in said
-        and "at 0.1 % FPR not measured: it takes 1,000 examples of others, there are 200" in said
+        "at 1 % FPR 0." in few and "at 0.1 % FPR not measured: it takes 1,000 examples of others, there are 200" in few
     )
-    assert "not measured" not in at_low_rates(rng.normal(3, 1, 1000), rng.normal(0, 1, 1000))
+    assert "not measured" not in said(1000)

@@ -10,7 +10,6 @@ from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest
 from fl_privacy.attacks.inference.shadow_models import SIGNALS, MembershipMethod, MethodOptions
 
 OFFLINE = 0.3  # a of RMIA: the probability with an example is estimated as a p_out + 1 - a (Zarifzadeh et al. 2024)
-FEWEST_STACKED = 2  # least number of reference models of which one is compared with the others
 RIDGE = 1e-3  # penalty of the weights of stacked signals
 SHORTEST, END = 8, 16  # least number of tokens of a continued text, and most of its end
 
@@ -143,7 +142,7 @@ def stacked(found: Compared) -> Tensor:
     It learns from each reference model's own examples and others, compared with the other reference models, so that no
     model that was trained on a candidate takes part; NaN with a single reference model.
     """
-    if len(found.outside) < FEWEST_STACKED:
+    if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)
     known, inside = list[Tensor](), list[Tensor]()
     pool = torch.arange(len(found.own)) >= found.candidates

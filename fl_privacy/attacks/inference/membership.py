@@ -27,7 +27,8 @@ from fl_privacy.errors import UserError
 def cosines(read: ReadRound) -> Tensor:
     """Return cosines (C, K) of the candidates' gradients and the clients' updates."""
     products, squares = read.products
-    return products / (squares * read.update_squares.to(squares)).sqrt().clamp(min=1e-30)
+    norms = torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in read.directions])
+    return products / (squares * norms.to(squares)).sqrt().clamp(min=1e-30)
 
 
 OTHERS = 2  # least number of other clients for an estimate of their spread

@@ -101,11 +101,6 @@ class ReadRound:
         return measured(model, state, self.candidates, measure).cpu()
 
     @cached_property
-    def update_squares(self) -> Tensor:
-        """Return squared norms (K,) of the clients' mean gradients."""
-        return torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in self._directions])
-
-    @cached_property
     def same_sent(self) -> list[tuple[nn.Module, ModelState, list[int]]]:
         return self.grouped(self.observations)
 
@@ -126,7 +121,7 @@ class ReadRound:
         return [(model.to(self.device), sent.to(self.device), own) for model, sent, own in groups]
 
     @cached_property
-    def _directions(self) -> list[Tensors]:
+    def directions(self) -> list[Tensors]:
         return list(map(mean_gradient, self.observations))
 
     @cached_property
@@ -135,7 +130,7 @@ class ReadRound:
         shape = len(self.candidates), len(self.observations)
         products, squares = torch.empty(shape), torch.empty(shape)
         for model, sent, own in self.same_sent:
-            directions = [self._directions[column] for column in own]
+            directions = [self.directions[column] for column in own]
             plan = self.observations[own[0]].plan
             found, norms = gradient_products(model, sent, self.candidates, directions, plan=plan)
             products[:, own], squares[:, own] = found.cpu(), norms.cpu().unsqueeze(1)

@@ -352,6 +352,8 @@ class TrainingWatch:
             seen.gradients |= {seen.names[id(p)]: p.grad.detach().clone() for p in own if id(p) in seen.names}
 
     def on_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._depth:  # of a recomputed part of the network, within the loss's
+            return backward(tensors, *args, **kwargs)
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
             self._roots.append(root)
