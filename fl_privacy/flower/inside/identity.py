@@ -28,8 +28,7 @@ def identity_put_back() -> Iterator[None]:
         TaskIdentity._run_id, TaskIdentity._task_id, TaskIdentity._node_id = before
 
 
-TURN = threading.RLock()
-"""Held by a thread that answers a message, except during ``others_turn``."""
+TURN = threading.RLock()  # held by a thread that answers a message, except during ``others_turn``
 
 
 @contextmanager

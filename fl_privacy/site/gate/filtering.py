@@ -205,7 +205,8 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
 def raw_array(values: npt.NDArray[Any], *, fortran: bool = False) -> RawArray:
     """Encode ``values`` byte for byte as Flower does, in Fortran order if asked for."""
     dtype, shape = str(values.dtype), tuple(values.shape)
-    return RawArray(dtype, shape, NUMPY, _header(dtype, shape, fortran) + values.tobytes("F" if fortran else "C"))
+    content = np.ascontiguousarray(values.T if fortran else values)  # copied once, with the header
+    return RawArray(dtype, shape, NUMPY, b"".join((_header(dtype, shape, fortran), content.data)))
 
 
 @lru_cache(maxsize=4096)
