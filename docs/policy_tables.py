@@ -135,7 +135,10 @@ def _example(rows: Sequence[Row]) -> str:
         why = "; ".join([*([f"not equal: {unlike}"] if unlike else []), *row["why"]])
         lines.append([row["app"], f"{row['equal']} of {row['replies']}", str(row["refused"]), why])
     table = markdown(["app of Flower, unedited", "replies equal behind the gate", "refused", ""], lines)
-    others = [f"{row['example']}: {row['reason']}" for row in rows if "reason" in row]
+    reasons: dict[str, list[str]] = {}
+    for row in (row for row in rows if "reason" in row):
+        reasons.setdefault(row["reason"], []).append(row["example"])
+    others = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
     return "\n\n".join([table, *([f"Not compared: {'; '.join(others)}."] if others else [])])
 
 
