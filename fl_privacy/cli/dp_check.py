@@ -32,8 +32,8 @@ def check_dp(  # noqa: PLR0917
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="clients that a strategy aggregates, parameters of an update, neighbors (add_remove or replace), noise"
-            " (gaussian, or other for a bound of any shape alone), seed.",
+            help="clients=N that a strategy aggregates, parameters=N of an update, neighbors=add_remove or replace,"
+            " noise=gaussian (or other: only bounds for any noise), seed=N.",
         ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Claimed epsilon, instead of the stated one.")] = None,

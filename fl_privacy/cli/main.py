@@ -71,7 +71,7 @@ def run(
 
     The defaults are a small federation on the digits of mnist_mini. Change them by KEY=VALUE: the options that
     `fl-privacy list` shows (defense=pruning), any key that `--cfg` shows (defense.rate=0.99, federation.rounds=50).
-    A paper's preset, such as experiment=fdl_pp_paper, runs with its baselines in a short form; paper=full as published.
+    A paper's preset, such as experiment=fdl_pp_paper, runs in a short form with its baselines; paper=full as published.
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
@@ -86,7 +86,7 @@ def attack(
 
     Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
     model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
-    A paper's preset, such as experiment=sapag_paper, runs with its baselines in a short form; paper=full as published.
+    A paper's preset, such as experiment=sapag_paper, runs in a short form with its baselines; paper=full as published.
     """
     run_jobs("attack", overrides or [], console=Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
 

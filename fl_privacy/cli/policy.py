@@ -163,7 +163,7 @@ def show_ledger(
     if policy.budget is None:
         raise UserError(f"{site} is expected to have a budget, whose ledger is shown, but has none.")
     if not any(map(os.path.lexists, (policy.budget.ledger, policy.budget.anchor))):
-        say(f"{policy.budget.ledger} is not begun: nothing has left.")
+        say(f"There is no ledger {policy.budget.ledger} yet: nothing has left.")
         return
     ledger = Ledger(policy.budget.ledger, policy.budget.anchor)
     if mend and ledger.mend(policy.rho("train")):
@@ -179,6 +179,6 @@ def show_ledger(
     sent = sum(entry.outcome == "sent" for entry in entries)
     say(f"{len(entries)} entries, {sent} replies left, {account.unbounded} of them with weights without noise.")
     if account.open:
-        say(f"{len(account.open)} entries have no outcome, at work or since the gate was ended; they count as replies.")
+        say(f"{len(account.open)} entries have no outcome: at work, or cut off. They count as replies.")
     spent, delta, most = policy.limits.spent(account), f"at delta {policy.budget.delta:g}", policy.budget.epsilon
     say(f"Epsilon spent: {spent:.4g} {f'{delta}; there is no limit' if most is None else f'of {most:g} {delta}'}.")

@@ -210,7 +210,7 @@ def advise(
     """Recommend the cheapest defense that costs little accuracy and behind which nothing was reconstructed.
 
     A defense is recommended only at the attacked batch size, if the strongest attacker came closer than the best guess
-    without the update; for texts, only noise and rounding, for uploads of one. Each measurement that fits the given
+    without the update; for texts, only noise or rounding of uploads of one text. Each measurement that fits the given
     settings has its own answer. `fl-privacy trade-off GRID`, then `fl-privacy advise --grid GRID accuracy_loss=5`,
     answers from your runs; `fl-privacy advise --table runs/benchmark_laptop threat=malicious` from a benchmark. Shipped
     measurements: `data=mnist_mini` (images), `data=adult` (rows), `data=sst2` or `data=ag_news` (texts).

@@ -206,7 +206,8 @@ class ContextMemory:
     """State in ``context.state``, lost when the node restarts; ``once`` answers each round once, as deployed."""
 
     def __init__(self, records: RecordDict, *, once: bool = False) -> None:
-        self.records, self.once = records, once
+        self.records: RecordDict = records
+        self.once: bool = once
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
         return load_state(self.records, device)
@@ -233,7 +234,8 @@ class NodeMemory:
     """
 
     def __init__(self, path: Path, key: bytes | None = None) -> None:
-        self.path, self._key = path, key
+        self.path: Path = path
+        self._key = key
 
     def load(self, device: torch.device | str = "cpu") -> ClientState:
         """Return the state saved last; ``UserError`` if the file is shared, has another key, or is damaged."""

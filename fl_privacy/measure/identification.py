@@ -392,7 +392,7 @@ def _public(original: Tensor, label: int | None, candidates: PublicImages | None
 
 
 def near_lead(original: Tensor, candidates: PublicImages) -> tuple[float, float]:
-    """Return lead and similarity of the public image nearest to ``original`` (C, H, W), taken as a guess."""
+    """Return lead and similarity that the public image nearest to ``original`` (C, H, W) has as a guess at it."""
     key = original.numpy().tobytes()
     if key not in candidates.near:
         candidates.near[key] = -math.inf, 0.0

@@ -108,7 +108,7 @@ def tpr_at(found: Separation, fpr: float) -> Estimate | None:
 
 
 def balanced_accuracy(found: Separation) -> Estimate:
-    """Compute the mean of TPR and TNR at thresholds chosen on the other half."""
+    """Compute the mean of TPR and TNR of each half of the examples, at the threshold that is best on the other half."""
     tpr, fpr = _cross_fitted(found, lambda t, f: t - f)
     positives, negatives = len(found.positives), len(found.negatives)
     value = (tpr + 1 - fpr) / 2

@@ -179,7 +179,7 @@ class Way(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turning:
-    """A guess in all poses."""
+    """A guess, and the images with which it is compared in all poses."""
 
     guess: Tensor  # (1, C, H, W) in [0, 1]
     originals: Gallery

@@ -75,8 +75,8 @@ class InputNormalization(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        self.mean = torch.tensor([float(m) for m in mean]).view(-1, 1, 1)
-        self.std = torch.tensor([float(s) for s in std]).view(-1, 1, 1)
+        self.mean: Tensor = torch.tensor([float(m) for m in mean]).view(-1, 1, 1)
+        self.std: Tensor = torch.tensor([float(s) for s in std]).view(-1, 1, 1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -123,6 +123,7 @@ class ImageNetwork(nn.Module):
 
     features: nn.Module
     classifier: nn.Module
+    __signature__: inspect.Signature
 
     def __init__(
         self,
@@ -136,14 +137,15 @@ class ImageNetwork(nn.Module):
     ) -> None:
         super().__init__()
         require_positive(in_channels=in_channels, image_size=image_size, num_classes=num_classes)
-        self.init, self.normalize = init, input_normalization(mean, std, in_channels)
+        self.init: str = init
+        self.normalize: nn.Module = input_normalization(mean, std, in_channels)
 
     def __init_subclass__(cls) -> None:
         """List the arguments that ``**image`` stands for in the signature of ``cls``."""
         common, own = (inspect.signature(each.__init__).parameters.values() for each in (ImageNetwork, cls))
         needed, optional = ([p for p in common if (p.default is p.empty) is wanted] for wanted in (True, False))
         named = {p.name: p for p in (*needed, *own, *optional) if p.kind is p.KEYWORD_ONLY}
-        cls.__signature__ = inspect.Signature(list(named.values()))  # type: ignore[attr-defined]
+        cls.__signature__ = inspect.Signature(list(named.values()))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map images (B, C, H, W) in [0, 1] to logits (B, K)."""

@@ -255,7 +255,7 @@ def _not_protected(defense: MeasuredDefense, table: MeasuredTable, threat: Threa
         lines.append(f"Its guarantee is an epsilon of {defense.epsilon:.3g} {end}.")
     lines.append(
         "It acts at each client, and so protects from the server and from other sites. Noise that a server adds to the"
-        " mean protects from other sites alone; secure aggregation hides nothing from the other of two sites."
+        " mean protects from other sites alone; secure aggregation does not hide two sites from each other."
     )
     weights = {"initial": " a trained model,", "final": " an untrained model,"}.get(table.weights, "")
     server = "other malicious servers" if "malicious" in defense.by_threat else "malicious servers"
@@ -308,7 +308,7 @@ def withheld(candidate: Candidate) -> str:
     elif candidate.over_control <= 0:
         short = metric(-candidate.over_control, candidate.judged_by)
         ends = f"{short} below" if candidate.over_control else "no better than"
-        why = f"the attack behind it is {ends} the best guess without the update"
+        why = f"its attack is {ends} the best guess without the update"
         why += ", a sign that the attack failed"
     return f"{candidate.name} is not recommended: {why}." if why else ""
 

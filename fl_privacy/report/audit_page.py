@@ -22,23 +22,10 @@ from fl_privacy.runs.folder.verdict import LEAK, OPEN, Tone
 MOST_LINES = 60  # lines of the inventory shown initially
 MOST_CLEAR, MOST_FIGURES = 3, 4  # bars of data in the clear at the head of the page, and compared figures of the app
 KINDS = {"image": "image", "row": "row", "text": "text", "other": "example"}
-SEVERITIES = {"data": "Data in the clear", "facts": "Facts about the data", "look": "To be examined"}
 ASKED = ("one", "batch", "later")  # scenarios whose uploads clients are asked for
 MEMBERSHIP = ("members", "participants")  # questions on who took part
 _DRAWN = "drawn examples or networks, and the app's own may leak more or less"
 _NO_GUARANTEE = ": this describes these attacks and is no guarantee"
-
-READ_MEANS: Mapping[str, str] = {
-    "image": (
-        "An image counts as reconstructed if the guess alone identifies it among {} others of the same kind, as at most"
-        " one guess in as many does by chance. The guess need not look like the image."
-    ),
-    "row": (
-        "A row counts as reconstructed if each feature is right to a hundredth of its range, or if the row is nearer to"
-        " the guess than {} others. A guess that fits randomly drawn rows as well does not count."
-    ),
-    "text": "A text counts as reconstructed if at least four fifths of its different words are right, in any order.",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +117,7 @@ class AuditRecord:
         if observers := {one.observer for one in self.aggregate if one.leaks}:
             if "server" not in observers:
                 return "Only the final model is needed"
-            return "The training's own uploads reveal it, with all their examples and steps"
+            return "The training's own uploads, with all their examples and steps, are enough for this"
         attacked = any(step.counts for step in self.steps)
         return "Only the attacks of this page were tried; others may reconstruct more" if attacked else ""
 
@@ -187,11 +174,6 @@ class AuditRecord:
         late = any("--seconds" in step.reason for step in self.steps)
         rest = "Judge by the list below of everything that is sent" if self.lines else "Solve the problems named here"
         return longer if self._uploads_attacked else "Give the attacks more time with --seconds" if late else rest
-
-    @property
-    def meaning(self) -> list[str]:
-        counted = {step.kind: step.counts for step in self.steps[::-1] if step.counts and step.kind in READ_MEANS}
-        return [READ_MEANS[kind].format(f"{counts.candidates:,}") for kind, counts in counted.items()]
 
     @property
     def shown_first(self) -> Answer | None:
@@ -408,10 +390,10 @@ def render_audit(page: AuditRecord) -> str:
         bars=_bars(page) if page.before is None else paired(_bars(page), _bars(page.before), page.defense),
         question_bars=paired(bars_of_questions(page.answers), questioned, page.defense),
         compared=[] if page.before is None else compared_rows(page, page.before),
-        severities=SEVERITIES,
         questions=QUESTIONS,
         shown=_shown(page),
         shown_before=[] if page.before is None else _shown(page.before),
+        counted={step.kind: step.counts for step in page.steps[::-1] if step.counts},
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         attacked=any(step.counts for step in page.steps),
         measured=any(one.estimate for one in page.aggregate),

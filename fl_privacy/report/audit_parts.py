@@ -39,7 +39,7 @@ class CountedLeak(Leak):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One entry of all messages of a kind that have it, with its mean bytes and a shortened value."""
+    """One entry of the messages of a kind: its mean size in bytes, rounds, and a shortened value."""
 
     direction: str
     kind: str

@@ -17,12 +17,12 @@ from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.report.advice import read_of
 from fl_privacy.report.charts import SERIES, draw_svg
 from fl_privacy.report.page import render
-from fl_privacy.report.words import below, metric, seconds, title, title_within
+from fl_privacy.report.words import below, metric, title, title_within
 from fl_privacy.runs.folder import Candidate, LeakageResult
 from fl_privacy.runs.folder.defense_choice import ROUNDING
 from fl_privacy.runs.folder.leakage import COMPARED, WORST, Extent, leaks_most, main_of
 from fl_privacy.runs.folder.study import THREATS, StudyRow, Threat, threats_of
-from fl_privacy.runs.folder.verdict import Tone, tone_of
+from fl_privacy.runs.folder.verdict import tone_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,49 +39,6 @@ IN_WORDS: Mapping[Threat, str] = {
 }
 
 KINDS = {TABLE_METRIC: "row", TEXT_METRIC: "text"}  # main metric -> attacked examples other than images
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PageRow:
-    """A defense on one board, at its chosen strength; ``found`` is by the worst attacker, ``None`` if unranked."""
-
-    threat: Threat
-    loss: float
-    order: int
-    rank: str
-    standing: StudyRow
-    found: Candidate | None
-    why: str
-    most: LeakageResult | None
-    tone: Tone
-    missing: Mapping[str, int]
-    by_uploads: Mapping[str, Candidate | None]
-
-    @property
-    def words(self) -> str:
-        own = "own entered" if self.standing.entry.own else ""
-        return f"{self.standing.entry.name} {' '.join(self.standing.entry.overrides)} {own}".lower()
-
-    @property
-    def upper(self) -> str:
-        if self.found is None or math.isinf(self.found.psnr):
-            return "exact"
-        name = self.found.judged_by
-        return metric(_within(self.found.upper, name), name) if math.isfinite(self.found.upper) else "unknown"
-
-    @property
-    def seconds(self) -> float | None:
-        return _finite(self.standing.seconds)
-
-    @property
-    def upload_bytes(self) -> float | None:
-        return _finite(self.standing.upload_bytes)
-
-    @property
-    def sorted(self) -> Mapping[str, float | str]:
-        upper = self.found.upper if self.found else None
-        values = {"upper": upper, "seconds": self.seconds, "upload_bytes": self.upload_bytes}
-        return {name: "" if v is None else min(v, 1e9) for name, v in values.items()}
 
 
 def benchmark_in_words(measured: MeasuredBenchmark) -> str:
@@ -111,7 +68,6 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
         measured=measured,
         headline=_headline(measured, chosen),
         lede=" ".join([*_found(measured, chosen), measured.track.about]),
-        tiles=_tiles(measured),
         missing=[(s.entry.name, why) for s in standings if (why := why_incomplete(s))],
         judged_by=measured.metric,
         kind=KINDS.get(measured.metric, "image"),
@@ -120,7 +76,7 @@ def render_benchmark(measured: MeasuredBenchmark) -> str:
         rows=[row for board in measured.boards for row in _rows(board, list(track.uploads))],
         threat_words=IN_WORDS,
         picture=_picture(measured, chosen),
-        fixed=_fixed(measured),
+        finite=_finite,
         lost=lambda points: f"{round(points, 1) + 0.0:.1f}",  # without a negative zero
     )
 
@@ -138,28 +94,33 @@ def why_incomplete(standing: StudyRow) -> str:
     return f"{where} ({'; '.join(reasons) or 'not finished, or the attack failed on all victims'})"
 
 
-def _rows(board: Board, uploads: Sequence[str]) -> list[PageRow]:
-    rows, rank = [], 0
+def _rows(board: Board, uploads: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for each defense at its chosen strength; ``found`` is by the worst attacker, if it is ranked."""
+    rows, rank = list[dict[str, Any]](), 0
     for order, standing in enumerate([*board.ranked, *board.beyond]):
         ranked, defended = order < len(board.ranked), not standing.entry.undefended
         rank += ranked and defended
-        heard = standing.heard(board.threat)
-        missing = Counter(cell.uploads for cell in standing.missing(board.threat))
-        why = "not measured" if standing.loss is None or not heard else "costs more"
+        heard, found = standing.heard(board.threat), standing.candidate(board.threat) if ranked else None
+        upper, own = "exact", "own entered" if standing.entry.own else ""
+        if found is not None and not math.isinf(found.psnr):
+            name, known = found.judged_by, math.isfinite(found.upper)
+            upper = metric(_within(found.upper, name), name) if known else "unknown"
         rows.append(
-            PageRow(
-                threat=board.threat,
-                loss=board.accuracy_loss,
-                order=order,
-                rank=str(rank) if ranked and defended else "",
-                standing=standing,
-                found=standing.candidate(board.threat) if ranked else None,
-                why="" if ranked else why,
-                most=leaks_most(heard),
-                tone=tone_of(heard),
-                missing=missing,
-                by_uploads={name: standing.candidate(board.threat, name) if ranked else None for name in uploads},
-            )
+            {
+                "threat": board.threat,
+                "loss": board.accuracy_loss,
+                "order": order,
+                "rank": rank if ranked and defended else "",
+                "standing": standing,
+                "words": f"{standing.entry.name} {' '.join(standing.entry.overrides)} {own}".lower(),
+                "found": found,
+                "upper": upper,
+                "why": "not measured" if standing.loss is None or not heard else "costs more",
+                "most": leaks_most(heard),
+                "tone": tone_of(heard),
+                "missing": Counter(cell.uploads for cell in standing.missing(board.threat)),
+                "by_uploads": {name: standing.candidate(board.threat, name) if ranked else None for name in uploads},
+            }
         )
     return rows
 
@@ -187,35 +148,11 @@ def _found(measured: MeasuredBenchmark, board: Board) -> list[str]:
     if not found_by:
         return sentences
     hide = sum(found.unread() for found in found_by)
-    kind, tried = KINDS.get(measured.metric, "image"), f"{len(found_by)} defenses that were measured to the end"
-    none = f"Behind {hide} of {tried}, no attacked {kind} was reconstructed."
-    return [*sentences, none if hide else f"At least one attacked {kind} was reconstructed behind each of the {tried}."]
-
-
-def _tiles(measured: MeasuredBenchmark) -> list[tuple[str, str, str]]:
-    families = len({s.entry.family for s in measured.standings}) - 1
-    return [
-        ("Defenses", str(families), f"at {len(measured.standings) - 1} strengths"),
-        ("Ways to attack", str(len(measured.track.cells)), "uploads, states of the model, servers"),
-        ("Victims", measured.victims, "in each of them"),
-        ("Measured in", seconds(measured.seconds), f"of work, {measured.jobs_done} of {measured.jobs} jobs"),
-    ]
-
-
-def _fixed(measured: MeasuredBenchmark) -> list[tuple[str, str]]:
-    track = measured.track
-    rows = [("Settings", " ".join(track.settings)), ("Attack", " ".join(track.attack))]
-    rows += [(f"Training: {name}", " ".join(own)) for name, own in track.trainings.items()]
-    for name, kind in track.uploads.items():
-        states, late = f"{kind.training}, model {', '.join(kind.states)}", ", ".join(kind.server_states)
-        servers = "".join(f"; server {server} ({' '.join(own)}), model {late}" for server, own in kind.servers.items())
-        rows.append((f"Upload: {name}", f"{' '.join(kind.attack)}; {states}{servers}"))
-    rows.append(("Early", f"the model after {track.early} rounds"))
-    rows.append(("SHA-256 of settings", track.sha256))
-    rows += [("SHA-256 of code", code) for code in measured.code]
-    rows += [(f"SHA-256 of {name}", digest) for name, digest in measured.data.items()]
-    rows.append(("Measured on", measured.hardware))
-    return rows
+    kind, several = KINDS.get(measured.metric, "image"), len(found_by) > 1
+    tried = f"{len(found_by)} defenses that were" if several else "the one defense that was"
+    none = f"Behind {f'{hide} of ' * several}{tried} measured to the end, no attacked {kind} was reconstructed."
+    behind = f"{'each of the ' * several}{tried} measured to the end"
+    return [*sentences, none if hide else f"At least one attacked {kind} was reconstructed behind {behind}."]
 
 
 def _picture(measured: MeasuredBenchmark, board: Board) -> Markup | None:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from importlib import metadata
 from itertools import zip_longest
@@ -23,7 +22,7 @@ from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
 from fl_privacy.report.headline import Headline, headline_of, read_in_words
-from fl_privacy.report.inferred import HEADINGS, MEASURES, claim_views, sentence
+from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
 from fl_privacy.report.settings import batch_norm_in_words
@@ -46,52 +45,19 @@ NOT_TESTED = ("Not tested:", "Captured but not attacked:")  # prefixes of threat
 
 _UNTRIED = (
     "Attacks that are not in this package, or that take longer; a stronger one may be published tomorrow.",
-    "Ways around the updates: the finished model, logs, checkpoints, traffic and its timing.",
+    "Other ways to the data: the finished model, logs, checkpoints, traffic and its timing.",
 )
 
 
-_OTHER_SERVERS = "Servers that break the protocol, by crafted or inconsistent models, and clients of their own."
+_OTHER_SERVERS = "Servers that break the protocol: with crafted or inconsistent models, or with clients of their own."
 
 _AGAIN = (
-    "It holds for this model, these data, this way of training and this number of examples in an upload: test again"
-    " when one of them changes."
+    "These results hold for this model, these data, this way of training and this number of examples in an upload: test"
+    " again when one of them changes."
 )
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A figure: its name, value and scope."""
-
-    name: str
-    value: str
-    note: str
-
-
-EDPB, SATRE = "EDPB Opinion 28/2024", "SATRE 2.0"
 LONGEST_REASON = 160  # most letters of a reason why a scenario was not attacked
-
-
-def places_of(*, leaks: bool, attacked: bool, record: str) -> list[tuple[str, str]]:
-    """Return pairs (section, how this page serves it) of documents that require such evidence.
-
-    EDPB, Opinion 28/2024 of 17 December 2024, and SATRE, Standard Architecture for Trusted Research Environments 2.0.
-    """
-    shows = "The figures contradict a claim that uploads are anonymous" if leaks else "The figures prove no anonymity"
-    shows = shows if leaks or attacked else "Nothing was attacked: no support for anonymity"
-    return [
-        (
-            f"{EDPB}, 3.2, paragraph 43",
-            "Anonymity needs an insignificant likelihood that personal data are extracted from a model; an upload is a"
-            f" model or its change. {shows}.",
-        ),
-        (f"{EDPB}, 3.2.2, testing", "Resistance to attacks: the figures, and what was not tested."),
-        (f"{EDPB}, 3.2.2.4", "Documentation: this page and its records, by their hashes."),
-        (
-            f"{SATRE}, 3.3.07",
-            "Outputs that cannot be checked by hand, such as model weights: evidence for the policy on their egress.",
-        ),
-        (f"{SATRE}, 3.3.09", f"Machine-readable record of the check: {record}."),
-    ]
 
 
 def write_brief(run_dir: Path, out: Path | None = None) -> Path:
@@ -146,7 +112,7 @@ def render_audit_brief(folder: Path) -> str:
     record = read_audit(folder)
     known = dict(record.environment)
     kinds = {step.kind for step in record.steps if step.counts is not None}
-    leaks, kind = record.tone == LEAK, next(iter(sorted(kinds)), "example").replace("other", "example")
+    kind = next(iter(sorted(kinds)), "example").replace("other", "example")
     attacked = [step for step in record.steps if step.counts is not None and step.scenario.leaves]
     rounds = record.rounds or 0
     why: dict[str, list[str]] = {}
@@ -178,7 +144,8 @@ def render_audit_brief(folder: Path) -> str:
         untested=[*untested, *_UNTRIED],
         risks=_audit_risks(record, attacked, kind),
         glossary=[],
-        places=places_of(leaks=leaks, attacked=bool(attacked), record=RECORD),
+        record=RECORD,
+        any_attacked=bool(attacked),
         versions=_versions(known),
         hashes=[(APP_DIGEST, known.get(APP_DIGEST) or "not recorded"), *hashes_of(folder, (RECORD, WHOLE, PAGE))],
     )
@@ -233,7 +200,7 @@ def render_brief(run: Run) -> str:
     untested, risks = _untested(run, found, kind), _risks(run, verdict, said.basis, kind)
     words = [claim.sentence for claim in run.claims]
     words += [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
-    words += [f"{fact.name} {fact.value} {fact.note}" for fact in facts]
+    words += [" ".join(fact) for fact in facts]
     date = ""
     with suppress(ValueError):
         day = datetime.fromisoformat(str(run.environment.get("date", "")))
@@ -244,11 +211,12 @@ def render_brief(run: Run) -> str:
         name=run.name,
         figures=[],
         interrupted=not run.finished,
-        places=places_of(leaks=verdict.tone == LEAK, attacked=bool(found), record="run.json and metrics.jsonl"),
+        record="run.json and metrics.jsonl",
+        any_attacked=bool(found),
         versions=_versions(run.environment.get("packages") or {}),
         hashes=hashes_of(run.path, ("run.json", "metrics.jsonl", "report.html")),
         verdict=said,
-        claims=claim_views(run.claims),
+        claims=run.claims,
         date=date,
         facts=facts,
         meaning=meaning,
@@ -290,13 +258,14 @@ def _meaning(verdict: Verdict, kind: str) -> str:
     }[verdict.ground]
 
 
-def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
-    facts, summary, found = [], run.summary, verdict.readings
+def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:
+    """Return figures: their names, values and scopes."""
+    facts, summary, found = list[tuple[str, str, str]](), run.summary, verdict.readings
     if verdict.most is not None:
         counts, ways = verdict.counts, "95 % confidence"
         if counts.read:
             ways = f"{counts.exact} exactly, {counts.identified} identified, {counts.recognizable} recognizable"
-        facts.append(Fact("Reconstructed", read_in_words(counts), _of(verdict.most, found, ways)))
+        facts.append(("Reconstructed", read_in_words(counts), _of(verdict.most, found, ways)))
     for name in dict.fromkeys([*(reading.main for reading in found), "label_correct"]):
         worst = worst_by(name, found)
         statistic = worst.statistic(name) if worst else None
@@ -306,22 +275,22 @@ def _facts(run: Run, verdict: Verdict, kind: str) -> list[Fact]:
         spread = f"{'95 % CI ' if statistic.ci95 else ''}{spread}"
         note = _of(worst, found, f"{spread}n = {statistic.n}")
         named = "Labels found" if name == "label_correct" else f"Mean {title_within(name)}"
-        facts.append(Fact(named, metric(statistic.mean, name), note))
+        facts.append((named, metric(statistic.mean, name), note))
     if verdict.proven:
         sure = f"{kind}s that the attacker is sure of, without the truth"
-        facts.append(Fact("Proven exact", str(verdict.proven), sure))
+        facts.append(("Proven exact", str(verdict.proven), sure))
     for about in TOLD:
         if (told := strongest(summary.inferred, about)) is not None:
             shown, (finding, measure) = MEASURES[HEADLINE[about]], told
             note = f"{shown.title} by {finding.title}, {shown.show(measure.chance)} by guessing"
-            facts.append(Fact(HEADINGS[about][0], shown.show(measure.value), note))
+            facts.append((HEADINGS[about][0], shown.show(measure.value), note))
     if summary.final_accuracy is not None:
         kept = f"{points(summary.pmm)} of the undefended accuracy" if summary.pmm is not None else "test accuracy"
-        facts.append(Fact("Accuracy", percent(summary.final_accuracy), kept))
+        facts.append(("Accuracy", percent(summary.final_accuracy), kept))
     if summary.privacy and summary.privacy.epsilon is not None:
         little = ", which promises little" * summary.privacy.promises_little
         note = f"at delta {ratio(summary.privacy.delta)}{little}"
-        facts.append(Fact("Epsilon", ratio(summary.privacy.epsilon), note))
+        facts.append(("Epsilon", ratio(summary.privacy.epsilon), note))
     return facts
 
 

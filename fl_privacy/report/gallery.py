@@ -247,18 +247,13 @@ class SentenceView(ExampleView):
     adaptive: Sequence[Piece] | None
 
 
-def all_sentences(run: Run, found: Mapping[tuple[str, int], Sentence]) -> list[SentenceView]:
-    """View the first ``SHOWN`` attacked texts."""
-    return [_text_view(record, found) for record in run.of_kind("image")[:SHOWN]]
-
-
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
     """View the best, median and worst text by the metric ``by``; any three if all are equal."""
     ranked = rank_by(run, by)
     if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
-        return [_text_view(record, found) for record in list(different.values())[::-1][:3]]
-    return [_text_view(record, found, rank) for rank, record in extremes(ranked)]
+        return [text_view(record, found) for record in list(different.values())[::-1][:3]]
+    return [text_view(record, found, rank) for rank, record in extremes(ranked)]
 
 
 def colored(guess: Sequence[str], original: Sequence[str] | None) -> list[Piece]:
@@ -281,7 +276,8 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
     return [Piece(*as_shown(token), "plain") for token in tokens]
 
 
-def _text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
+def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
+    """View the attacked text of ``record``."""
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
     return SentenceView(
@@ -298,44 +294,20 @@ SURE = 0.9  # least certainty of a cell shown as certain
 _RANKS = ("Best", "Second", "Third")
 
 
-@dataclass(frozen=True)
-class RowCell:
-    """A guessed cell: right, wrong, or plain if not known, and ``True`` if the attacker is certain."""
-
-    text: str
-    kind: str
-    certain: bool
-
-
-@dataclass(frozen=True)
-class RowLine:
-    """One column of a row: name, original cell, and each attacker's cell."""
-
-    column: str
-    original: str
-    guess: RowCell | None
-    adaptive: RowCell | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RowView(ExampleView):
-    """One attacked row, column by column."""
+    """One attacked row: for each column its name, the original cell and those of the attackers."""
 
-    lines: Sequence[RowLine]
+    lines: Sequence[Mapping[str, Any]]
     known: bool
     adaptive: bool
-
-
-def all_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """View the first ``SHOWN`` attacked rows."""
-    return [_row_view(record, found) for record in run.of_kind("image")[:SHOWN]]
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
     """View the three rows with most right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     ranks = ("", "", "") if _equal(ranked) else _RANKS
-    return [_row_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
+    return [row_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
 
 
 def best_rows_in_words(run: Run) -> str:
@@ -343,12 +315,12 @@ def best_rows_in_words(run: Run) -> str:
     ranked, said = rank_by(run, TABLE_METRIC), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
-        of_rows = "of the cells of a row right (95 % of guesses, mean of the rows)."
-        said.append(f"Without any update a guess has up to {share} {of_rows}")
+        right = "of a row's cells right (mean of the rows)."
+        said.append(f"Without any update, 95 % of guesses have at most {share} {right}")
     if len(from_many(ranked, 3, "row")) >= 2:
         source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
-        most = f"The rows with the most cells reconstructed, from different {source}."
-        said.append(f"Rows from different {source}: all reconstructed equally well." if _equal(ranked) else most)
+        which = "all were reconstructed equally well" if _equal(ranked) else "they have the most cells reconstructed"
+        said.append(f"The rows are from different {source}; {which}.")
     return " ".join(said)
 
 
@@ -356,24 +328,30 @@ def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
     return len({record.get(TABLE_METRIC) for record in ranked}) == 1
 
 
-def _row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
+def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
+    """View the attacked row of ``record``."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
-    lines = []
-    for k, column in enumerate(pair.columns):
-        cells = _cell(pair.guess, k, record), _cell(pair.adaptive, k, record)
-        lines.append(RowLine(column, original[k] if original is not None else "?", *cells))
+    lines = [
+        {
+            "column": column,
+            "original": original[k] if original is not None else "?",
+            "guess": _cell(pair.guess, k, record),
+            "adaptive": _cell(pair.adaptive, k, record),
+        }
+        for k, column in enumerate(pair.columns)
+    ]
     told = described(record, "row", ROW_CAPTION, without)
     return RowView(**told, rank=rank, lines=lines, known=original is not None, adaptive=pair.adaptive is not None)
 
 
-def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> RowCell | None:
+def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> dict[str, Any] | None:
     if guess is None:
         return None
     kind = "plain" if not guess.right else "right" if guess.right[at] else "wrong"
     proven = record.get("certainty") in ("proven", "consistent")
-    return RowCell(guess.cells[at], kind, bool(proven) or guess.certain[at] >= SURE)
+    return {"text": guess.cells[at], "kind": kind, "certain": proven or guess.certain[at] >= SURE}
 
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure.roc import tpr_bound
 from fl_privacy.report.charts import INK, MUTED, SERIES, draw_svg
 from fl_privacy.report.page import render, writable
-from fl_privacy.report.words import MISSING, percent, ratio
+from fl_privacy.report.words import MISSING, percent
 from fl_privacy.runs.folder import Finding, Measure
 from fl_privacy.runs.folder.claims import ClaimRecord
 from fl_privacy.runs.folder.defense_choice import HEADLINE, LOW_LEAKS, is_above_chance, number_of_measures, strongest
@@ -76,37 +76,21 @@ AXES = {"membership": "Membership, TPR at 1 % FPR", "attribute": "Attribute, ASR
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureCell:
-    """A measure in a table: value, interval, value of guessing, and bound of differential privacy."""
-
-    title: str
-    value: str
-    interval: str
-    chance: str
-    bound: str
-    tone: Tone
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodRow:
-    """A method in a table."""
-
-    finding: Finding
-    cells: Sequence[MeasureCell | None]
-
-
-@dataclass(frozen=True, kw_only=True)
 class InferredView:
     """Methods for one question, strongest first."""
 
     heading: str
     question: str
     told: str
-    columns: Sequence[MeasureTitle]
-    rows: Sequence[MethodRow]
+    columns: Mapping[str, MeasureTitle]
+    findings: Sequence[Finding]
     chart: Markup | None
     notes: Sequence[str]
     seconds: float | None
+    among: int  # number of all measures, of which the best is above chance by chance
+
+    def tone(self, name: str, measure: Measure) -> Tone:
+        return CHANCE_TONES[is_above_chance(name, measure, among=self.among)]
 
 
 def views_of(findings: Sequence[Finding]) -> list[InferredView]:
@@ -148,36 +132,22 @@ _PLAINLY = {
 
 
 def _view(about: str, every: Sequence[Finding]) -> InferredView:
-    findings, among = [f for f in every if f.about == about], number_of_measures(every)
+    findings = [f for f in every if f.about == about]
     heading, question = HEADINGS.get(about, (about.capitalize(), ""))
     name = HEADLINE.get(about, "")
     sign = -1 if name in LOW_LEAKS else 1
     ordered = sorted(findings, key=lambda f: -sign * f.measures[name].value if name in f.measures else math.inf)
-    names = [n for n in MEASURES if any(n in f.measures for f in ordered)]
     curves = [f for f in ordered if f.fpr]
     return InferredView(
         heading=heading,
         question=question,
         told=sentence(every, about),
-        columns=[MEASURES[n] for n in names],
-        rows=[MethodRow(finding=f, cells=[_cell(n, f.measures.get(n), among) for n in names]) for f in ordered],
+        columns={n: measure for n, measure in MEASURES.items() if any(n in f.measures for f in ordered)},
+        findings=ordered,
         chart=roc_chart(curves) if curves else None,
         notes=list(dict.fromkeys(note for f in findings for note in f.notes)),
         seconds=max((f.seconds for f in findings if f.seconds is not None), default=None),
-    )
-
-
-def _cell(name: str, measure: Measure | None, among: int) -> MeasureCell | None:
-    if measure is None:
-        return None
-    show = MEASURES[name].show
-    return MeasureCell(
-        title=MEASURES[name].title,
-        value=show(measure.value),
-        interval=f"[{show(measure.low)}, {show(measure.high)}]",
-        chance=show(measure.chance),
-        bound="" if measure.bound is None else show(measure.bound),
-        tone=CHANCE_TONES[is_above_chance(name, measure, among=among)],
+        among=number_of_measures(every),
     )
 
 
@@ -209,35 +179,9 @@ def roc_chart(findings: Sequence[Finding]) -> Markup:
     return draw_svg(draw, alt)
 
 
-def claim_views(records: Sequence[ClaimRecord]) -> list[tuple[ClaimRecord, list[tuple[str, str]]]]:
-    """Return each claim with the rows of its figures."""
-    return [(record, _rows(record)) for record in records]
-
-
-def _rows(record: ClaimRecord) -> list[tuple[str, str]]:
-    sure = f", with {percent(record.confidence)} confidence" if record.confidence is not None else ""
-    over = "" if record.rounds in (None, 1) else f" over {record.rounds} rounds"
-    most = record.estimate is not None or (record.noticed or 0.0) <= (record.claimed or 0.0)
-    recomputed = MISSING
-    if record.rdp is not None and record.pld is not None:
-        recomputed = f"{ratio(record.rdp)} (Renyi), {ratio(record.pld)} (privacy loss distribution)"
-    power = "Such a test can show at most" if most else "This test finds most false claims from"
-    rows = [
-        ("Claimed", MISSING if record.claimed is None else f"epsilon {ratio(record.claimed)}{over}"),
-        ("Recomputed from the stated facts", recomputed),
-        ("Shown by tests", MISSING if record.lower is None else f"at least {ratio(record.lower)}{sure}"),
-        (power, ratio(record.noticed)),
-    ]
-    if record.estimate is not None:
-        least = f" ({ratio(record.estimate_least)} or more if the scores are Gaussian, as they look)"
-        limits = "" if record.estimate_least is None else least
-        rows.append(("Estimate from one training (no bound)", f"about {ratio(record.estimate)}{limits}"))
-    return rows
-
-
 def render_claims(records: Sequence[ClaimRecord], *, title: str) -> str:
     """Render the page on ``records``."""
-    return render("claims.html.j2", claims=claim_views(records), title=title, first=records[0])
+    return render("claims.html.j2", claims=records, title=title, first=records[0])
 
 
 def write_claims_page(records: Sequence[ClaimRecord], page: Path, *, title: str) -> Path:

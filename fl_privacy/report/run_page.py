@@ -14,7 +14,7 @@ from fl_privacy.report.bars import Bar, bar_of_counts, bars_of
 from fl_privacy.report.charts import Curve, line_chart, partition_chart, top_of
 from fl_privacy.report.gallery import films_of_run
 from fl_privacy.report.headline import bound_in_words, headline_of
-from fl_privacy.report.inferred import claim_views, views_of
+from fl_privacy.report.inferred import views_of
 from fl_privacy.report.page import render
 from fl_privacy.report.ppc import paper_view_of
 from fl_privacy.report.settings import batch_norm_in_words, chosen, figures_of, overview
@@ -215,7 +215,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     proven = [reading for reading in found if reading.certainties.get(Certainty.PROVEN)]
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality, audited = shown.modality(found), _audited(run, verdict) if is_audit(run) else None
-    kind = modality.one
+    kind, first = modality.one, run.of_kind("image")[: gallery.SHOWN]
     return render(
         "run.html.j2" if audited is None else "audit.html.j2",
         page=audited,
@@ -223,16 +223,17 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         live=live,
         paper=paper_view_of(run),
         kind=kind,
-        rows=gallery.all_rows(run, shown.rows) if shown.rows else [],
+        rows=[gallery.row_view(one, shown.rows) for one in first] if shown.rows else [],
         best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
         seen="what the attacker computed of the others' updates" if verdict.facts.sites else "the client's upload",
         best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
-        sentences=gallery.all_sentences(run, shown.sentences) if shown.sentences else [],
+        sentences=[gallery.text_view(one, shown.sentences) for one in first] if shown.sentences else [],
         extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
         run=run,
         verdict=headline_of(verdict, kind),
-        claims=claim_views(run.claims),
-        counted=_count_rows(verdict, last),
+        claims=run.claims,
+        counted=_counted(verdict, last),
+        tone=lambda reading: tone_of([reading], verdict.facts.source),
         problems=[*problems, *shown.problems],
         lede=what_was_done(run),
         main_tiles=_main_tiles(found),
@@ -252,19 +253,15 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         members=[reading for reading in last if reading.members],
         tracing=[reading for reading, _ in traced],
         inferred=views_of(run.summary.inferred),
-        by_round=_round_rows(verdict),
+        several_rounds=len({reading.round for reading in found}) > 1,
+        means=[n for n, own in METRICS.items() if not own.of_papers and any(r.statistic(n) for r in found)],
         many_rounds=len({reading.round for reading in found}) > ROUNDS_SHOWN,
         over_rounds=_over_rounds(found),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
         partition_picture=_partition(run),
-        excluded=[
-            f"Round {record['round']}, client {client}: {reason}"
-            for record in run.of_kind("round")
-            for client, reason in record["excluded"].items()
-        ],
+        excluded=[(record["round"], *each) for record in run.of_kind("round") for each in record["excluded"].items()],
         overview=overview(run),
-        environment=_environment_rows(run),
     )
 
 
@@ -285,24 +282,22 @@ def _main_tiles(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
     ]
 
 
-def _count_rows(verdict: Verdict, last: Sequence[LeakageResult]) -> list[dict[str, Any]]:
+def _counted(verdict: Verdict, last: Sequence[LeakageResult]) -> list[LeakageResult]:
     most = verdict.most
-    shown = [*last, *([r for r in verdict.readings if most and r.round == most.round and r not in last])]
-    source = verdict.facts.source
-    return [{"round": r.round, "attacker": r.attacker, "counts": r.counts, "tone": tone_of([r], source)} for r in shown]
+    return [*last, *(r for r in verdict.readings if most and r.round == most.round and r not in last)]
 
 
 def _bars(verdict: Verdict, last: Sequence[LeakageResult]) -> list[Bar]:
     """Return a bar for each attacked round, or for the last and the worst if there are many."""
-    rows = _count_rows(verdict, verdict.readings if len(verdict.readings) <= ROUNDS_SHOWN else last)
-    several = len({row["attacker"] for row in rows}) > 1
+    shown = verdict.readings if len(verdict.readings) <= ROUNDS_SHOWN else _counted(verdict, last)
+    several = len({reading.attacker for reading in shown}) > 1
     return [
         bar_of_counts(
-            f"Round {row['round']}" + (f", {row['attacker']} attacker" if several else ""),
-            row["counts"],
-            red=row["tone"] == LEAK,
+            f"Round {reading.round}" + (f", {reading.attacker} attacker" if several else ""),
+            reading.counts,
+            red=tone_of([reading], verdict.facts.source) == LEAK,
         )
-        for row in rows
+        for reading in shown
     ]
 
 
@@ -319,24 +314,6 @@ def _leakage_rows(found: Sequence[LeakageResult]) -> list[dict[str, Any]]:
                 row = {"name": name, "attacker": reading.attacker, "statistic": statistic, "bound": bound}
                 rows.append({**row, **about, "bound_in_words": bound_in_words(bound) if bound else ""})
     return rows
-
-
-def _round_rows(verdict: Verdict) -> list[dict[str, Any]]:
-    found = verdict.readings
-    if len({reading.round for reading in found}) < 2:
-        return []
-    own = [name for name in METRICS if not METRICS[name].of_papers]  # papers' are of the last round, in a table above
-    measured = [name for name in own if any(reading.statistic(name) for reading in found)]
-    return [
-        {
-            "round": reading.round,
-            "attacker": reading.attacker,
-            "counts": reading.counts,
-            "tone": tone_of([reading], verdict.facts.source),
-            "means": {name: s.mean if (s := reading.statistic(name)) else None for name in measured},
-        }
-        for reading in found
-    ]
 
 
 def _over_rounds(found: Sequence[LeakageResult]) -> Markup | None:
@@ -392,10 +369,3 @@ def _partition(run: Run) -> Markup | None:
     counts = run.partition.counts
     alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
     return partition_chart(counts, run.partition.class_names, alt=alt)
-
-
-def _environment_rows(run: Run) -> list[tuple[str, str]]:
-    environment = dict(run.environment)
-    packages, gpus = environment.pop("packages", {}), environment.pop("gpus", [])
-    rows = [(key.replace("_", " "), str(value)) for key, value in environment.items()]
-    return [*rows, ("gpus", ", ".join(gpus) or "none"), *packages.items()]

@@ -1,8 +1,10 @@
 """Explain technical words of pages in plain ones."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from markupsafe import Markup
 
@@ -13,70 +15,11 @@ from fl_privacy.measure.registry import IMAGE_METRIC, LARGEST_PSNR
 MARK = "<!-- words -->"  # place of a page's folded glossary
 _MARKUP = re.compile(r"<(style|script|svg)\b.*?</\1>|<[^>]*>", re.DOTALL)
 
-TERMS = {
-    "Adaptive attacker": "one that knows the public description of the defense",
-    "AUC": "how well an attack ranks members before others: 0.5 is guessing, 1 is always right",
-    "Belief change (BPKI)": "how much the update changes an attacker's belief about pixel values; 0 is not at all",
-    "CAP": "accuracy times distance, averaged over the strengths of a defense; high is good (SPN's paper)",
-    "Client, server, round": "clients train on their own data; the server averages their uploads; a round is one"
-    " such exchange",
-    "Confidence, 95 % CI": "a range that holds the true value in 95 of 100 repetitions; wide if little was measured",
-    "Defense": "a change of clients' updates so that less can be reconstructed from them",
-    "Epsilon, delta": "numbers of differential privacy: the smaller epsilon, the less an upload depends on any one"
-    " example, against any attacker; delta is the probability that this fails",
-    "Gradient, update, upload": "how a client's examples change the model; it leaves the client instead of the data",
-    "Honest but curious": "a server that follows the protocol, and attacks what it receives",
-    "Identified": "the original is nearer to the guess than about a thousand others, also after changes that hide"
-    " nothing, such as a negative or a mirror image",
-    "Label": "the class of an example",
-    "LPIPS": "distance of two images as people see it, 0 for equal ones",
-    "Malicious server": "one that sends clients models that were made to leak",
-    "Membership": "whether an example is among those that a client trains on",
-    "MSE, rMSE": "squared error of the pixels, and the error relative to the image; 0 for equal images",
-    "Proven": "the attacker can show, without the original, that no other example fits the upload",
-    "PSNR": "similarity of two images in decibels: about 8 for unlike ones, over 30 hardly distinguishable; a flat"
-    " gray picture can reach 16, so it alone says little",
-    "Recognizable": "above a paper's bound for this, and above what a guess without the update reaches",
-    "Reconstructed": "equal to the original, or identified among many others, or recognizable above a published bound"
-    " and above what a guess without the update shows",
-    "Secure aggregation": "the server learns only the sum of all uploads",
-    "SSIM": "similarity of two images by their structure, 1 for equal ones",
-    "Student's t": "the usual way to get a 95 % range for a mean of few values",
-    "Token F1": "share of a text's words, or parts of words, that were reconstructed, in any order",
-    "TPR at 1 % FPR": "share of members found if one in a hundred others is mistaken for a member",
-}
-"""Title -> meaning."""
-
-_PATTERNS = {
-    "Adaptive attacker": r"adaptive|knows the defense",
-    "AUC": r"\bAUC\b",
-    "Belief change (BPKI)": r"BPKI",
-    "CAP": r"\bCAP\b",
-    "Client, server, round": r"\bclients?\b",
-    "Confidence, 95 % CI": r"95 %",
-    "Defense": r"\bdefen[sd]",
-    "Epsilon, delta": r"[Ee]psilon",
-    "Gradient, update, upload": r"gradient|update|upload",
-    "Honest but curious": r"honest[ -]but[ -]curious",
-    "Identified": r"\b[Ii]dentified",
-    "Label": r"[Ll]abel",
-    "Malicious server": r"malicious",
-    "Membership": r"took part|[Mm]embership",
-    "MSE, rMSE": r"\br?MSE\b",
-    "Proven": r"[Pp]roven",
-    "Recognizable": r"\b[Rr]ecognizable",
-    "Reconstructed": r"\b[Rr]econstructed\b",
-    "Secure aggregation": r"SecAgg|secure aggregation|CKKS",
-    "Token F1": r"Token F1|token F1",
-    "TPR at 1 % FPR": r"TPR",
-}
-"""Title -> pattern that matches it in a text, if it is another."""
-
 
 def glossary_of(texts: Iterable[str]) -> list[tuple[str, str]]:
-    """List (title, meaning) of the terms that occur in ``texts``."""
-    said = "\n".join(texts)
-    return [(title, meaning) for title, meaning in TERMS.items() if re.search(_PATTERNS.get(title, title), said)]
+    """List (title, meaning) of the terms in ``terms.json`` whose pattern occurs in ``texts``."""
+    said, terms = "\n".join(texts), json.loads(Path(__file__).with_name("terms.json").read_text(encoding="utf-8"))
+    return [(title, term["meaning"]) for title, term in terms.items() if re.search(term["pattern"], said)]
 
 
 def with_words(page: str) -> str:

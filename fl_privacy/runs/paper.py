@@ -118,7 +118,7 @@ def record_of(table: PaperTable, folders: Mapping[str, Sequence[Sequence[Path]]]
         if key not in ("films", "data") and select(ours, key) != select(printed, key)
     ]
     notes = ["No figure is published for these data: compare orders at most."] * (not fitting)
-    notes += [f"In parentheses the preset's own: {', '.join(changes)}."] * bool(changes)
+    notes += [f"Changed here, with the preset's own value in parentheses: {', '.join(changes)}."] * bool(changes)
     notes += ["This is the short form; paper=full takes as long as the paper's settings do."] * bool(table.short)
     if table.attack is not None:
         named = [text for text in table.attack[table.form] if not text.startswith(("films=", "name=", "data="))]

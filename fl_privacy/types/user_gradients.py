@@ -83,7 +83,7 @@ def read_gradients(
     batch_size: int | None,
     loss: LossLike | None,
 ) -> UserUpload:
-    """Infer the origin of ``gradients``; see :meth:`fl_privacy.types.Observation.of_gradients`."""
+    """Infer from which training ``gradients`` come; see :meth:`fl_privacy.types.Observation.of_gradients`."""
     named, plain = named_tensors(model, gradients), plain_model(model, shape)
     inner, names = unwrapped(model), plain_names(unwrapped(model))
     parameters = {names[name]: p.detach().clone() for name, p in inner.named_parameters()}

@@ -36,12 +36,12 @@ def test_the_strongest_attack_is_told_first() -> None:
     weak, strong = finding(0.012, title="Weak"), finding(0.3, title="Strong")
     assert strongest([weak, strong], "membership")[0] is strong
     (view,) = views_of([weak, strong])
-    assert [row.finding.title for row in view.rows] == ["Strong", "Weak"]
+    assert [found.title for found in view.findings] == ["Strong", "Weak"]
     said = "Strong: 30.0 % of the members are found (95 % interval 29.0 % to 31.0 %) if one in a hundred others"
     assert said in view.told.replace("\N{NO-BREAK SPACE}", " ")
     assert "guessing gets 1.0 %, and its epsilon allows 20.0 %" in view.told.replace("\N{NO-BREAK SPACE}", " ")
     assert view.chart is not None and "allowed by epsilon 1" in view.chart
-    assert [cell.tone for row in view.rows for cell in row.cells] == ["leak", "open"]
+    assert [view.tone(*pair) for found in view.findings for pair in found.measures.items()] == ["leak", "open"]
     assert told_apart([weak]) == () and told_apart([weak, strong]) == ("membership",)
 
 
@@ -50,7 +50,7 @@ def test_the_best_of_many_measures_has_to_be_farther_from_chance() -> None:
     lucky, *plain = [replace(each, fpr=(), tpr=()) for each in (lucky, *plain)]
     assert told_apart([lucky]) == ("membership",) and told_apart([lucky, *plain]) == ()
     (view,) = views_of([lucky, *plain])
-    assert {cell.tone for row in view.rows for cell in row.cells} == {"open"}
+    assert {view.tone(*pair) for found in view.findings for pair in found.measures.items()} == {"open"}
     assert "no better than chance" in view.told and "no better than chance" not in sentence([lucky], "membership")
     assert told_apart([finding(0.03, title="Strong"), *plain]) == ("membership",)
 
@@ -60,7 +60,7 @@ def test_what_is_near_chance_is_open_and_what_failed_says_so() -> None:
     failed = Finding(about="source", method="source", title="source", failure="ValueError: x")
     assert sentence([failed], "source") == "The attack failed: ValueError: x."
     (view,) = views_of([failed])
-    assert view.rows[0].finding.failure and view.chart is None
+    assert view.findings[0].failure and view.chart is None
 
 
 def asked(*inferred: Finding) -> Summary:

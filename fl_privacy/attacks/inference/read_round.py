@@ -64,7 +64,7 @@ class ReadRound:
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the global model after the round, else the weighted mean of the finite models after the uploads."""
+        """Return the global model after the round or, if it is unknown, the weighted mean of clients' finite models."""
         if self.sent_next is not None:
             return self.sent_next.to(self.device)
         pairs = list(zip(self.observations, self.after, strict=True))

@@ -117,7 +117,6 @@ class Check:
         return {**asdict(self), "stops": self.stops}
 
     def in_words(self) -> str:
-        """Return the check as lines."""
         lines = [f"{self.app}: {self.runs}; its code was read, not run."]
         lines += [f"Stops: {self.stops}"] if self.stops else ["Packages: all that it imports at its start are here."]
         if self.later:

@@ -37,7 +37,7 @@ _ROOM, _LONGEST, _FEW = 512, 512, 100
 
 
 def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
-    """Yield modules of ``transformers``, their functions, and what answers calls of these."""
+    """Yield functions of ``transformers`` to be replaced: module, name and replacement."""
     auto = "transformers.models.auto"
     for place, owner, made in (
         ("transformers.modeling_utils", "PreTrainedModel", _network),

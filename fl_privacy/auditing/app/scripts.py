@@ -226,7 +226,6 @@ def parsed(folder: Path) -> dict[Path, SourceFile]:
 
 
 def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -> Iterator[Path]:
-    """Yield the project's own files that ``file`` imports."""
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -445,7 +445,6 @@ class Drawing:
         return torch.utils.data.TensorDataset(rows, given)
 
     def picture(self, path: object) -> Any:
-        """Draw the picture of a file."""
         self.note(str(Path(str(path)).parent), "drawn pictures")
         return self._as_images(1, Shape(side=64, classes=1), self.rng(str(path)))[0]
 

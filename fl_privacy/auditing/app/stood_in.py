@@ -163,7 +163,7 @@ class Hooks:
         made._min_partition_size = min(made._min_partition_size, 4)
 
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
-        """Divide few drawn examples in the proportions of the numbers."""
+        """Split drawn examples in the proportions of ``lengths``, which are those of the missing data."""
         total, held = sum(lengths), len(dataset)
         if self.drawing.asked and total > 1 and total != held:
             lengths = [each * held // total for each in lengths]
@@ -171,14 +171,14 @@ class Hooks:
         return original(dataset, lengths, *args, **kwargs)
 
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
-        """Take few drawn examples for the places of many."""
+        """Select drawn examples by ``indices`` of the missing data, which are more."""
         held = len(dataset)
         if self.drawing.asked and held and max(indices, default=0) >= held:
             indices = [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
         original(made, dataset, indices)
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Split drawn examples, without stratifying if a class has too few."""
+        """Split drawn examples at random, without stratifying if a class has too few."""
         found = attempt(lambda: original(*args, **kwargs))
         if isinstance(found, Failure):
             few = self.drawing.asked and "least populated" in found.reason

@@ -76,7 +76,6 @@ class FromKeras(nn.Module):
                     self.layouts |= {f"{place}.{name}": order} if order else {}
 
     def forward(self, inputs: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the outputs."""
         return self.layers(inputs)
 
 
@@ -136,7 +135,6 @@ def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -
 
 
 def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
-    """Return a layer without weights."""
     made: nn.Module | None = None
     match kind:
         case _ if getattr(layer, "data_format", "channels_last") != "channels_last":
@@ -185,5 +183,4 @@ class _Rescaling(nn.Module):
         self.scale, self.offset = scale, offset
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the rescaled inputs."""
         return self.scale * inputs + self.offset

@@ -25,17 +25,18 @@ class EvaluationNetwork(nn.Module):
                 f"An evaluation network is expected to get a shape (C, H, W) and widths of at least 1, but got"
                 f" {tuple(input_shape)} and {tuple(widths)}."
             )
-        self.input_shape, self.widths = tuple(input_shape), tuple(widths)
+        self.input_shape: tuple[int, ...] = tuple(input_shape)
+        self.widths: tuple[int, ...] = tuple(widths)
         channels, height, width = input_shape
         layers: list[nn.Module] = []
-        self.multiply_adds = 0
+        self.multiply_adds: int = 0
         """Multiply-adds for one image."""
         for inner, outer in pairwise([channels, *widths]):
             layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
             height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
             self.multiply_adds += 9 * inner * outer * height * width
-        self.features = nn.Sequential(*layers)
-        self.head = nn.Linear(widths[-1] * height * width, 1)
+        self.features: nn.Sequential = nn.Sequential(*layers)
+        self.head: nn.Linear = nn.Linear(widths[-1] * height * width, 1)
         self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:
@@ -225,9 +226,11 @@ class WordEvaluator(nn.Module):
         super().__init__()
         if min(width, *widths) < 1:
             raise UserError(f"An evaluation network is expected to get widths of at least 1, but got {tuple(widths)}.")
-        self.input_shape, self.widths = (width,), tuple(widths)
-        self.layers = nn.ModuleList(nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *widths]))
-        self.head = nn.Linear(widths[-1], 1)
+        self.input_shape: tuple[int, ...] = (width,)
+        self.widths: tuple[int, ...] = tuple(widths)
+        convolutions = (nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *widths]))
+        self.layers: nn.ModuleList = nn.ModuleList(convolutions)
+        self.head: nn.Linear = nn.Linear(widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
         """Return the log odds (N, L) that words (N, L, d) are random; ``there`` (N, L) masks padding."""

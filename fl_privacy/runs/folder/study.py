@@ -88,7 +88,6 @@ class StudyRow:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the accuracy of the main training, in [0, 1]."""
         return self.training.final_accuracy if self.training else None
 
     @property

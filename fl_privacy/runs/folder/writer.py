@@ -37,11 +37,13 @@ class RunFolder:
     """Writer of a run's records, one step at a time, safe if the process dies; ``finished`` runs are closed."""
 
     def __init__(self, path: Path, identity: Identity, *, lock: FileLock | None) -> None:
-        self.path, self.identity, self.finished = path, identity, lock is None
+        self.path: Path = path
+        self.identity: Identity = identity
+        self.finished: bool = lock is None
         self._started = time.monotonic()
         self._lock = lock
         self._records = None if lock is None else RecordWriter(path / METRICS)
-        self.teller = Teller(path)
+        self.teller: Teller = Teller(path)
         self._threats: tuple[str, ...] = ()
 
     @classmethod

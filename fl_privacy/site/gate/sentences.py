@@ -8,22 +8,22 @@ from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
 from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, AppLimits, Reply, SitePolicy
 
 UNITS = {
-    "client": "whether the site's change of a round is there or zero",
-    "any_data": "between any two data sets that the site could hold",
+    "client": "the site's update of a round from no update",
+    "any_data": "any two data sets that the site could hold",
 }
 
 
 def rules_in_words(policy: SitePolicy) -> list[str]:
     """Describe each rule of ``policy`` in a sentence."""
-    dropped = "leaves without it; arrays that are not those that came in are refused."
+    dropped = "Anything else is removed from a reply; other arrays than the received ones are refused."
     reason = "one line with the reason, without names and values of the app."
-    every = f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of it."
+    every = f"Replies leave {policy.every_seconds:g} s after their message, or a multiple of that time."
     return [
         *_received(policy),
         *(sentence for kind, reply in sorted(policy.sends.items()) for sentence in _sent(policy, kind, reply)),
         f"Messages of any other kind than {_listed(sorted(policy.sends)) or 'none'} are not answered.",
-        f"A reply with anything else {dropped if policy.drops else 'is refused as a whole.'}",
-        f"About a refusal the coordinator is sent {'one line that is always the same.' if policy.bare else reason}",
+        dropped if policy.drops else "A reply with anything else is refused as a whole.",
+        f"About each refusal the coordinator gets {'the same line.' if policy.bare else reason}",
         *_protected(policy),
         *_counted(policy),
         *(_runs(policy.runs) if policy.runs else ()),
@@ -43,7 +43,7 @@ def warnings_of(policy: SitePolicy) -> list[str]:
         found.append(f"Epsilon does not cover the numbers that leave next to the weights for {_listed(sorted(kinds))}.")
     if not policy.every_seconds:
         found.append(
-            "When a reply leaves says how long the app took, which an app can choose; every_seconds makes it coarse."
+            "The time of a reply shows how long the app took, by which an app can send data; every_seconds limits that."
         )
     if policy.rounds_per_day is None:
         found.append("Nothing limits how many messages are answered in a day.")
@@ -63,7 +63,7 @@ def warnings_of(policy: SitePolicy) -> list[str]:
 def _received(policy: SitePolicy) -> Iterator[str]:
     receives = policy.receives
     arrays = _listed(receives.arrays)
-    yield f"The app is given arrays in the record {arrays}." if arrays else "The app is given no arrays."
+    yield f"The app is given these records of arrays: {arrays}." if arrays else "The app is given no arrays."
     if receives.config.rules:
         alike: dict[str, list[str]] = {}
         for key, rule in receives.config.rules.items():
@@ -78,30 +78,30 @@ def _received(policy: SitePolicy) -> Iterator[str]:
         yield f"The app is given these keys of the run's configuration: {_listed(receives.run_config) or 'nothing'}."
     yield "A message with anything else, or a number that is not finite, is refused."
     if receives.guard:
-        yield "A model is refused whose weights look crafted, or are not those of the run's last accepted model."
+        yield "A model is refused if its weights look crafted, or are far from the run's last accepted ones."
     yield f"A message of more than {receives.most_bytes // MIB} MiB is refused."
 
 
 def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
     if reply.arrays is not None:
         named = f" in the record {reply.arrays.record}" if reply.arrays.record else ""
-        counters = "as they came in" if reply.arrays.counters == "received" else "as the app says"
+        counters = "as received" if reply.arrays.counters == "received" else "as the app sets them"
         yield (
-            f"In reply to {kind} the arrays leave that came in{named}: all of them, with the same names and shapes,"
-            f" finite, of {_listed(reply.arrays.dtypes)}; whole numbers {counters}."
+            f"In reply to {kind}, the received arrays leave with the app's values{named}: all of them, with the same"
+            f" names and shapes, finite, of {_listed(reply.arrays.dtypes)}; whole numbers leave {counters}."
         )
     else:
-        yield f"In reply to {kind} no arrays leave."
+        yield f"In reply to {kind}, no arrays leave."
     for values in (reply.metrics, reply.config):
         for key, rule in values.rules.items():
-            yield f"In reply to {kind} {key} leaves {rule.in_words()}."
-    yield f"Next to arrays a reply to {kind} carries at most {math.ceil(reply.bits)} bits that an app can choose."
+            yield f"In reply to {kind}, {key} leaves {rule.in_words()}."
+    yield f"Apart from arrays, an app can choose at most {math.ceil(reply.bits)} bits of a reply to {kind}."
 
 
 def _protected(policy: SitePolicy) -> Iterator[str]:
     protect = policy.protect
     if protect is None:
-        yield "Weights leave as the app says."
+        yield "Weights leave as the app sends them, without noise."
     elif protect.noising is None:
         yield f"The defense {protect.defense} acts on the change of the weights before it leaves."
     else:
@@ -111,19 +111,19 @@ def _protected(policy: SitePolicy) -> Iterator[str]:
             f"Discrete Gaussian noise of standard deviation {noising.clip_norm * noising.noise_multiplier:g} is added"
             f" to each value of it, on a grid of {noising.step:.3g}."
         )
-        yield f"Epsilon is about {UNITS[protect.unit]}."
+        yield f"Epsilon bounds how well anybody can distinguish {UNITS[protect.unit]}."
 
 
 def _counted(policy: SitePolicy) -> Iterator[str]:
     if policy.budget is not None:
-        yield f"Each message is written into {policy.budget.ledger} before the app is asked, over all apps and runs."
+        yield f"Each message of any app and run is entered into {policy.budget.ledger} before the app gets it."
         if policy.budget.epsilon is not None and (replies := replies_within(policy)):
             yield (
                 f"Nothing leaves beyond an epsilon of {policy.budget.epsilon:g} at delta {policy.budget.delta:g}: that"
                 f" is {replies} replies with weights."
             )
     if policy.rounds_per_day is not None:
-        yield f"At most {policy.rounds_per_day} messages of a kind are answered in 24 hours."
+        yield f"At most {policy.rounds_per_day} messages of each kind are answered in 24 hours."
 
 
 def replies_within(policy: SitePolicy) -> int:
@@ -160,7 +160,7 @@ def _runs(runs: Runs) -> Iterator[str]:
 
 
 def _app(limits: AppLimits) -> Iterator[str]:
-    where = "the gate does not start where the kernel can't" if limits.required else "where the kernel can"
+    where = "else the gate does not start" if limits.required else "if the kernel can do that"
     yield f"The app runs in a process of its own, without network ({where})."
     yield (
         f"Apart from Python and installed packages the app reads {_listed(map(str, limits.reads)) or 'nothing'} and"
@@ -168,8 +168,8 @@ def _app(limits: AppLimits) -> Iterator[str]:
     )
     yield (
         f"The app has {LOAD_SECONDS:g} s to start and {limits.seconds:g} s for a message,"
-        f" {limits.most_bytes // MIB} MiB of memory and {limits.most_processes} processes in all, where the kernel has"
-        " namespaces; else each process has the memory."
+        f" {limits.most_bytes // MIB} MiB of memory and {limits.most_processes} processes in all; without the kernel's"
+        " namespaces, each process has that memory."
     )
 
 
