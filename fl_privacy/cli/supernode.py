@@ -26,9 +26,7 @@ PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
 """Environment variable by which this command makes itself wait before it tries again."""
 
 POLL_SECONDS = 0.1
-
 SECRET_BYTES = 32
-
 OWN_APP = "fl_privacy.cli.flower_app:client_app"
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")

@@ -48,7 +48,6 @@ _UNTRIED = (
     "Other ways to the data: the finished model, logs, checkpoints, traffic and its timing.",
 )
 
-
 _OTHER_SERVERS = "Servers that break the protocol: with crafted or inconsistent models, or with clients of their own."
 
 _AGAIN = (
@@ -259,7 +258,6 @@ def _meaning(verdict: Verdict, kind: str) -> str:
 
 
 def _facts(run: Run, verdict: Verdict, kind: str) -> list[tuple[str, str, str]]:
-    """Return figures: their names, values and scopes."""
     facts, summary, found = list[tuple[str, str, str]](), run.summary, verdict.readings
     if verdict.most is not None:
         counts, ways = verdict.counts, "95 % confidence"

@@ -148,8 +148,9 @@ def scatter_chart(
     return draw_svg(draw, alt)
 
 
-def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str], *, alt: str) -> Markup:
+def partition_chart(counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Markup:
     """Draw a stacked bar for each client, a color for each class."""
+    alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
     many = len(class_names) > len(SERIES)  # from purple over blue and green to yellow
     mixes = np.linspace(0, 100, len(class_names)) if many else ()
     colors = [f"color-mix(in oklch longer hue, #fde725 {share:.0f}%, #440154)" for share in mixes] or _COLORS

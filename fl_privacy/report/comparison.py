@@ -63,11 +63,6 @@ class RunRow:
         exposed = most_exposed(self.readings)
         return exposed if exposed and self.most and exposed.recognizable > self.most.counts.read else None
 
-    @property
-    def unaware(self) -> bool:
-        defended = bool(self.readings) and not self.run.identity.undefended
-        return defended and all(r.attacker is Attacker.PLAIN for r in self.readings)
-
     def worst(self, name: str) -> LeakageResult | None:
         return worst_by(name, self.readings)
 
@@ -129,7 +124,11 @@ def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | Non
         axes=AXES,
         has_adaptive=any(reading.attacker is Attacker.ADAPTIVE for row in rows for reading in row.readings),
         has_rounds=any(len({reading.round for reading in row.readings}) > 1 for row in rows),
-        unaware=[row.letter for row in rows if row.unaware],
+        unaware=[
+            row.letter
+            for row in rows
+            if {r.attacker for r in row.readings} == {Attacker.PLAIN} and not row.run.identity.undefended
+        ],
     )
 
 

@@ -48,8 +48,7 @@ def grid_picture(
 ) -> None:
     """Write a PNG of originals next to reconstructions, captioned, readable only by its owner.
 
-    ``None`` leaves a place empty. Images that the model saw instead of the originals come after these, guesses of the
-    adaptive attacker last.
+    ``None`` leaves a place empty. ``transformed`` images come after originals, guesses of the adaptive attacker last.
     """
     columns = min(PAIRS_IN_A_ROW, len(originals))
     rows = -(-len(originals) // columns)

@@ -21,8 +21,7 @@ from fl_privacy.runs.folder import leakage as readings
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 )
-"""Policy of every page: inline styles and pictures, no scripts except one given to ``render``, nothing from
-other places."""
+"""Policy of every page: inline styles and pictures, no script except one given to ``render``."""
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 

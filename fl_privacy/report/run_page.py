@@ -259,7 +259,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         over_rounds=_over_rounds(found),
         charts=_charts(run),
         figures=figures_of(run.summary) if run.summary.update_distortion or "node_fits" in run.summary.upload else [],
-        partition_picture=_partition(run),
+        partition_picture=partition_chart(run.partition.counts, run.partition.class_names) if run.partition else None,
         excluded=[(record["round"], *each) for record in run.of_kind("round") for each in record["excluded"].items()],
         overview=overview(run),
     )
@@ -361,11 +361,3 @@ def _charts(run: Run) -> dict[str, Markup]:
             alt=f"The attacker's own loss over its iterations, a line for each of {len(histories)} victims",
         )
     return charts
-
-
-def _partition(run: Run) -> Markup | None:
-    if run.partition is None:
-        return None
-    counts = run.partition.counts
-    alt = f"Examples of each class on each of {len(counts)} clients; the table below has the numbers"
-    return partition_chart(counts, run.partition.class_names, alt=alt)

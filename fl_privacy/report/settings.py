@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.report.words import MISSING, percent, ratio, seconds, size
@@ -10,6 +10,7 @@ from fl_privacy.runs.config.settings import groups, is_within
 from fl_privacy.runs.folder import Run, Summary
 from fl_privacy.runs.folder.identity import RUNTIME
 from fl_privacy.runs.folder.leakage import chosen_option
+from fl_privacy.runs.folder.study import StudyRow
 
 GROUPS = groups(shown=True)
 UNSAID = ("_target_", "name")  # settings that only repeat the chosen option
@@ -90,14 +91,7 @@ def flat_settings(section: Mapping[str, Any], prefix: str = "") -> Iterator[tupl
             yield f"{prefix}{key}", value
 
 
-class HasCost(Protocol):
-    """A run's summary or a study's row, with its costs."""
-
-    @property
-    def update_distortion(self) -> Mapping[str, Statistic]: ...
-
-    @property
-    def upload(self) -> Mapping[str, Statistic]: ...
+HasCost = Summary | StudyRow
 
 
 @dataclass(frozen=True)

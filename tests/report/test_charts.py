@@ -66,7 +66,7 @@ def test_values_without_neighbors_are_dots_and_huge_ones_are_left_out(log: bool)
 def test_bars_add_up_and_have_a_color_for_each_class(many: bool):
     counts = [[3, 0, 7] + [2] * 20 * many, [1, 4, 0] + [0] * 20 * many]
     names = [f"class <{k}>" for k in range(len(counts[0]))]
-    svg = ElementTree.fromstring(partition_chart(counts, names, alt=""))
+    svg = ElementTree.fromstring(partition_chart(counts, names))
     bars = [bar.attrib for bar in svg.iter() if bar.tag.endswith("rect")]
     assert len(bars) == sum(count > 0 for row in counts for count in row)
     left = [bar for bar in bars if bar["x"] == bars[0]["x"]]
@@ -74,7 +74,7 @@ def test_bars_add_up_and_have_a_color_for_each_class(many: bool):
     total, highest = sum(counts[0]), min(float(bar["y"]) for bar in left)
     assert (lowest - highest) / float(left[0]["height"]) == pytest.approx(total / 3, abs=0.2)
     assert len({bar["style"] for bar in left}) == len(left)
-    assert ("class &lt;0&gt;" in partition_chart(counts, names, alt="")) is not many
+    assert ("class &lt;0&gt;" in partition_chart(counts, names)) is not many
 
 
 def test_moments_of_a_film_are_marked_on_their_curves():
