@@ -129,8 +129,8 @@ def _sites(setup: Setup) -> list[str]:
     rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
     numbers = " and all numbers of examples" if setup.config.threat_model.knows_numbers else ""
     lines = [
-        f"{who} {'active' if crafts else 'honest but curious'}: part of the federation, given each global model"
-        f"{numbers}, and subtracting {own} from {rule}.",
+        f"{who} {'active' if crafts else 'honest but curious'}. Known: each global model{numbers}. Attack: subtract"
+        f" {own} from {rule}.",
         f"This leaves {seen}, up to the rounding of the global model's values; secure aggregation does not hide it.",
         "Not tested: the server, which may see single updates, and a site that trains on crafted data.",
     ]
