@@ -59,20 +59,23 @@ class Descriptors:
     images: Tensor
     sight: DescriptorScale
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _inner: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
-        if (blur, window) not in self._made:
+        if blur not in self._inner:
             gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
             edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
             changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
             bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
-            inner = with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
-            for number, cut in enumerate(_windows(*inner.shape[-2:], self.sight.gap)):
-                self._made[blur, number] = _unit(inner[..., cut[0], cut[1]])
+            self._inner[blur] = with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
+        if (blur, window) not in self._made:
+            inner = self._inner[blur]
+            cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
+            self._made[blur, window] = _unit(inner[..., cut[0], cut[1]])
         return self._made[blur, window]
 
 

@@ -98,13 +98,13 @@ def compare_images(
     for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
         top_psnr, top_ssim = control(truth, label, others.candidates, extra)
         tries = {place, int(nearest[place])}
-        values = [aligned(guesses[guess], truth) for guess in sorted(tries)]
+        own_psnr, own_ssim = aligned(guesses[sorted(tries)], truth)
         figures[place] = own = replace(
             figures[place],
             control_psnr=_round(top_psnr),
             control_ssim=_round(top_ssim),
-            aligned_psnr=_round(max(value for value, _ in values)),
-            aligned_ssim=_round(max(value for _, value in values)),
+            aligned_psnr=_round(own_psnr),
+            aligned_ssim=_round(own_ssim),
         )
         if own.likeness is not None and own.aligned_psnr is not None and own.aligned_psnr >= PROVEN_PSNR:
             alike = max(correlation(guesses[guess], truth) for guess in tries)  # candidates are looked at coarsely

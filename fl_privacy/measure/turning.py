@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.measure.descriptors import LEAST_CONTRAST, grays, small, with_detail
+from fl_privacy.measure.descriptors import LEAST_CONTRAST, Descriptors, DescriptorScale, grays, small, with_detail
 
 FAR, NEAR, CLOSE = 8, 16, 32  # longer side in pixels for all images, chosen ones, and final candidates
 NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
@@ -95,6 +95,10 @@ class Gallery:
     images: Tensor
     _looks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     _cut: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _standing: dict[DescriptorScale, Descriptors] = field(default_factory=dict, init=False, repr=False)
+
+    def standing(self, sight: DescriptorScale) -> Descriptors:
+        return self._standing.setdefault(sight, Descriptors(self.images, sight))
 
     @cached_property
     def _gray(self) -> Tensor:
@@ -177,74 +181,135 @@ class Way(ABC):
         """Return unit vectors: the aligned guess (D,), the original (D,), and ``rivals`` (K, D) at this place."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Placed:
+    values: Tensor  # (K,) largest likenesses of images to the guess
+    poses: Poses  # its poses there
+    gray: Tensor  # (K, 1, H, W) gray guess drawn for each
+
+    def __getitem__(self, which: Tensor) -> "_Placed":
+        return _Placed(self.values[which], self.poses[which], self.gray[which])
+
+    def refined(self, images: Tensor, side: int) -> "_Placed":
+        values, taken = self.values, self.poses
+        for steps in ROUNDS[side]:
+            tried = taken.around(steps)
+            value, step = _tried(tried, self.gray.repeat_interleave(len(steps), 0), images, side).max(1)
+            values = torch.maximum(values, value)
+            taken = tried[torch.arange(len(values)) * len(steps) + step]
+        return _Placed(values, taken, self.gray)
+
+    def closer(self, images: Tensor) -> "_Placed":
+        return replace(self, values=_tried(self.poses, self.gray, images, CLOSE)[:, 0])
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turning:
     """A guess, and the images with which it is compared in all poses."""
 
     guess: Tensor  # (1, C, H, W) in [0, 1]
-    originals: Gallery
     others: Gallery
     rivals: Tensor  # (R,) indices of the candidates that count, sorted
     usual: Tensor  # (U,) indices of the candidates that define the usual correlation
+    _drawn: dict[int, list[tuple[Tensor, float, Tensor]]] = field(default_factory=dict, init=False, repr=False)
+    _tiled: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+
+    def ways(self, originals: Gallery) -> Sequence[Way]:
+        """Compare the guess in all poses, and in tiles of each grid."""
+        posed = self._posed(originals)
+        return [*([] if posed is None else [posed]), *(self._in_pieces(grid, originals) for grid in GRIDS)]
+
+    def _posed(self, originals: Gallery) -> Way | None:
+        own = self._search(originals.at(FAR), FAR).amax(0)
+        if bool(((self._far >= own[:, None]).sum(1) > HOPELESS * len(self._far)).all()):
+            return None
+        placed, rest = self._placed(originals.at(NEAR)), self._rest
+        if refines := bool((placed.values >= rest.values[self._first[:AMONG][-1]]).any()):
+            placed, rest = placed.refined(originals.at(NEAR), NEAR), self._refined
+        return _Posed(
+            own=placed.values,
+            rest=rest.values,
+            rivals=self._chosen,
+            usual=torch.searchsorted(self._chosen, self.usual),
+            turning=self,
+            originals=originals,
+            side=NEAR,
+            placed=placed,
+            refines=refines,
+        )
 
     @cached_property
     def _gray(self) -> Tensor:
         return grays(small(self.guess.float(), CLOSE))
 
-    def ways(self) -> Sequence[Way]:
-        """Compare the guess in all poses, and in tiles of each grid."""
-        posed = self._posed()
-        return [*([] if posed is None else [posed]), *(self._in_pieces(grid) for grid in GRIDS)]
+    @cached_property
+    def _far(self) -> Tensor:
+        return self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
 
-    def _posed(self) -> Way | None:
-        far = self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
-        own = self._search(self.originals.at(FAR), FAR).amax(0)
-        if bool(((far >= own[:, None]).sum(1) > HOPELESS * len(far)).all()):
-            return None
-        nearest = self.rivals[far.topk(min(NEAREST, len(far))).indices]
-        chosen = torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
-        images, number = torch.cat([self.originals.at(NEAR), self.others.at(NEAR)[chosen]]), len(own)
+    @cached_property
+    def _chosen(self) -> Tensor:
+        nearest = self.rivals[self._far.topk(min(NEAREST, len(self._far))).indices]
+        return torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
+
+    @cached_property
+    def _rest(self) -> _Placed:
+        return self._placed(self.others.at(NEAR)[self._chosen])
+
+    @cached_property
+    def _first(self) -> Tensor:
+        return self._rest.values.topk(min(REFINED, len(self._chosen))).indices
+
+    @cached_property
+    def _refined(self) -> _Placed:
+        first, rest = self._first, self._rest
+        found = rest[first].refined(self.others.at(NEAR)[self._chosen[first]], NEAR)
+        moved = replace(rest.poses, place=rest.poses.place.index_copy(0, first, found.poses.place))
+        return _Placed(rest.values.index_copy(0, first, found.values), moved, rest.gray)
+
+    @cached_property
+    def close(self) -> tuple[Tensor, Tensor, Tensor]:  # ``rest``, ``rivals`` and ``usual`` at this side
+        usual = torch.searchsorted(self._chosen, self.usual)
+        kept = torch.cat([self._first, usual[:: max(1, len(usual) // USUAL_CLOSELY)]])
+        images = self.others.at(CLOSE)[self._chosen[kept]]
+        placed, number = self._refined[kept].closer(images), len(self._first)
+        first = placed[torch.arange(number)].refined(images[:number], CLOSE)
+        rest = torch.cat([first.values, placed.values[number:]])
+        return rest, self._chosen[kept], torch.arange(number, len(kept))
+
+    def _placed(self, images: Tensor) -> _Placed:
         every = poses(few=False)
         found, best = self._search(images, NEAR).max(0)
-        taken, gray = every[best % len(every)], self._gray[best // len(every)]
-        first = found[number:].topk(min(REFINED, len(chosen)))
-        made = _Posed(
-            own=found[:number],
-            rest=found[number:],
-            rivals=chosen,
-            usual=torch.searchsorted(chosen, self.usual),
-            turning=self,
-            side=NEAR,
-            taken=taken,
-            gray=gray,
-            first=first.indices if bool((found[:number] >= first.values[:AMONG][-1]).any()) else torch.empty(0).long(),
-        )
-        return made.refined() if len(made.first) else made
+        return _Placed(found, every[best % len(every)], self._gray[best // len(every)])
 
     def _search(self, images: Tensor, side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
-        every = poses(few=side == FAR)
-        found = torch.empty(len(self._gray), len(every), len(images))
-        for number, gray in enumerate(self._gray):
-            drawn = _looks(every.drawn(gray[None]), side)
-            for slack in sorted(set(every.slack.tolist())):
-                which = every.slack == slack
-                middles, (windows, lengths) = _middle(drawn[which], slack), _windows(images, slack)
-                slid = windows.flatten(1, 2) @ middles.flatten(2).permute(1, 2, 0)
-                slid = (slid.view(*lengths.shape, -1) / lengths[..., None]).mean(0)
-                found[number, which] = slid.abs_().amax(1).T
-        return found.flatten(0, 1)
+        if side not in self._drawn:
+            every = poses(few=side == FAR)
+            for number, gray in enumerate(self._gray):
+                drawn = _looks(every.drawn(gray[None]), side)
+                for slack in sorted(set(every.slack.tolist())):
+                    which = (every.slack == slack).nonzero().flatten()
+                    rows = _middle(drawn[which], slack).flatten(2).permute(1, 2, 0)
+                    self._drawn.setdefault(side, []).append((number * len(every) + which, slack, rows))
+        parts = []
+        for _, slack, middles in self._drawn[side]:
+            rows, lengths = _windows(images, slack)
+            slid = ((rows.flatten(1, 2) @ middles).view(*lengths.shape, -1) / lengths[..., None]).mean(0)
+            parts.append(slid.abs_().amax(1).T)
+        return torch.cat(parts)[torch.cat([which for which, *_ in self._drawn[side]]).argsort()]
 
-    def _in_pieces(self, grid: int) -> Way:
-        pieces = _tiles(grays(self.guess.float()), grid)
-        own = _arranged(pieces, self.originals.tiles(grid)).amax(0)
-        rest = _arranged(pieces, self.others.tiles(grid)[self.rivals]).amax(0)
+    def _in_pieces(self, grid: int, originals: Gallery) -> Way:
+        if grid not in self._tiled:
+            pieces = _tiles(grays(self.guess.float()), grid)
+            self._tiled[grid] = pieces, _arranged(pieces, self.others.tiles(grid)[self.rivals]).amax(0)
+        pieces, rest = self._tiled[grid]
         return _Tiled(
-            own=own,
+            own=_arranged(pieces, originals.tiles(grid)).amax(0),
             rest=rest,
             rivals=self.rivals,
             usual=torch.searchsorted(self.rivals, self.usual),
             turning=self,
+            originals=originals,
             grid=grid,
             pieces=pieces,
         )
@@ -273,52 +338,24 @@ class _Posed(Way):
     """The pose and place of greatest likeness to each image."""
 
     turning: Turning
+    originals: Gallery
     side: int
-    taken: Poses  # poses for the originals, then for the rivals
-    gray: Tensor  # (B + K, 1, H, W) gray guess drawn for each
-    first: Tensor  # positions of the rivals whose poses are refined; empty if that is in vain
-
-    def refined(self) -> "_Posed":
-        number = len(self.own)
-        again = torch.cat([torch.arange(number), number + self.first])
-        images = torch.cat(
-            [self.turning.originals.at(self.side), self.turning.others.at(self.side)[self.rivals[self.first]]]
-        )
-        values, taken = torch.cat([self.own, self.rest]), self.taken[again]
-        for steps in ROUNDS[self.side]:
-            tried = taken.around(steps)
-            value, step = _tried(tried, self.gray[again].repeat_interleave(len(steps), 0), images, self.side).max(1)
-            values[again] = torch.maximum(values[again], value)
-            taken = tried[torch.arange(len(again)) * len(steps) + step]
-        moved = replace(self.taken, place=self.taken.place.index_copy(0, again, taken.place))
-        return replace(self, own=values[:number], rest=values[number:], taken=moved)
+    placed: _Placed  # the guess next to each original
+    refines: bool  # ``False`` if a comparison at a higher resolution is in vain
 
     def closer(self) -> Way | None:
-        if self.side == CLOSE or not len(self.first):
+        if not self.refines:
             return None
-        number, few = len(self.own), self.usual[:: max(1, len(self.usual) // USUAL_CLOSELY)]
-        kept = torch.cat([self.first, few])
-        which = torch.cat([torch.arange(number), number + kept])
-        images = torch.cat([self.turning.originals.at(CLOSE), self.turning.others.at(CLOSE)[self.rivals[kept]]])
-        found = _tried(self.taken[which], self.gray[which], images, CLOSE)[:, 0]
-        made = _Posed(
-            own=found[:number],
-            rest=found[number:],
-            rivals=self.rivals[kept],
-            usual=torch.arange(len(self.first), len(kept)),
-            turning=self.turning,
-            side=CLOSE,
-            taken=self.taken[which],
-            gray=self.gray[which],
-            first=torch.arange(len(self.first)),
-        )
-        return made.refined()
+        images, (rest, rivals, usual) = self.originals.at(CLOSE), self.turning.close
+        placed = self.placed.closer(images).refined(images, CLOSE)
+        close = replace(self, own=placed.values, rest=rest, rivals=rivals, usual=usual)
+        return replace(close, side=CLOSE, placed=placed, refines=False)
 
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        pose = self.taken[torch.tensor([original])]
+        pose = self.placed.poses[torch.tensor([original])]
         slack = float(pose.slack)
-        middle = _middle(_looks(pose.drawn(self.gray[original][None]), self.side), slack)
-        truth = self.turning.originals.at(self.side)[original][None]
+        middle = _middle(_looks(pose.drawn(self.placed.gray[original][None]), self.side), slack)
+        truth = self.originals.at(self.side)[original][None]
         height, width = middle.shape[-2:]
         down, right = divmod(int(_slid_each(middle[None], truth, slack).abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
@@ -345,11 +382,12 @@ class _Tiled(Way):
     """Tiles of a grid, each at its place of greatest likeness."""
 
     turning: Turning
+    originals: Gallery
     grid: int
     pieces: Tensor
 
     def rows(self, original: int, rivals: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        truth = self.turning.originals.tiles(self.grid)[original][None]
+        truth = self.originals.tiles(self.grid)[original][None]
         guess = self.pieces[int(_arranged(self.pieces, truth)[:, 0].argmax())]
         sizes = truth[0].square().sum(-1)
         signed = max((guess, -guess), key=lambda each: float((2 * each @ truth[0].T - sizes).amax(-1).sum()))

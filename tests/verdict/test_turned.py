@@ -104,12 +104,11 @@ def test_a_candidate_gets_the_tries_of_an_original(digits, public, change):
     guess = CHANGES[change](public.images[which : which + 1])
     turning = Turning(
         guess=guess,
-        originals=Gallery(public.images[which : which + 1]),
         others=public.gallery,
         rivals=torch.arange(150),
         usual=torch.arange(0, 150, 3),
     )
-    ways = list(turning.ways())
+    ways = list(turning.ways(Gallery(public.images[which : which + 1])))
     ways += [near for way in ways if (near := way.closer()) is not None]
     assert len(ways) >= 2
     for way in ways:
