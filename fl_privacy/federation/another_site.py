@@ -19,9 +19,9 @@ from fl_privacy.types import LocalPlan, ModelState, Tensors, Upload
 DETERMINED = 1e-6
 """Largest distance from 1 of a single client's share in a combination of means."""
 
-ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING = 1e-3, 20, 5, 10.0
-"""Relative width of a cluster of estimates of a share, fewest values in it and in each of its rows or columns, and
-least size of a value in roundings."""
+ALIKE, FEWEST_ALIKE, FEWEST_IN_LINE, ABOVE_ROUNDING, ONE_SIZE = 1e-3, 20, 5, 10.0, 0.9
+"""Relative width of a cluster of estimates of a share, fewest values in it and in each of its rows or columns, least
+size of a value in roundings, and least share of the values that have one size after a step of Adam."""
 
 MOST_SINGULAR = 1024
 """Largest smaller side of a matrix whose singular values are computed."""
@@ -110,8 +110,11 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
     Rows and columns that only the own examples change, as of words that no one else has, have the ratio p; single
     values do not count, since all examples may share an input. Else, if a layer's mean gradient has less than full
     rank, its pseudoinverse times the own gradient has the eigenvalue 1 / p, once for each of the own's dimensions.
-    ``last`` are distances of neighboring values of ``mean``. ``None`` if neither holds.
+    If the own values have one size, as after a single step of Adam, so have the others': the least ratio, where all
+    have the other sign, is 2p - 1. ``last`` are distances of neighboring values of ``mean``. ``None`` if none holds.
     """
+    if (share := _share_by_signs(mean, own, last)) is not None:
+        return share, "the other sign's values"
     layers = [n for n in own if own[n].dim() > 1]
     ratios = torch.cat([torch.empty(0), *(_alike_in_lines(mean[n], own[n], last[n]) for n in layers)])
     ratios = ratios[(ratios > ALIKE) & (ratios < 1 - ALIKE)].sort().values
@@ -120,6 +123,18 @@ def estimated_share(mean: Tensors, own: Tensors, last: Tensors) -> tuple[float, 
         return float(ratios[near.argmax()]), "values that its examples alone change"
     found = [p for n in layers if (p := _share_by_rank(mean[n], own[n], last[n])) is not None]
     return (found[0], "a layer's rank") if found else None
+
+
+def _share_by_signs(mean: Tensors, own: Tensors, last: Tensors) -> float | None:
+    part, whole, off = (torch.cat([t[n].flatten() for n in own]) for t in (own, mean, last))
+    sizes = part.abs()
+    full = (sizes > (1 - ALIKE) * sizes.max()) & (sizes > off / ALIKE)
+    if int(full.sum()) < max(FEWEST_ALIKE, ONE_SIZE * int((sizes > 0).sum())):
+        return None
+    ratios = (whole / part)[full].sort().values
+    least = float(ratios[:FEWEST_ALIKE].median())
+    alike = ratios[FEWEST_ALIKE - 1] - ratios[0] < ALIKE and abs(float(ratios[-1]) - 1) < ALIKE
+    return (1 + least) / 2 if alike and -1 + ALIKE < least < 1 - ALIKE else None
 
 
 def _alike_in_lines(mean: Tensor, own: Tensor, last: Tensor) -> Tensor:

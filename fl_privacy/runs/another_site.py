@@ -58,6 +58,7 @@ def look_from_site(
         rest = site.rest(before, server.state, own, numbers) if numbers else None
         if rest is None:
             return
+        setup.excluded[round.number] = frozenset(server.select(round.number)) - numbers.keys()
         others = {client: number for client, number in numbers.items() if client not in sites}
         if not known:
             others = dict.fromkeys(others, max(1, rest.num_examples // len(others)))

@@ -25,14 +25,16 @@ from fl_privacy.runs.config.parse import LATER, select
 from fl_privacy.runs.config.settings import captured_groups, captured_keys
 from fl_privacy.runs.config.untrusted import recorded_parts, trusted
 from fl_privacy.runs.folder import RunFolder
-from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY
+from fl_privacy.runs.folder.ongoing import CAPTURES, CONFIG, IDENTITY, METRICS
 from fl_privacy.runs.folder.read import read_identity
+from fl_privacy.runs.folder.records import read_records, records_of
 from fl_privacy.runs.inference_stage import InferenceStage
 from fl_privacy.runs.privacy import calibrated
 from fl_privacy.runs.run_location import Monitor, RunLocation
 from fl_privacy.runs.setup import Setup, build_setup, build_untrained
 from fl_privacy.runs.threat_model import LOOKED_AT, describe_image_prior, describe_threats, expect_readable_updates
 from fl_privacy.types import Observation
+from fl_privacy.types.victim_ids import Attacker
 
 
 def attack_experiment(config: RunSettings, monitor: Monitor) -> Path:
@@ -157,6 +159,8 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
         )
     for observation in observations:
         expect_of(setup, observation)
+    rounds = records_of(read_records(folder / METRICS)[0], "round", Attacker.PLAIN)
+    setup.excluded.update({r["round"]: frozenset(c for c in setup.clients if str(c) in r["excluded"]) for r in rounds})
     return setup, observations
 
 

@@ -60,6 +60,7 @@ class Setup:
     server_attack: ServerAttack | None = None
     # sums over clients that the attacker sees if nobody trains; ``None`` if it sees each upload
     masking: SummedProbes | None = None
+    excluded: dict[int, frozenset[int]] = field(default_factory=dict)  # clients left out of a round's mean, by round
 
     @property
     def rounds(self) -> int:
@@ -126,10 +127,11 @@ class Setup:
         )
 
     def behind(self, victim: VictimId) -> Sequence[int]:
-        """Return the clients in the sum that ``victim`` is: all others of its round, if a site attacks."""
+        """Return the clients in the sum that ``victim`` is: the others in its round's mean, if a site attacks."""
         if not self.config.sites or victim.probe is not None or self.config.threat_model.differences:
             return [victim.client]
-        return [client for client in self.server.select(victim.round) if client not in self.config.sites]
+        without = {*self.config.sites, *self.excluded.get(victim.round, ())}
+        return [client for client in self.server.select(victim.round) if client not in without]
 
     def knowledge(self, truth: GroundTruth) -> AttackerKnowledge:
         def labels(observation: Observation) -> Tensor:

@@ -84,6 +84,18 @@ def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
     assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
 
 
+def test_a_client_that_the_server_excludes_is_not_behind_the_mean(tmp_path: Path) -> None:
+    settings = ("federation.clients=5", "federation.norm_factor=1.001", "federation=fedsgd", "intercept.save=true")
+    made = run("run", *UPDATES, *SITE, *settings, out=tmp_path)
+    (record,) = [record for record in made.records("round") if record["round"] == 2]
+    counted = [client for client in range(4) if str(client) not in record["excluded"]]
+    assert 0 < len(counted) < 4
+    assert len(made.records("image")) == 2 * len(counted)
+    later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
+    assert later.status == 0
+    assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
+
+
 def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:
     made = run("run", *UPDATES, "intercept.save=true", out=tmp_path)
     identity = made.json("run.json")

@@ -222,3 +222,18 @@ def test_a_background_that_all_examples_share_is_not_taken_for_the_own_s(activat
         mean = {n: 0.3 * own[n] + 0.7 * rest[n] for n in own}
         found = estimated_share(mean, own, {n: torch.full_like(t, 1e-9) for n, t in mean.items()})
         assert found is None or found[0] == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("sites", [2, 4])
+def test_a_step_of_adam_is_not_taken_for_values_that_the_own_examples_alone_change(share: float, sites: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    signs = []
+    for _ in range(sites):  # rows of a layer of pixels, which are not negative, have one sign each
+        rows = torch.randn(64, 1, generator=rng).sign().repeat(1, 100)
+        signs.append({"w": torch.where(rows == 0, 1, rows).double() / 1000})
+    signs[0]["w"][:, :5] = 0  # pixels that are dark in all own images
+    own, left = signs[0], (1 - share) / (sites - 1)
+    mean = {"w": share * own["w"] + sum(left * other["w"] for other in signs[1:])}
+    found = estimated_share(mean, own, {"w": torch.full_like(own["w"], 1e-9)})
+    assert found == (pytest.approx(share, rel=1e-3), "the other sign's values")
