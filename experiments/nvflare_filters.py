@@ -4,8 +4,9 @@
     python experiments/nvflare_filters.py --network resnet18 --each 1 --out experiments/rows/nvflare_filters
 
 A row for each audit, of ``--each`` updates: lossless CIFAR-10 images that ``fl-privacy audit-update`` reconstructs
-without knowledge of the filter, next to the control, the guesses at other updates. Networks have their initial values;
-batch norm normalizes by the statistics sent.
+without knowledge of the filter, next to the control, the guesses at other updates; and the share of values that the
+filter made zero, and the number that it cut, in an update. Networks have their initial values; batch norm normalizes by
+the statistics sent.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def audited(
     save_file(net.state_dict(), place / "before.safetensors")
     for folder in ("updates", "others"):
         (place / folder).mkdir()
-    defense = percentile(percentile=share, gamma=gamma)
+    defense, dropped, cut = percentile(percentile=share, gamma=gamma), 0.0, 0
     for number in range(first, (end := first + victims) + 300):
         pixels = Image.fromarray(test.images[number].permute(1, 2, 0).numpy())
         pixels = pixels.resize((side, side), Image.Resampling.BICUBIC)
@@ -63,8 +64,12 @@ def audited(
         found = torch.autograd.grad(loss, list(net.parameters()))
         names = [name for name, _ in net.named_parameters()]
         step = {name: -LR * gradient for name, gradient in zip(names, found, strict=True)}
+        filtered = defense.apply(step)
+        lost = sum(int(((change == 0) & (step[name] != 0)).sum()) for name, change in filtered.items())
+        dropped += lost / sum(change.numel() for change in filtered.values()) / victims
+        cut += sum(int((change.abs() < step[name].abs()).sum()) for name, change in filtered.items()) - lost
         after = dict(net.state_dict())
-        after |= {name: after[name] + change for name, change in defense.apply(step).items()}
+        after |= {name: after[name] + change for name, change in filtered.items()}
         save_file(after, place / "updates" / f"{name}.safetensors")
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom nvflare_filters import made\n"
     (place / "net.py").write_text(f"{code}def net(): return made({network!r})\n")
@@ -91,6 +96,8 @@ def audited(
         "low": counts.interval[0],
         "high": counts.interval[1],
         "control": None if control is None else control.read,
+        "share_dropped": round(dropped, 6),
+        "values_cut": round(cut / victims),
         "first_line": done.record().headline,
         "seconds": round(time.process_time() - began),
     }

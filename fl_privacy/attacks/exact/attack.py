@@ -12,7 +12,7 @@ from fl_privacy.attacks.attack import Progress, Report, even_share, in_parts, no
 from fl_privacy.attacks.exact import certificate, first_layer
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
-from fl_privacy.attacks.exact.residual import Known, Residual, find_residual, known_between
+from fl_privacy.attacks.exact.residual import Known, Residual, complete_head, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
@@ -335,6 +335,7 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
 def _behind_blocks(
     network: Residual, seed: int, evaluations: int, observations: dict[int, Observation], report: Report
 ) -> dict[int, Reconstruction]:
+    observations = {k: complete_head(one, str(network.head.target)) for k, one in observations.items()}
     positions = list(observations)
     updates = [as_gradient(observation) for observation in observations.values()]
     known = known_between(network, stack(updates, list(network.names), network.device, torch.float64))

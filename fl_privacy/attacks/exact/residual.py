@@ -5,12 +5,13 @@ Follows R-GAP (Zhu and Blaschko 2021).
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fl_privacy.attacks.adaptive.constraints import AT_BOUND
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -23,6 +24,7 @@ from fl_privacy.attacks.exact.convolution import (
     inputs_up_to_a_factor,
 )
 from fl_privacy.attacks.gradient_inversion.grouping import UNFORESEEN
+from fl_privacy.effects import Truncated
 from fl_privacy.types import Observation, Tensors
 
 _RELU = (F.relu, torch.relu, "relu", F.relu_, torch.relu_, "relu_")
@@ -108,6 +110,27 @@ def traced(model: nn.Module) -> FxGraph | None:
         return None
     nodes = list(module.graph.nodes)
     return FxGraph(module, nodes) if sum(node.op == "placeholder" for node in nodes) == 1 else None
+
+
+def complete_head(observation: Observation, head: str) -> Observation:
+    """Complete the values of layer ``head`` that a known defense cut to a bound, of one example after one SGD step.
+
+    The weight's gradient is slopes times features, and the bias's is the slopes: values within the bound suffice.
+    """
+    if not any(isinstance(part.effect, Truncated) for part in observation.knowledge.defense or ()):
+        return observation
+    update, tensors = observation.update(), dict(observation.upload.tensors)
+    bound = (1 - AT_BOUND) * max(float(t.abs().max()) for t in update.values())
+    weight, bias = (update[f"{head}.{name}"].double() for name in ("weight", "bias"))
+    kept, slopes = (weight.abs() < bound) & (weight != 0), bias.where(bias.abs() < bound, 0.0)
+    tiny = torch.finfo(weight.dtype).tiny
+    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
+    own = (kept * features) @ features
+    slopes = torch.where(bias.abs() < bound, bias, (weight * kept) @ features / own.clamp_min(tiny))
+    features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
+    tensors[f"{head}.weight"] = tensors[f"{head}.weight"] + torch.where(kept, 0, slopes[:, None] * features - weight)
+    tensors[f"{head}.bias"] = tensors[f"{head}.bias"] + (slopes - bias)
+    return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
 
 _FITS = 1e-2  # largest share of a block's outputs that the solved inputs may miss

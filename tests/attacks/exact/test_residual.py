@@ -19,8 +19,10 @@ from fl_privacy.attacks.exact.convolution import (
     gated_inputs,
     inputs_up_to_a_factor,
 )
-from fl_privacy.attacks.exact.residual import find_residual, known_between
+from fl_privacy.attacks.exact.residual import complete_head, find_residual, known_between
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
+from fl_privacy.defenses import percentile
 from fl_privacy.measure.images import psnr
 from fl_privacy.models import ResNet20
 from fl_privacy.types import Batch, LocalPlan
@@ -109,6 +111,33 @@ def test_features_in_front_of_blocks_are_those_of_the_image():
         true = network.graph.run({network.graph.image: images}, node)
         assert (values - true).norm() < 1e-4 * true.norm(), node
     assert len(known.values) >= 8
+
+
+def test_inputs_of_one_place_are_a_direction_of_the_gradient():
+    rng, module = torch.Generator().manual_seed(0), nn.Conv2d(6, 9, 3, padding=1, bias=False).double()
+    slopes, inputs = (torch.rand(n, 1, 1, generator=rng, dtype=torch.float64) for n in (9, 6))
+    layer, gradient = Convolution(module, (6, 1, 1)), product(slopes, inputs, module)
+    found = inputs_up_to_a_factor(layer, gradient)
+    assert found.unique
+    torch.testing.assert_close(found.values.abs(), inputs / inputs.mean())
+    gradient[:, :, 1, 1] += torch.rand(9, 6, generator=rng) / 100
+    assert not inputs_up_to_a_factor(layer, gradient).unique
+
+
+def test_a_head_that_a_filter_cut_is_completed():
+    """NVFlare's PercentilePrivacy zeroes the smallest values and cuts the largest: those between suffice."""
+    seen = observe(blocks(), picture(), plan=EVAL)
+    head = str(find_residual(seen).head.target)
+    names = (f"{head}.weight", f"{head}.bias")
+    gamma = float(seen.upload.tensors[names[1]].abs().sort().values[2])
+    whole, filtered = seen.upload.tensors, percentile(percentile=10, gamma=gamma).apply(dict(seen.upload.tensors))
+    cut = replace(seen, upload=replace(seen.upload, tensors=filtered))
+    assert complete_head(cut, head) is cut, "no defense is known"
+    (cut,) = undo_evident_defenses([cut])
+    found = complete_head(cut, head).upload.tensors
+    for name in names:
+        assert (filtered[name] - whole[name]).norm() > 0.1 * whole[name].norm()
+        assert (found[name] - whole[name]).norm() < 1e-4 * whole[name].norm()
 
 
 @pytest.mark.long
