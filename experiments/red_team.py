@@ -1,4 +1,4 @@
-"""The strongest attacker against each defense: by 1, 10, 100 uploads, with and without public images, beside a control.
+"""The strongest attacker against each defense: by 1 to 1,000 uploads, with and without public images, beside a control.
 
     python experiments/red_team.py --out runs/red_team --minutes 60
     python experiments/red_team.py --out runs/red_team --minutes 0    # the table of what there is
@@ -74,6 +74,11 @@ CELLS = (
     Cell("strongest member", 100, 4000),
     Cell("auto standard", 1, 4000),
 )
+
+THOUSAND = Cell("strongest member", 1000, 4000)
+"""Behind normal noise of known size alone, whose updates are joined as their mean."""
+
+NOISES = ("Gaussian noise 1e-1", "DP-SGD 0.5", "DP-SGD 2")
 
 ELEVEN = (
     ("mnist_mini", "Quantization 1", 1, 4000),
@@ -187,6 +192,8 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, Cell]]:
         return
     for cell, name in itertools.product(CELLS, UNREAD):
         yield "cifar10_exact", name, cell
+    for name in NOISES:
+        yield "mnist_mini", name, THOUSAND
     for doubtful in (True,) if options.doubtful else (True, False):
         for cell in CELLS:
             for name in defenses():

@@ -42,7 +42,7 @@ class Likelihood:
 
     @property
     def uploads(self) -> int:
-        return sum(len(channels) for _, channels in self.states)
+        return sum(channel.uploads for _, channels in self.states for channel in channels)
 
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
@@ -299,6 +299,8 @@ def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim])
         if place is None:
             sent.append(first)
             states.append((guesser, [own]))
+        elif own.same_noise and states[place][1][0].same_noise:
+            states[place][1][0] = states[place][1][0].joined(own)
         else:
             states[place][1].append(own)
     return Likelihood(states)

@@ -91,13 +91,21 @@ class Simulated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """The likelihood of the updates of V victims in one round."""
+    """The likelihood of the updates of V victims in one round, or of the mean of several."""
 
     observed: Tensors  # (V, n) by name, in the order of the guesses
     shapes: Mapping[str, torch.Size]
     steps: Sequence[Step]
     own: Sequence[HasLikelihood] = ()
     informative: bool = True  # ``True`` if the defense's likelihood says more than the distance of the updates
+    same_noise: bool = False  # ``True`` if all that the defense adds is normal noise of a known size
+    uploads: int = 1  # number of updates, of whose mean ``observed`` is
+
+    def joined(self, other: "Channel") -> "Channel":
+        """Return the likelihood of both if normal noise of known size is all, up to a constant: that of their mean."""
+        both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
+        observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
+        return replace(self, observed=observed, uploads=both)
 
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
@@ -113,6 +121,7 @@ class Channel:
         for step in self.steps:
             belief = step(belief)
         found = torch.stack([self._of_tensor(belief, name, softening) for name in self.observed]).sum(0)
+        found = found * self.uploads
         if not doubt or belief.law != "random levels" or any(torch.is_tensor(v) or v for v in belief.std.values()):
             return found
         sizes = [belief.mean[n].abs().amax(1) / v.abs().amax(1).clamp_min(1e-30) for n, v in self.observed.items()]
@@ -172,7 +181,17 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
     known = [step for _, step in found if step is not None]
     unknown = any(step is None for _, step in found)
     steps: list[Step] = [*known, lambda belief: replace(belief, law="unknown")] if unknown or not kinds else known
-    return Channel(observed, shapes, steps, own, informative=bool(own) or (bool(known) and not unknown))
+    informative = bool(own) or (bool(known) and not unknown)
+    return Channel(observed, shapes, steps, own, informative, bool(kinds) and all(map(_adds_known_noise, kinds)))
+
+
+def _adds_known_noise(effect: effects.Effect) -> bool:
+    """Test that ``effect`` is known clipping, or adds normal noise of known size."""
+    if type(effect) is effects.ClippedExamples:
+        return effect.norm is not None and bool(effect.noise_multiplier)
+    if type(effect) is effects.Gaussian:
+        return bool(effect.std) and (effect.clip is None or effect.clip.norm is not None)
+    return type(effect) is effects.Clipped and effect.norm is not None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -333,14 +333,14 @@ class LikeliestRows:
         for done, victim in enumerate(counted(MEMBER, victims)):
             shown = part_of(report, done / len(victims), (done + 1) / len(victims))
             with even_share(len(victims) - done), differentiable_twice(), torch.no_grad():
-                search = _begun(prepared, victim, moves, starts.get(victim.position))
+                search = begin_search(prepared, victim, moves, starts.get(victim.position))
                 results[victim.position] = self._searched(search, victim, shown)
         return results
 
     def _searched(self, search: RowSearch, victim: PreparedVictim, report: Report) -> Reconstruction:
         size, each = search.labels.shape[1], len(search.moves.column) + _WHOLE + len(search.classes) + _TOGETHER
         work = _WORTH * self.evaluations * (size if search.additive else 1)
-        of_sweep = each * size * (_STARTS + _LAST) / 2 * search.likelihood.uploads
+        of_sweep = each * size * (_STARTS + _LAST) / 2 * sum(len(channels) for _, channels in search.likelihood.states)
         sweeps, history = max(2, round(work / of_sweep)), []
         for number in timely(range(sweeps)):
             share = number / sweeps
@@ -356,7 +356,7 @@ class LikeliestRows:
         return _answer(search, victim, history)
 
 
-def _begun(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
+def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
     """Begin searches at the likeliest batches of public rows, and at ``start``."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):

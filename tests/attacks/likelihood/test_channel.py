@@ -197,3 +197,25 @@ def test_a_mean_over_clients_has_less_noise():
         losses([Gaussian(std=4.0, clip=Clipped(norm=0.1)), Summed(clients=n)], observed)[1] for n in (1, 16)
     )
     assert among[2] - among[0] > 10 * abs(alone[2] - alone[0])
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [
+        Gaussian(std=0.1, clip=Clipped(norm=4.0)),
+        ClippedExamples(norm=2.0, noise_multiplier=0.3),
+        Gaussian(std=0.1, clip=None),
+    ],
+)
+def test_updates_behind_known_noise_are_joined_as_their_mean(effect):
+    parts, guesses = (Part("defense", effect=effect),), {n: torch.stack([v, -v]) for n, v in gradient(0).items()}
+    each = [channel(parts, [noised(gradient(seed), 0.1)] * 2, ALONE, torch.empty(0)) for seed in (0, 2, 3)]
+    joined = each[0].joined(each[1]).joined(each[2])
+    assert all(one.same_noise for one in each) and joined.uploads == 3
+    apart = sum(one.loss(guesses) for one in each)
+    assert (joined.loss(guesses).diff() - apart.diff()).abs() <= 2e-3 * apart.diff().abs()
+
+
+@pytest.mark.parametrize("effect", [Laplace(std=0.1, clip=None), Gaussian(std=None, clip=None), Quantized(bits=1)])
+def test_other_updates_are_not_joined(effect):
+    assert not channel((Part("defense", effect=effect),), [gradient(0)], ALONE, torch.empty(0)).same_noise
