@@ -176,7 +176,7 @@ def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
         )
     wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
     if not kind.continuous and max(wanted, default=1) > 1:
-        return "Nothing is recommended for uploads of several texts: the strongest attack compares single ones alone."
+        return "Nothing is recommended for uploads of several texts: the strongest attack works on single ones alone."
     if set(wanted) <= set(table.batch_sizes):
         return ""
     of_training = " with which clients trained" * (batch_size is None)

@@ -24,6 +24,7 @@ _SHOWN_OF_TEXTS, _SHOWN_OF_ROWS = 0.1, 0.5
 """Shares of the progress for exact solutions: TabLeak takes about as long as a failing search."""
 
 _ATTEMPTS = 10  # attempts at a table, which are pooled
+_BEFORE_SEARCH = 1 / 8  # share of the descents' work on a single text if the likeliest is searched for
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
 """Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""
@@ -64,10 +65,23 @@ class TextMembers(_Members):
         left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
         seen = _behind_values_changed([observations[k] for k in left])
         unsure = {k: one for k, one in zip(left, seen, strict=True) if one and not why_not_searched(one)}
-        shown = 1.0 - (1.0 - _SHOWN_OF_TEXTS) / 2 * bool(unsure)
-        with within(seconds_left() / (1 + bool(unsure))):
-            descended = part_of_work(progress, 0.0, shown)
-            self._descend(observations, best, bags, limit, seed=seed, progress=descended)
+        single = [k for k, one in unsure.items() if one.upload.num_examples == 1]
+        shown, part = 0.0, 1 / (1 + bool(unsure))
+        for among, share in (([k for k in left if k not in single], 1.0), (single, _BEFORE_SEARCH)):
+            if among:
+                until = shown + share * part * len(among) / len(left)
+                with within(seconds_left() * (share if among is single else part * len(among) / len(left))):
+                    self._descend(
+                        observations,
+                        best,
+                        bags,
+                        limit,
+                        among=among,
+                        share=share,
+                        seed=seed,
+                        progress=part_of_work(progress, shown, until),
+                    )
+                shown = until
         attack = LikeliestText(evaluations=self.evaluations or EVALUATIONS["standard"], device=self.device)
         unsure = {k: one for k, one in unsure.items() if best[k].certainty is Certainty.APPROXIMATE}
         starts = [one if (own := best[k].batch) is None else one.told(previous=own.inputs) for k, one in unsure.items()]
@@ -89,13 +103,14 @@ class TextMembers(_Members):
         bags: Sequence[Reconstruction],
         limit: Limit,
         *,
+        among: Sequence[int],
+        share: float,
         seed: int,
         progress: Progress,
     ) -> None:
-        """Improve the approximate ones of ``best`` in place."""
-        left = [k for k, one in enumerate(best) if one.certainty is Certainty.APPROXIMATE]
+        """Improve those of ``best`` at the places ``among`` in place, with a share of the evaluations."""
         asked, apart = [], dict[int, float]()
-        for k in left:  # descents start from the words of a whole bag
+        for k in among:  # descents start from the words of a whole bag
             seen, bag = observations[k], bags[k].batch
             if bag is not None:
                 outside = best[k].batch is None or not _within_bag(best[k], bags[k])
@@ -104,9 +119,8 @@ class TextMembers(_Members):
             whole = bag is not None and len(bag.inputs) == seen.upload.num_examples
             asked.append(seen.told(previous=bag.inputs) if bag is not None and whole else seen)
             apart[k] = _text_apart(seen, best[k])
-        if not left:
-            return
-        evaluations = self.evaluations or evaluations_in_time(
+        evaluations = self.evaluations and math.ceil(share * self.evaluations)
+        evaluations = evaluations or evaluations_in_time(
             lambda number: self._members(2 * number, asked[0])["tag"](asked, seed=seed), len(asked), cut=limit.cut
         )
         members = self._members(evaluations, asked[0])
@@ -114,7 +128,7 @@ class TextMembers(_Members):
         for number, (name, member) in enumerate(members.items()):
             shown = part_of_work(progress, _SHOWN_OF_TEXTS + number * part, _SHOWN_OF_TEXTS + (number + 1) * part)
             (reached,) = (member(asked, seed=seed, progress=shown) for _ in counted(name, [name]))
-            for k, found in zip(left, reached, strict=True):
+            for k, found in zip(among, reached, strict=True):
                 if best[k].batch is not None and not _within_bag(found, bags[k]):
                     continue
                 distance = _text_apart(observations[k], found)

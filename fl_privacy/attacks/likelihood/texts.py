@@ -1,5 +1,7 @@
 """Find the likeliest text given the updates, the defense and public texts."""
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from fl_privacy import effects
 from fl_privacy.attacks.adaptive.constraints import estimate_noise_std
-from fl_privacy.attacks.attack import Report, even_share, part_of, timely
+from fl_privacy.attacks.attack import Report, even_share, part_of, seconds_left, timely
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, known_lengths
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
@@ -36,17 +38,25 @@ _SOFT = 1.0  # size of a gradient whose Adam step counts half in slopes, as a sh
 _CHUNK = 16  # texts compared at a time
 _EPS = 1e-8  # of Adam
 _CLASSES = 8  # largest number of classes of which each is tried on a whole chunk; of more, on fewer texts
+_MOST_TEXTS, _MOST_LABELS = 4, 100  # in a batch; label combinations that are tried for several texts
+_ROWS = "rows"  # key of the rows of positions in the first step, by text
 
 
 class _FirstStep(VictimGradients):
     """The direction of a client's only step: the gradient, or what Adam makes of it."""
 
     def __init__(self, victim_model: VictimModel, gradients: VictimGradients) -> None:
-        self._gradients, self._plan = gradients, victim_model.plan
-        self.soft = 0.0
+        self._gradients, self._plan, self.soft = gradients, victim_model.plan, 0.0
+        self.positions: str | None = None  # tensor whose rows are also returned by text
 
     def __call__(self, inputs: Tensor, labels: Tensor) -> Tensors:
-        return {name: self.of(value) for name, value in self._gradients(inputs, labels).items()}
+        each = self._gradients(inputs.flatten(0, 1)[:, None], labels.flatten()[:, None])
+        by_batch = {name: value.reshape(*labels.shape, *value.shape[1:]) for name, value in each.items()}
+        found = {name: self.of(value.mean(1)) for name, value in by_batch.items()}
+        if self.positions is not None:
+            rows = by_batch[self.positions] / labels.shape[1]
+            found[_ROWS] = self.of(rows[:, :, : inputs.shape[2]].flatten(1, 2))
+        return found
 
     def of(self, value: Tensor) -> Tensor:
         if self._plan.shares == "gradient" or self._plan.optimizer == "sgd":
@@ -59,56 +69,54 @@ class _FirstStep(VictimGradients):
 
 @dataclass(frozen=True, eq=False)
 class _TextLikelihood:
-    """The likelihood of the updates of one text."""
+    """The likelihood of the updates of a batch of texts."""
 
     likelihood: Likelihood
     steps: Sequence[_FirstStep]
     source: WordEmbeddings
     white: tuple[float, float | None] | None  # standard deviation and clipping norm, if Gaussian noise is all
-    words: Tensor | None  # (n, d) the only update's words, whose rows sum those of the positions
-    positions: str
+    words: Tensor | None  # (n, d) the only update's words, whose rows sum those of the positions in all texts
 
-    def losses(self, tokens: Tensor, label: int) -> Tensor:
-        """Return the negative log likelihood (M,) of texts (M, L) with a class."""
+    def losses(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """Return the negative log likelihood (M,) of batches of texts (M, B, L) with classes (B,)."""
         with differentiable_twice(), torch.no_grad():
-            return torch.cat([self._of(own, label) for own in torch.split(tokens, _CHUNK)])
+            return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
-    def gains(self, words: Tensor, there: Tensor, label: int, soft: float) -> Tensor:
-        """Return what slopes at embeddings (M, L, d) promise of each word at each place, (M, L, n), in nats."""
-        inputs = torch.cat([words, there[..., None].to(words)], -1)[:, None].requires_grad_()
+    def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
+        """Return what slopes at embeddings (M, B, L, d) promise of each word at each place, (M, B, L, n), in nats."""
+        inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
             step.soft = soft
         with differentiable_twice():
-            loss, rows = self._terms(inputs, label)
+            loss, rows = self._terms(inputs, labels)
             (slope,) = torch.autograd.grad(loss.sum(), inputs)
         for step in self.steps:
             step.soft = 0.0
-        found = -slope[:, 0, :, :-1] @ self.source.table.T
+        found = -slope[..., :-1] @ self.source.table.T
         if self.words is not None and self.white:
-            found = found + rows[:, : words.shape[1]].detach() @ self.words.T / self.white[0] ** 2
+            found = found + (rows.detach() @ self.words.T / self.white[0] ** 2).view_as(found)
         return found
 
-    def _of(self, tokens: Tensor, label: int) -> Tensor:
+    def _of(self, tokens: Tensor, labels: Tensor) -> Tensor:
         there = (tokens >= 0)[..., None].to(self.source.table)
-        inputs = torch.cat([self.source.table[tokens.clamp_min(0)] * there, there], -1)[:, None]
-        loss, rows = self._terms(inputs, label)
+        inputs = torch.cat([self.source.table[tokens.clamp_min(0)] * there, there], -1)
+        loss, rows = self._terms(inputs, labels)
         if self.words is None or not self.white:
             return loss
+        tokens = tokens.flatten(1)
         same = (tokens[:, :, None] == tokens[:, None, :]) & (tokens >= 0)[:, None]
         first, factor = (tokens >= 0) & ~same.tril(-1).any(2), self.likelihood.states[0][0].factor
-        sums = factor * self.steps[0].of(same.to(rows) @ rows[:, : tokens.shape[1]] / factor)
+        sums = factor * self.steps[0].of(same.to(rows) @ rows / factor)
         apart = (sums * (sums / 2 - self.words[tokens.clamp_min(0)])).sum(2)
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
-    def _terms(self, inputs: Tensor, label: int) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of all tensors but the words', and the positions' rows (M, P, d)."""
+    def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss (M,) of all tensors but the words', and the positions' rows (M, B L, d)."""
         terms, rows = [], inputs
-        labels = torch.full((len(inputs), 1), label, device=inputs.device)
         for guesser, channels in self.likelihood.states:
-            uploads = guesser(inputs, labels)
+            uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
             terms += [self._of_channel(channel, uploads) for channel in channels]
-            if self.words is not None:
-                rows = uploads[self.positions] - guesser.decay.get(self.positions, 0.0)
+            rows = uploads.get(_ROWS, rows)
         return torch.stack(terms).sum(0), rows
 
     def _of_channel(self, channel: Channel, uploads: Tensors) -> Tensor:
@@ -120,17 +128,17 @@ class _TextLikelihood:
         lengths = torch.stack([torch.linalg.vector_norm(uploads[n].flatten(1), dim=1) for n in channel.observed])
         squares = lengths.square().sum(0)
         scale = 1.0 if norm is None else (norm / squares.clamp_min(1e-30).sqrt()).clamp(max=1)
-        return (scale * scale * squares / 2 - scale * products) / std**2
+        return (scale * scale * squares / 2 - scale * products) * channel.uploads / std**2
 
 
 @dataclass(eq=False)
 class _TextSearch:
-    """S searches at once for the text (S, L), -1 for no word, of one victim."""
+    """S searches at once for the texts (S, B, L), -1 for no word, of one victim."""
 
     likelihood: _TextLikelihood
     language: LanguageModel | None
     texts: Tensor
-    label: int
+    labels: Tensor  # (B,)
     inside: slice  # places whose words may change
     rng: torch.Generator
     losses: Tensor = field(init=False)  # (S,) negative log posterior density
@@ -143,38 +151,40 @@ class _TextSearch:
         self.texts, self.losses = self.texts[best], self.losses[best]
 
     def of(self, texts: Tensor) -> Tensor:
-        """Return the losses (M,) of texts (M, L)."""
-        found = self.likelihood.losses(texts, self.label)
+        """Return the losses (M,) of batches (M, B, L)."""
+        found, each = self.likelihood.losses(texts, self.labels), texts.flatten(0, 1).cpu()
         if self.language is None:
             return found
-        return found + (self.language.surprise(texts.cpu()) * (texts >= 0).sum(1).cpu()).to(found)
+        return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
         """Lower the free energy of independent words of each text, as the temperature falls, and take the likeliest.
 
-        The energy is the likelihood's at the mean embeddings, and that of words next to the likeliest neighbors.
+        The energy is the likelihood's at the mean embeddings, and that of words next to the likeliest neighbors. The
+        temperature falls by steps, or by the clock if the time left allows fewer.
         """
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
-        place, ends = torch.arange(self.texts.shape[1], device=table.device), there.sum(1, keepdim=True)
+        place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
         begin, end = self.inside.start or 0, self.inside.stop or 0
         fixed = (place < begin) | (place >= ends + end)
         own = self.texts.clamp_min(0)[..., None]
         logits = 0.1 * torch.randn((*self.texts.shape, len(table)), generator=self.rng).to(table)
         if self.language is not None:
             logits = logits + _SPREAD * self.language.usual.log().to(table)
-        logits = logits.scatter_add(2, own, torch.full_like(own, _HELD, dtype=table.dtype)).requires_grad_()
-        optimizer, history = torch.optim.Adam([logits], lr=_RATE), list[float]()
+        logits = logits.scatter_add(3, own, torch.full_like(own, _HELD, dtype=table.dtype)).requires_grad_()
+        optimizer, history, seconds = torch.optim.Adam([logits], lr=_RATE), list[float](), seconds_left()
         for step in timely(range(iterations)):
-            share = step / iterations
+            share = max(step / iterations, 1 - seconds_left() / seconds if 0 < seconds < math.inf else 0.0)
             if step % _REFRESHED == 0:
                 context = torch.zeros_like(logits)
-                for row, text in enumerate(self.texts if self.language else []):
+                for row, text in enumerate(self.texts.flatten(0, 1) if self.language else []):
                     assert self.language is not None
-                    context[row, : int(ends[row])] = self.language.beside(text[: int(ends[row])].tolist()).to(context)
+                    end = int(ends.flatten()[row])
+                    context.flatten(0, 1)[row, :end] = self.language.beside(text[:end].tolist()).to(context)
             log_chances = logits.detach().log_softmax(-1)
             chances = log_chances.exp()
             means = torch.where(fixed[..., None], table[own[..., 0]], chances @ table) * there[..., None]
-            gains = self.likelihood.gains(means, there, self.label, _SOFT * (1.2 - share))
+            gains = self.likelihood.gains(means, there, self.labels, _SOFT * (1.2 - share))
             slope = (_FIRST + share * (_FINAL - _FIRST)) * log_chances - gains - context
             slope = slope - (chances * slope).sum(-1, keepdim=True)
             logits.grad = slope * chances / chances.clamp_min(1e-4).sqrt()
@@ -190,27 +200,30 @@ class _TextSearch:
 def why_not_searched(observation: Observation) -> str | None:
     """Return the reason, in one line, why the likeliest text behind ``observation`` can't be searched, or ``None``."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
-    if getattr(model, "next_token", True) or observation.upload.num_examples != 1:
-        return "A single text with a class is expected, whose likelihood is compared."
+    size = observation.upload.num_examples
+    if getattr(model, "next_token", True) or size > _MOST_TEXTS:
+        return f"Up to {_MOST_TEXTS} texts with a class each are expected, whose likelihood is compared."
     if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
         return "A defense of the update is expected, whose likelihood is known."
     if plan.shares != "gradient" and plan.optimizer != "sgd":
+        if size > 1:
+            return "A single text is expected behind Adam's step, which mixes the signs of several."
         inner = [e.added if isinstance(e := part.effect, effects.NoisedLayers) else e for part in parts]
         early = [isinstance(e, effects.ClippedExamples) or getattr(e, "at", "") == "gradient" for e in inner]
         if any(early) or (plan.optimizer == "adam" and plan.weight_decay):
             return "Noise and weight decay are expected behind Adam's step, but they come before it."
-    return None if plan.shares == "gradient" or number_of_steps(1, plan) == 1 else "A single local step is expected."
+    return None if plan.shares == "gradient" or number_of_steps(size, plan) == 1 else "A single local step is expected."
 
 
 @dataclass(frozen=True, kw_only=True)
 class LikeliestText(GroupAttack):
-    """Find the text with the largest posterior density: the likelihood of all updates, and a prior of words.
+    """Find the texts with the largest posterior density: the likelihood of all updates, and a prior of words.
 
     The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
     start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
-    is annealed (Guo et al. 2021 relax texts in this way). Clients train one step on one text. ``evaluations``: work for
-    a victim, in evaluations of loss and gradient. ``device``: device of the computation; ``None``: that of the values
-    sent.
+    is annealed (Guo et al. 2021 relax texts in this way). Clients train one step on up to four texts, with Adam on one.
+    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: device of the computation;
+    ``None``: that of the values sent.
     """
 
     evaluations: int = 4800
@@ -248,7 +261,7 @@ class LikeliestText(GroupAttack):
             return failed(observation, "The likelihood is not finite; check the update.")
         return Reconstruction(
             id=observation.id,
-            batch=Batch(search.texts[:1].cpu(), torch.tensor([search.label])),
+            batch=Batch(search.texts[0].cpu(), search.labels.cpu()),
             loss=float(search.losses[0]),
             history=tuple(history),
             label_source=victim.label_source if victim.label_source == "known" else "inferred",
@@ -259,12 +272,11 @@ class LikeliestText(GroupAttack):
 
 def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
     """Begin searches at the likeliest public texts, or at random words."""
-    observation, likelihood = victim.observation, _likelihood(prepared, victim)
+    observation, likelihood, size = victim.observation, _likelihood(prepared, victim), prepared.shape[0]
     table, longest = likelihood.source.table, prepared.shape[1]
     rng = derive_generator(prepared.seed, MEMBER, str(observation.id))
     lengths, public = known_lengths(observation), observation.knowledge.public_images
-    length = None if lengths is None else int(lengths[0])
-    inside, language = slice(0, None), None
+    inside, language, last = slice(0, None), None, None
     if public is None:
         drawn = torch.randint(len(table), (_BEGINNINGS, longest), generator=rng)
         ends = torch.randint(min(2, longest), longest + 1, (_BEGINNINGS,), generator=rng)
@@ -272,26 +284,42 @@ def begin_search(prepared: Prepared, victim: PreparedVictim) -> _TextSearch:
         public = torch.nn.functional.pad(public.cpu(), (0, max(0, longest - public.shape[1])), value=-1)[:, :longest]
         drawn = public[torch.randperm(len(public), generator=rng)[:_BEGINNINGS]].clone()
         ends, language = (drawn >= 0).sum(1), LanguageModel(public, len(table))
-        last = drawn.gather(1, (ends - 1).clamp_min(0)[:, None])
-        same_first, same_last = bool((drawn[:, 0] == drawn[0, 0]).all()), bool((last == last[0]).all())
-        inside = slice(int(same_first), -1 if same_last else None)
+        final = drawn.gather(1, (ends - 1).clamp_min(0)[:, None])
+        same_first, same_last = bool((drawn[:, 0] == drawn[0, 0]).all()), bool((final == final[0]).all())
+        inside, last = slice(int(same_first), -1 if same_last else None), final[0] if same_last else None
         drawn = torch.where(drawn < 0, torch.randint(len(table), drawn.shape, generator=rng), drawn)
-        if length is not None and same_last:
-            drawn[:, length - 1] = last[0]
-    ends = ends if length is None else torch.full_like(ends, length)
-    drawn = drawn.masked_fill(torch.arange(longest) >= ends[:, None], -1).to(table.device)
-    if victim.label_source == "known" and victim.labels is not None:
-        label = int(victim.labels[0])
-    else:
-        few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // prepared.num_classes))]
-        label = min(range(prepared.num_classes), key=lambda each: float(likelihood.losses(few, each).mean()))
-    search = _TextSearch(likelihood, language, drawn, label, inside, rng)
+    joined = torch.arange(len(drawn))[:, None]
+    if size > 1:
+        joined = torch.randint(len(drawn), (_BEGINNINGS, size), generator=rng)
+    drawn, ends = drawn[joined], ends[joined]
+    if lengths is not None:
+        ends = lengths.cpu().expand_as(ends)
+        if last is not None:
+            drawn.scatter_(2, ends[..., None] - 1, last.expand(*ends.shape, 1))
+    drawn = drawn.masked_fill(torch.arange(longest) >= ends[..., None], -1).to(table.device)
+    labels = _likely_labels(prepared, victim, likelihood, drawn)
+    search = _TextSearch(likelihood, language, drawn, labels, inside, rng)
     search.keep(_STARTS)
     previous = observation.knowledge.previous
-    if previous is not None and not previous.is_floating_point() and previous.shape[1] <= longest:
-        known = torch.nn.functional.pad(previous[:1], (0, longest - previous.shape[1]), value=-1).to(table.device)
-        search.texts[-1:], search.losses[-1:] = known, search.of(known)
+    if previous is not None and not previous.is_floating_point() and len(previous) >= size:
+        known = torch.nn.functional.pad(previous[:size], (0, max(0, longest - previous.shape[1])), value=-1)
+        ordered = known[list(itertools.permutations(range(size))), :longest].to(table.device)
+        losses = search.of(ordered)
+        search.texts[-1], search.losses[-1] = ordered[losses.argmin()], losses.min()
     return search
+
+
+def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _TextLikelihood, drawn: Tensor) -> Tensor:
+    """Return the known classes (B,), or else the likeliest behind some of the texts ``drawn``."""
+    (size, *_), labels = prepared.shape, victim.labels
+    if labels is not None and labels.dim() == 1 and victim.label_source == "known":
+        return labels.to(drawn.device)
+    combined = list(itertools.combinations_with_replacement(range(prepared.num_classes), size))
+    if size > 1 and len(combined) > _MOST_LABELS:
+        return torch.zeros(size, dtype=torch.long) if labels is None or labels.dim() != 1 else labels.to(drawn.device)
+    few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // len(combined)))]
+    tried = [torch.tensor(each, device=drawn.device) for each in combined]
+    return min(tried, key=lambda each: float(likelihood.losses(few, each).mean()))
 
 
 def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
@@ -307,9 +335,10 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
     alone, update = likelihood.uploads == 1 and not model.first_position, observation.update()
     if white and alone and {name, positions} <= update.keys() and update[name].shape[1] == update[positions].shape[1]:
         words = update[name].to(source.table)
+        steps[0].positions = positions
         if plan.shares != "gradient" and plan.weight_decay:
             words = words - likelihood.states[0][0].factor * plan.weight_decay * source.table
-    return _TextLikelihood(likelihood, steps, source, white, words, positions)
+    return _TextLikelihood(likelihood, steps, source, white, words)
 
 
 def _white(observation: Observation) -> tuple[float, float | None] | None:

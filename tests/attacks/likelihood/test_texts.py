@@ -1,11 +1,13 @@
 """A text is found behind noise by its likelihood, and not behind noise that hides it."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from fl_privacy.attacks import attack
 from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.auto.other_modalities import TextMembers
@@ -44,6 +46,44 @@ def behind_noise(number: int, scale: float, optimizer: str, classes: int = 2) ->
     public = TEXTS[torch.arange(len(TEXTS)) != number]
     labels = torch.zeros(len(public), dtype=torch.long)
     return observation.told(defense=defense.parts, public_images=public, public_labels=labels), text[0]
+
+
+def of_batch(numbers: list[int]) -> tuple[Observation, torch.Tensor]:
+    """Observe a noisy step of SGD on a batch of texts, with other texts as public ones."""
+    seen, _ = behind_noise(numbers[0], 0.001, "sgd")
+    labels, text = torch.tensor([k % 2 for k in numbers]), TEXTS[numbers]
+    names, parameters = zip(*seen.model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(F.cross_entropy(seen.model(text), labels), parameters)
+    update = {name: -seen.plan.lr * each for name, each in zip(names, gradients, strict=True)}
+    (on_upload,) = dp_noise(scale=0.001, clip_norm=1000.0).upload
+    tensors = on_upload(update, ClientState(), torch.Generator().manual_seed(0))
+    public = TEXTS[[k for k in range(len(TEXTS)) if k not in numbers]]
+    seen = replace(seen, upload=Upload(tensors=tensors, num_examples=len(numbers)))
+    return seen.told(public_images=public, public_labels=torch.zeros(len(public), dtype=torch.long)), text
+
+
+@pytest.mark.long
+def test_texts_of_a_batch_are_found_and_those_of_another_are_not() -> None:
+    seen, texts = of_batch([0, 1])
+    (found,) = LikeliestText(evaluations=1200)([seen], seed=0)
+    assert found.batch is not None and sorted(found.batch.labels.tolist()) == [0, 1]
+
+    def right(others: torch.Tensor) -> float:
+        assert found.batch is not None
+        pairs = [found.batch.inputs[list(order)] for order in itertools.permutations(range(2))]
+        return max(float((pair == others)[:, 1:-1].float().mean()) for pair in pairs)
+
+    assert right(texts) >= 0.7
+    assert right(TEXTS[2:4]) <= 0.4
+
+
+def test_the_temperature_falls_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, text = behind_noise(0, 0.001, "sgd")
+    ticks = itertools.count()
+    monkeypatch.setattr(attack.time, "perf_counter", lambda: float(next(ticks)))
+    with within(120.0) as limit:
+        (found,) = LikeliestText(evaluations=1_000_000)([seen], seed=0)
+    assert limit.cut and found.batch is not None and share_right(found.batch.inputs[0], text) >= 0.8
 
 
 def share_right(found: torch.Tensor, text: torch.Tensor) -> float:
@@ -104,6 +144,9 @@ def test_a_search_ends_with_its_time_and_refuses_what_it_cannot_compare() -> Non
     several = replace(seen, plan=replace(seen.plan, epochs=3))
     assert why_not_searched(seen) is None
     assert "single local step" in (why_not_searched(several) or "")
+    two = replace(seen, upload=replace(seen.upload, num_examples=2))
+    assert "behind Adam's step" in (why_not_searched(two) or "")
+    assert "Up to 4 texts" in (why_not_searched(replace(seen, upload=replace(seen.upload, num_examples=9))) or "")
     assert "defense" in (why_not_searched(seen.told(defense=())) or "")
     decayed = replace(seen, plan=replace(seen.plan, optimizer="adam", weight_decay=0.1))
     assert "before" in (why_not_searched(decayed) or "")
