@@ -4,11 +4,13 @@
 
 Rows of ``auto_table``, ``trained_resnet``, ``many_steps`` and ``exact_batches``, on which the rules were built, and
 those of ``map_of_trainings``, of which eight networks are held out. A cell counts as reconstructed if one image was:
-identified, or above 25 dB in ``auto_table``, in rows of the strongest budget. Networks have their initial values here.
+identified, or above 25 dB in ``auto_table``, in rows of the strongest budget. Networks have their initial values here;
+of those that the map trained, its row has the prediction.
 """
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,8 @@ from fl_privacy.models import MLP, build_model
 
 ROWS = Path(__file__).parent / "rows"
 SHAPE = (3, 32, 32)
+TRAINED: dict[tuple[Any, ...], dict[str, Any]] = {}
+"""Source, network and training of the map's trained cells -> what was predicted."""
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -73,7 +77,19 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Planne
     for row in rows("map_of_trainings"):
         told = PlannedTraining(row["batch"], row["mode"], row["steps"])
         name, found = row["network"], max(0, row["identified"] - row["control_identified"])
-        yield "map_of_trainings", name, name not in BUILT_ON, NETWORKS[name](), SHAPE, told, found, row["of"]
+        source, model = "map_of_trainings" + ", trained" * row["trained"], NETWORKS[name]()
+        if row["trained"]:
+            TRAINED[source, name, told] = {"predicted": row["predicted"], "layer": row["layer"]}
+        yield source, name, name not in BUILT_ON, model, SHAPE, told, found, row["of"]
+
+
+def predicted(model: nn.Module, form: tuple[int, ...], told: PlannedTraining) -> dict[str, Any]:
+    """Return the predicted outcome, the layer that decides, its equations and unknowns, and those of the images."""
+    found = predict(model, form, told)
+    layer = next((each for each in found.layers if each.name == found.layer), None)
+    counts = {"equations": layer and layer.equations, "unknowns": layer and layer.unknowns}
+    in_all = {"in_all": sum(each.gradient for each in found.layers), "pixels": told.batch_size * math.prod(form)}
+    return {"predicted": found.outcome, "layer": found.layer, **counts, **in_all}
 
 
 def main() -> None:
@@ -88,13 +104,14 @@ def main() -> None:
         joined[key][3:] = joined[key][3] + found, joined[key][4] + of
     counts = {held: [0, 0, 0, 0] for held in (False, True)}
     for (source, name, told), (held_out, model, form, found, of) in joined.items():
-        said = predict(model, form, told)
-        agrees = None if said.outcome == "unknown" else (said.outcome == "reconstructible") == (found > 0)
+        said = TRAINED.get((source, name, told)) or predicted(model, form, told)
+        outcome = said["predicted"]
+        agrees = None if outcome == "unknown" else (outcome == "reconstructible") == (found > 0)
         key = {"source": source, "network": name, "batch": told.batch_size, "mode": told.batch_norm}
         key |= {"steps": told.steps, "optimizer": told.optimizer}
-        figures = {"held_out": held_out, "predicted": said.outcome, "layer": said.layer, "found": found, "of": of}
+        figures = {"held_out": held_out, **said, "found": found, "of": of}
         print(kept.add(key, {**figures, "agrees": agrees}), flush=True)
-        wrong = said.outcome == "not by these attacks" and found > 0
+        wrong = outcome == "not by these attacks" and found > 0
         counts[held_out] = [
             a + b for a, b in zip(counts[held_out], (agrees is True, agrees is not None, 1, wrong), strict=True)
         ]
