@@ -37,7 +37,9 @@ class AuditSession:
         raise NotImplementedError
 
     def write(self, going_on: str = "") -> AuditRecord:
-        record = self.record(going_on)
+        return self.put(self.record(going_on))
+
+    def put(self, record: AuditRecord) -> AuditRecord:
         if self.show is None:
             self.content = write_audit(self.folder, record)
         else:

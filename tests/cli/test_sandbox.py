@@ -344,6 +344,7 @@ def test_caches_of_a_fresh_machine_are_none(tmp_path: Path, monkeypatch: pytest.
         ("gaierror: [Errno -3] Temporary failure in name resolution", "no network"),
         ("OfflineModeIsEnabled: Cannot reach https://huggingface.co", "no network"),
         ("FileNotFoundError: [Errno 2] No such file or directory: '/data/a.csv'", "--reads DIR, and no other file"),
+        ("ValueError: Data files for client 1 not found in ./data", "--reads DIR, and no other file"),
         ("OSError: [Errno 30] Read-only file system: '/data/a.lock'", "write its temporary folder alone"),
         ("PermissionError: [Errno 13] Permission denied: '/etc/x'", "write its temporary folder alone"),
         ("RuntimeError: can't start new thread", "limits memory, files and processes"),
@@ -363,6 +364,11 @@ def test_what_the_sandbox_did_stands_beside_the_error_once() -> None:
 
 def test_other_errors_are_the_app_s_own() -> None:
     assert remedies(["ValueError: Expected more than 1 value per channel", "KeyError: 'lr' (3 replies)"]) == []
+    assert (
+        remedies(["KeyError: \"['timestamp'] not found in axis\"", "ValueError: the network has 10 fully connected"])
+        == []
+    )
+    assert remedies(["ValueError: Input X contains NaN. See https://scikit-learn.org/stable/modules/impute.html"]) == []
 
 
 def test_probes_are_named() -> None:

@@ -73,6 +73,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
         ("print(sys.argv[1])", ("{partition}",)),
+        ("if len(sys.argv) < 3: sys.exit('usage')", ("{partition}", "1")),
         ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
         ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),

@@ -143,6 +143,19 @@ def test_networks_of_scikit_learn_train_as_before(kind: type, solver: str) -> No
     torch.testing.assert_close(InLayers(network)(given), network(given))
 
 
+def test_a_first_partial_fit_that_only_makes_the_network_is_not_the_training(tmp_path: Path) -> None:
+    begun = """
+    def __init__(self):
+        self.model = MLPClassifier((24,), solver="sgd", learning_rate_init=0.1, momentum=0.0)
+        self.model.partial_fit(np.zeros((3, 13)), [0, 1, 2], classes=[0, 1, 2])
+    def get_parameters"""
+    code = APP.replace("    def get_parameters", begun.lstrip("\n")).replace("model.fit(rows", "model.partial_fit(rows")
+    head, _, client = code.partition("class Client")
+    client = client.replace(" model.", " self.model.").replace("*model.", "*self.model.")
+    rungs = rungs_of(tmp_path, head.partition("model = ")[0] + "class Client" + client)
+    assert rungs["one"]["counts"]["exact"] == 2 and not rungs["one"]["control"]["exact"], rungs["one"]["reason"]
+
+
 def rungs_of(folder: Path, code: str, victims: int = 2) -> dict[str, dict[str, Any]]:
     (folder / "app").mkdir()
     (folder / "app" / "main.py").write_text(code)

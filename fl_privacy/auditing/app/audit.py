@@ -22,6 +22,7 @@ from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
+from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
 from fl_privacy.auditing.app.tapped_grid import TappedGrid
@@ -43,8 +44,9 @@ from fl_privacy.report.audit_file import APP_DIGEST, folder_name, record_to_json
 from fl_privacy.report.audit_page import AuditRecord
 from fl_privacy.site.gate.framing import Said
 
-USUAL_NODES, _REFRESHED = 10, 15.0
-"""Default number of clients, as in Flower's simulation, and seconds between two pages while the app trains."""
+USUAL_NODES, MOST_TRIED, _REFRESHED = 10, 3, 15.0
+"""Default number of clients, as in Flower's simulation, most scripts that are run in vain, and seconds between two
+pages while the app trains."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,26 +96,54 @@ def audit_app(
     config = app.with_config(asked.run_config, asked.rounds)
     node_config = read_pairs("--node-config", asked.node_config)
     defense = defense_called(asked.defense) if asked.defense else None
-    checked = check_app(app)
-    if why := checked.stops_with(stand_in=asked.stand_in):
-        raise UserError(why)
-    folder = expanded(asked.out).absolute() / folder_name(app.name)
-    make_out_folder(folder / "files", folder, asked.out)
-    tell = tell or (lambda text: None)
-    session = AppAudit(app, asked, folder, tell, show)
-    session.absent = tuple(checked.missing)
-    session.run(app, config, node_config, folder / "files")
+    folder, tell = expanded(asked.out).absolute() / folder_name(app.name), tell or (lambda text: None)
+    session, app = _trained(AppAudit(app, asked, folder, tell, show), app, config, node_config)
     if defense is None or not session.understood:
         return session
-    for name, module in list(sys.modules.items()):  # which may hold a trained network
-        if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(app.folder):
-            del sys.modules[name]
+    _forget(app.folder)
     tell(f"Running the app again, with {defense.name}")
     after = AppAudit(app, session.asked, folder, tell, show, defense=defense, before=session.last)
     make_out_folder(folder / "files-defended", folder, asked.out)
     after.absent = session.absent
-    after.run(app, config, node_config, folder / "files-defended")
+    after.run(app, config if app.scripts is None else {}, node_config, folder / "files-defended")
     return after
+
+
+def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
+    """Run an app and, while no client trains, others of its scripts; the first run counts if none does."""
+    first, begun, asked, failed, said = session, app, session.asked, dict[int, UserError](), list[str]()
+    for number in range(MOST_TRIED):
+        checked = check_app(app)
+        if (why := checked.stops_with(stand_in=asked.stand_in)) and not number:
+            raise UserError(why)
+        files = session.folder / f"files{f'-{number}' if number else ''}"
+        make_out_folder(files, session.folder, asked.out)
+        session.absent, session.problems = tuple(checked.missing), list(said)
+        try:
+            session.run(app, config, node_config, files)
+        except UserError as error:
+            failed[number] = error
+        why = str(failed.get(number, "")) or session.last.silence
+        other = app.another() if why else None
+        if not why:
+            return session, app
+        if other is None:
+            break
+        run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
+        said.append(f"No client trained by {run}: {why.rstrip('.')}. Other scripts were run: --script chooses.")
+        _forget(app.folder)
+        app, config, session = other, {}, AppAudit(other, asked, first.folder, first.tell, first.show)
+    if 0 in failed:
+        raise failed[0]
+    first.put(first.last)
+    return first, begun
+
+
+def _forget(folder: Path) -> None:
+    """Let the next run import an app's modules anew; they may hold a trained network."""
+    for name, module in list(sys.modules.items()):
+        if (place := getattr(module, "__file__", None)) and Path(place).is_relative_to(folder):
+            del sys.modules[name]
 
 
 def audit_within(app: str, asked: Mapping[str, Any], say: Callable[[Sequence[bytes]], None]) -> None:
@@ -193,7 +223,6 @@ class AppAudit(AuditSession):
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
-            self.notes += [started.note] if started.note else []
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)
@@ -372,11 +401,14 @@ def with_remedies(problems: Iterable[str]) -> list[str]:
 
 _OF_THE_SANDBOX: Mapping[str, str] = {
     "The sandbox has no network: name a folder of data by --mirror DIR, and of what was downloaded by --reads DIR.": (
-        r"connect|network|unreachable|resol(ve|ution)|getaddrinfo|gaierror|Name or service|offline|reach .*hub|"
-        r"https?://|URLError|MaxRetry|Timeout|socket|LocalEntryNotFound|HubHTTP|\bhub\b"
+        r"ConnectionError|Connection(Refused|Reset)|connection (refused|reset|aborted|error)|name resolution|offline|"
+        r"\b(cannot|can't|could not|couldn't) (connect|reach)|failed to (connect|establish|resolve|fetch|download)|"
+        r"network is unreachable|getaddrinfo|gaierror|Name or service|URLError|URL fetch|HTTPError|HTTPS?Connection|"
+        r"Max ?Retries|(Connect|Read)Timeout|LocalEntryNotFound|HubHTTP|on the Hub|huggingface\.co|\bsocket\."
     ),
     "The sandbox shows the app its own folder, --mirror, caches of data and --reads DIR, and no other file.": (
-        r"FileNotFound|No such file|not found|does not exist|doesn't exist|is no directory"
+        r"FileNotFound|No such file|is no directory|not found.{0,30}\b(file|folder|directory)\b|"
+        r"\b(files?|folders?|director\w+|path|data ?sets?|data)\b.{0,100}\b(not found|(does not|doesn't) exist)"
     ),
     "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.": (
         r"PermissionError|Permission denied|not permitted|Read-only|read-only"

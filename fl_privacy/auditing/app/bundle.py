@@ -38,6 +38,7 @@ class App:
     Attributes:
         python: value of ``requires-python``.
         scripts: files to run of a project without the app format, instead of ``server`` and ``client``.
+        tried: scripts that were run in vain; ``None`` if the user named some, so that no others are run.
     """
 
     folder: Path
@@ -49,6 +50,19 @@ class App:
     python: str = ""
     nodes: int | None = None
     scripts: Scripts | None = None
+    tried: tuple[Scripts, ...] | None = ()
+
+    def another(self) -> "App | None":
+        """Return the app by other scripts of its folder that start Flower, ``None`` if there are none."""
+        if self.tried is None:
+            return None
+        tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
+        places = [(each.server, each.clients) for each in tried]
+        for but in ([server for server, _ in places], [path for _, clients in places for path in clients]):
+            found = find_scripts(self.folder, but=but)
+            if found is not None and (found.server, found.clients) not in places:
+                return replace(self, scripts=found, tried=tried, config={})
+        return None
 
     def load(self, stops: Callable[["App"], str]) -> "Started":
         """Import server and client app, or run scripts up to their start, which executes the app's code.
@@ -82,10 +96,7 @@ class App:
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
                     f" {platform.python_version()}: run fl-privacy with that Python."
                 )
-            if (scripts := None if self.scripts else find_scripts(self.folder)) is None:
-                raise UserError(said) from cause
-            begun = start_scripts(scripts, self.folder)
-            return replace(begun, note=f"{said} {scripts.in_words(self.folder)}")
+            raise UserError(said) from cause
         except FileNotFoundError as error:
             raise UserError(
                 f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
@@ -147,7 +158,8 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
         if place.is_dir() and (told.get("server") is not None or not named):
             scripts = find_scripts(place, **told)
             if scripts is not None:
-                return App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
+                found = App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
+                return replace(found, tried=None) if told else found
         return _read(place, path)
     folder = _unpacked(place)
     try:

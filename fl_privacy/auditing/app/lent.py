@@ -89,6 +89,7 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
     "transformers": {"AdamW": "torch.optim.AdamW"},
+    "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
     "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
 }
 """Module -> names that later versions took out -> what stands for them."""

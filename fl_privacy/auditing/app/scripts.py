@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -143,11 +143,13 @@ def find_scripts(
     clients: Sequence[str | Path] = (),
     server_arguments: Sequence[str] | None = None,
     client_arguments: Sequence[str] | None = None,
+    but: Collection[Path] = (),
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
     Given scripts are relative to the folder, and nothing else is searched for then; command lines are guessed from the
-    scripts' own parsers by default. ``None`` if no script of the folder starts Flower.
+    scripts' own parsers by default, and scripts in ``but`` are left out. ``None`` if no script of the folder starts
+    Flower.
 
     Raises:
         UserError: a given script does not exist.
@@ -162,7 +164,7 @@ def find_scripts(
     else:
         found = None
         for kind in ("is_script", "calls_imported"):
-            scripts = [path for path, each in files.items() if getattr(each, kind)]
+            scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             found = found or _chosen(folder, starts, files, notes)
         if found is None:
@@ -293,7 +295,9 @@ def _chosen(
     server = servers[0]
     nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server))
     note_others(servers, "server", "--server")
-    return server, sorted(path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder))
+    alike = [path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder)]
+    near = [path for path in alike if path.parent == server.parent]
+    return server, sorted(near or alike)
 
 
 def _unnumbered(path: Path, folder: Path) -> str:
@@ -362,9 +366,12 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
             if isinstance(each, ast.Subscript) and (dotted(each.value).endswith("argv") or dotted(each.value) in lists):
                 place = constant(each.slice)
                 names.setdefault(place if isinstance(place, int) else 0, name)
-    if not of_client and not any(map(usual_for, names.values())):
+    tests = (each for each in ast.walk(tree) if isinstance(each, ast.Compare) and "argv" in ast.unparse(each.left))
+    needed = [constant(each.comparators[0]) for each in tests if isinstance(each.ops[0], ast.NotEq | ast.Lt)]
+    many = max((each - 1 for each in needed if isinstance(each, int)), default=0)  # or the script ends
+    if not of_client and not many and not any(map(usual_for, names.values())):
         return
-    for place in range(1, max(names, default=0) + 1):
+    for place in range(1, max([*names, many]) + 1):
         value = usual_for(names.get(place, ""), of_client=of_client)
         yield value or ("{partition}" if of_client and place == 1 else "1")
 

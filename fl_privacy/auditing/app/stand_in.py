@@ -13,8 +13,8 @@ from scipy.ndimage import zoom
 
 from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted
 
-TRAIN, TEST = 600, 200
-"""Numbers of drawn examples."""
+TRAIN, TEST, MOST_ROWS = 600, 200, 10_000
+"""Numbers of drawn examples, and largest place in a table that more rows are drawn for."""
 
 LABEL = re.compile(
     r"^(label|target|class|outcome|diagnosis|y|species|category|attack|fraud|churn|income|survived|default|result"
@@ -184,7 +184,8 @@ class Drawing:
         self.asked: dict[str, str] = {}
         self._pretrained = set[str]()
         self.class_names = list[str]()
-        self._colors, self._ids, self._classed = 0, set[str](), set[str]()
+        self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
+        self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
@@ -217,10 +218,16 @@ class Drawing:
         pairs: list[tuple[str, object]] = []
         if isinstance(node, ast.Subscript):
             self.names += _names(self._value(node.slice))
+            part = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) and node.slice.elts else node.slice
+            first = constant(part.lower) if isinstance(part, ast.Slice) else None
+            self._least = max(self._least, first if isinstance(first, int) and first < MOST_ROWS else 0)
         elif isinstance(node, ast.Assign):
             pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
             for key, value in pairs:
                 self._note_classes(key, value)
+            if isinstance(node.value, ast.Call) and called(node.value) == "load":
+                several = [each for each in node.targets if isinstance(each, ast.Tuple)]
+                self.unpacked += [[dotted(part) for part in each.elts] for each in several]
             answers = any(re.match(r"(y|labels?|targets?)(_|$)", key) for key, _ in pairs)
             read = [each for each in ast.walk(node.value) if isinstance(each, ast.Subscript)] if answers else []
             self._classed |= {name for each in read[:1] for name in _names(self._value(each.slice))[:1]}
@@ -235,6 +242,9 @@ class Drawing:
             if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                 named += [value] if _CLASSES.match(key) and value <= 1000 else []
                 features += [value] if _FEATURES.match(key) and value <= 100_000 else []
+            elif key == "input_shape" and isinstance(value, list) and all(type(n) is int for n in value):
+                self.entry = self.entry or tuple(value)
+                features += value if len(value) == 1 else []
             elif (isinstance(value, list) and re.search(r"col|feature", key, re.IGNORECASE)) or _LABELED.search(key):
                 self.names += _names(value)
 
@@ -244,11 +254,16 @@ class Drawing:
             if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
             self._ids |= {*_names(value)} if key == "partition_by" else set()
+            self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
-        if called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
+        if called(node) in {"Input", "InputLayer"}:
+            pairs += [
+                ("input_shape", self._value(each)) for each in (*node.args[:1], *(k.value for k in node.keywords))
+            ]
+        elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
         elif called(node) == "Conv2d" and first in (1, 3):
-            self._colors = self._colors or int(str(first))
+            self.colors = self.colors or int(str(first))
         elif called(node) in {"map", "replace"} and isinstance(node.func, ast.Attribute) and isinstance(first, dict):
             self._note_values(node.func.value, first)
         return pairs
@@ -352,9 +367,10 @@ class Drawing:
         """Draw a table of pandas with the columns that the code names; further ones are drawn when it asks for them."""
         pandas, rng, classes = importlib.import_module("pandas"), self.rng(str(path)), max(self.classes, 2)
         names = [name for name in dict.fromkeys(self.names) if not name.isdigit()]
-        label = [name for name in names if LABEL.search(name)][:1] or ["label"]
+        label = [*filter(LABEL.search, names), *(name for name in names if name in self._classed), "label"][:1]
         rest = [name for name in names if name not in label]
-        rest += [f"feature_{n}" for n in range(len(rest), self.features or max(len(rest), 10))]
+        kept = [name for name in rest if name not in self._dropped]
+        rest += [f"feature_{n}" for n in range(len(kept), self.features or max(len(kept), 10))]
 
         drawn_column = self._column
 
@@ -386,40 +402,31 @@ class Drawing:
             def drop(self, labels: Any = None, *args: Any, **kwargs: Any) -> Any:
                 return super().drop(labels, *args, **{"errors": "ignore", **kwargs})
 
-        number = TRAIN + TEST
+        number = max(TRAIN + TEST, 2 * self._least)
         drawn = {name: self._column(name, number, classes, rng) for name in [*rest, *label]}
         self.note(str(path), f"{number} drawn rows with {len(drawn)} columns")
         order = rng.permutation(number)
         return Table(drawn).iloc[order].reset_index(drop=True)
 
-    def archive(self, path: object) -> Any:
-        """Draw the arrays of a NumPy file by their names: labels, or pictures."""
-        rng, classes = self.rng(str(path)), self.classes or 10
-        shape = Shape(side=28, channels=3 if re.search("path|derma|blood|retina", str(path)) else 1, classes=classes)
-        self.note(str(path), f"drawn pictures of {shape.side} x {shape.side} pixels and their labels")
-
-        def array(key: str) -> np.ndarray:
-            number = TEST if re.search("test|val", key) else TRAIN
-            if LABEL.search(key) or re.search(r"(^|_)y(_|$)", key):
-                return labels(number, classes)
-            drawn = pictures(number, shape, rng)
-            return drawn[..., 0] if shape.channels == 1 else drawn
-
-        class Archive(dict[str, np.ndarray]):
-            def __missing__(self, key: str) -> np.ndarray:
-                return self.setdefault(key, array(key))
-
-            def __enter__(self) -> "Archive":
-                return self
-
-            def __exit__(self, *args: object) -> None:
-                return None
-
-        if not str(path).endswith(".npz"):
-            return array(Path(str(path)).stem)
-        usual = ("x_train", "y_train", "x_test", "y_test")
-        named = (name for name in self.names if LABEL.search(name) or IMAGE.search(name))
-        return Archive({key: array(key) for key in dict.fromkeys([*usual, *named])})
+    def array(self, name: str, path: object) -> np.ndarray:
+        """Draw an array by its name: labels, or what enters the network, pictures, windows or rows."""
+        number, classes, rng = (
+            TEST if re.search("test|val", name) else TRAIN,
+            self.classes or 10,
+            self.rng(f"{path} {name}"),
+        )
+        if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
+            return labels(number, classes)
+        entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)
+        if len(entry) in (1, 2) or not pictured:
+            size = entry or (self.features,)
+            return numbers(number, int(np.prod(size)), classes, rng).reshape(number, *size)
+        known = re.search("path|derma|blood|retina", str(path))
+        colors = 3 if known else self.colors or 1
+        usual = (28 if known or colors == 1 else 32, colors)
+        side, *_, colors = entry if len(entry) == 3 and entry[-1] in (1, 3) else usual
+        drawn = pictures(number, Shape(side=side, channels=colors, classes=classes), rng)
+        return drawn[..., 0] if colors == 1 and not entry else drawn
 
     def lines(self, path: object) -> np.ndarray:
         """Draw rows of numbers, the class in the last column."""
@@ -433,15 +440,12 @@ class Drawing:
         if OF_MODEL.search(Path(str(path)).stem):
             self.note(str(path), UNTRAINED, pretrained=True)
             return NoWeights()
-        torch, classes, rng = importlib.import_module("torch"), max(self.classes, 2), self.rng(str(path))
-        number = TEST if re.search("test|val", str(path)) else TRAIN
-        self.note(str(path), f"{number} drawn examples")
-        if self._colors:
-            side = Shape(side=28 if self._colors == 1 else 32, channels=self._colors, classes=classes)
-            drawn = pictures(number, side, rng).transpose(0, 3, 1, 2) / 255
-        else:
-            drawn = numbers(number, self.features or 10, classes, rng)
-        rows, given = torch.tensor(drawn).float(), torch.tensor(labels(number, classes)).long()
+        torch, part = importlib.import_module("torch"), "test" if re.search("test|val", str(path)) else "train"
+        rows = torch.tensor(self.array(part, path)).float()
+        given = torch.tensor(labels(len(rows), max(self.classes, 2))).long()
+        if self.colors and rows.dim() > 2:
+            rows = rows.reshape(*rows.shape[:3], -1).movedim(3, 1) / 255
+        self.note(str(path), f"{len(rows)} drawn examples")
         return torch.utils.data.TensorDataset(rows, given)
 
     def picture(self, path: object) -> Any:

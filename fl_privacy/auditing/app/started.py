@@ -25,6 +25,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
+from fl_privacy.auditing.app.lent import code_of
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, holders, named, source_of, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
@@ -63,7 +64,6 @@ class Started:
     server: ServerApp
     client: ClientApp
     nodes: int | None
-    note: str = ""
 
 
 class _AtStart(BaseException):
@@ -279,9 +279,11 @@ class _Runner:
                 if not isinstance(error.__cause__, SystemExit):
                     raise
                 if not any(calls.values()):
+                    said = f"{name} ended with {in_one_line(error.__cause__)} before it started anything"
+                    takes = re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder))
+                    given = f"; its arguments were {' '.join(words) or 'none'}" if takes else ""
                     raise UserError(
-                        f"{name} ended with {in_one_line(error.__cause__)} before it started anything; its arguments"
-                        f" were {' '.join(words) or 'none'}: name them by --client-args or --server-args."
+                        f"{said}{given}{': name them by --client-args or --server-args' if takes else ''}."
                     ) from error.__cause__
             if not any(calls.values()):
                 for thread in set(threading.enumerate()) - threads:

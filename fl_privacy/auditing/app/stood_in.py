@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy.auditing.app import hub_models, stand_in
+from fl_privacy.auditing.app import hub_models, odd_files, stand_in
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
@@ -77,10 +77,12 @@ class Hooks:
         yield from (
             ("datasets", "load_dataset", self.hub),
             ("datasets", "load_from_disk", drawn(drawing.saved)),
-            ("numpy", "load", drawn(drawing.archive)),
+            ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
             *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
             ("torch", "load", drawn(drawing.saved_by_torch)),
+            ("torch", "save", partial(_in_made_folder, 1)),
+            ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
             ("torch.hub", "load_state_dict_from_url", fetched(_begun)),
             ("torchvision.models._api", "load_state_dict_from_url", fetched(_begun)),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
@@ -109,6 +111,7 @@ class Hooks:
             for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
                 yield place, "get_file", fetched(_got)
             yield "keras", "Model.load_weights", _unless_missing
+            yield "keras", "Model.save", partial(_in_made_folder, 1)
         if drawing.uses("cv2"):
             yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
         if drawing.uses("timm"):
@@ -121,6 +124,7 @@ class Hooks:
             yield "kagglehub", "dataset_download", fetched("{}-data".format)
         if drawing.uses("transformers"):
             yield from hub_models.hooks(drawing)
+        yield from odd_files.hooks(drawing)
         yield "urllib.request", "urlretrieve", fetched(_got)  # after Keras, which would take it for its own
 
     def hub(self, original: Any, path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -218,9 +222,15 @@ class Hooks:
         if any(plain.is_relative_to(each) for each in self._elsewhere):
             return str(self.drawing.files / "elsewhere" / plain.relative_to("/"))
         own = tuple(part for part in plain.parts if part not in {"..", "."})
-        if not reads or plain.is_absolute() or not plain.suffix or not own:
+        if not reads or not own or not (plain.suffix or "\\" in str(path)) or plain.is_relative_to(sys.prefix):
             return path
+        if plain.is_absolute() or re.match("[A-Za-z]:", own[0]):  # on the machine of its author
+            hidden = any(part.startswith(".") for part in own)
+            if hidden or plain.suffix.lower() not in {*stand_in.DRAWN, *odd_files.PICKLES, ".txt", ".data", ".mat"}:
+                return path
+            own = own[-1:]
         if own[-1] not in self._found:
+            self._found[own[-1]] = []  # while the search below asks whether paths exist
             self._found[own[-1]] = list(islice(self.drawing.files.rglob(own[-1]), MOST_PLACES))
         near = (plain, *sorted(self._found[own[-1]], key=lambda each: len(each.parts)))
         found = (each for each in near if each.parts[-len(own) :] == own and not _is_missing(each))
@@ -231,6 +241,7 @@ class Hooks:
         named = Path(str(path))
         tensors = named.suffix in {".pt", ".pth"} and not stand_in.OF_MODEL.search(named.stem)
         drawn = named.suffix.lower() in stand_in.DRAWN or tensors or self._twin(path) is not path
+        drawn = drawn or (named.suffix.lower() in odd_files.PICKLES and _is_missing(path) and _ends_without())
         return original(path, *args, **kwargs) or drawn or self.is_folder(lambda path: False, path)
 
     def is_folder(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
@@ -243,15 +254,17 @@ class Hooks:
         file = self._twin(file, reads=not written)
         if written and isinstance(file, str | Path) and Path(file).absolute().is_relative_to(self.drawing.files):
             Path(file).absolute().parent.mkdir(parents=True, exist_ok=True)  # as on the machine of its author
-        drawn = not set(mode) & set("wax+") and Path(str(file)).suffix in {".csv", ".tsv", ".txt"}
-        if drawn and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
-            file = self.drawing.written(Path(file))
+        if not set(mode) & set("wax+") and _is_missing(file) and not Path(file).is_relative_to(sys.prefix):
+            if (stands := odd_files.opened(self.drawing, Path(file), mode)) is not None:
+                return stands
+            file = self.drawing.written(Path(file)) if Path(file).suffix in {".csv", ".tsv", ".txt"} else file
         return original(file, mode, *args, **kwargs)
 
     def keras(self, name: str, *args: Any, **kwargs: Any) -> Any:
         def part(number: int) -> tuple[np.ndarray, np.ndarray]:
             drawn, given = pictures(number, shape, self.drawing.rng(f"{name} {number}")), labels(number, shape.classes)
-            return (drawn[..., 0], given) if shape.channels == 1 else (drawn, given[:, None])
+            rows, given = drawn.view(odd_files.Few), given.view(odd_files.Few)
+            return (rows[..., 0], given) if shape.channels == 1 else (rows, given[:, None])
 
         shape = stand_in.OF_KERAS[name]
         self.drawing.note(f"Keras's {name}", f"{TRAIN} drawn pictures")
@@ -309,8 +322,8 @@ class Hooks:
             drawn = pictures(number, stand_in.Shape(side=28, channels=1), rng)
         else:
             drawn = stand_in.numbers(number, self.drawing.features or 8, classes, rng)
-        rows: Any = drawn.reshape(number, -1).astype(float)
-        target: Any = labels(number, classes).astype(str if pictured else int)
+        rows: Any = drawn.reshape(number, -1).astype(float).view(odd_files.Few)
+        target: Any = labels(number, classes).astype(str if pictured else int).view(odd_files.Few)
         names = [f"feature_{n}" for n in range(rows.shape[1])]
         if kwargs.get("as_frame") is True:
             pandas = importlib.import_module("pandas")
@@ -371,6 +384,14 @@ def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> A
     if stand_in.OF_MODEL.search(Path(str(what)).name) or str(what).endswith((".h5", ".keras")):
         return NoWeights()
     return (str(origin or Path(str(what)).name), None) if "://" in str(what) else str(what or Path(str(origin)).name)
+
+
+def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Write a file named by the argument at ``place``, in a folder that only its author's machine may have."""
+    named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
+    if isinstance(named, str | Path) and not Path(named).is_absolute():
+        Path(named).parent.mkdir(parents=True, exist_ok=True)
+    return original(*args, **kwargs)
 
 
 def _unless_missing(original: Any, network: Any, *args: Any, **kwargs: Any) -> Any:

@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_privacy.auditing.instrument.watch import replaced
+
+_MAKES = re.compile(r"init|creat|build|^make|get_(model|param|weights)|set_(model_)?(param|weights)|load_model")
+"""Names of functions that make a network or set its weights."""
+
+_NOT_ITS_OWN = re.compile(rf"site-packages|{re.escape(str(Path(__file__).parents[2]))}")
 
 _ACTIVATIONS = {"relu": nn.ReLU, "logistic": nn.Sigmoid, "tanh": nn.Tanh, "identity": nn.Identity}
 
@@ -79,17 +86,25 @@ def sklearn_lent(code: str) -> Iterator[bool]:
         yield False
         return
     owner = importlib.import_module("sklearn.neural_network._multilayer_perceptron").BaseMultilayerPerceptron
-    with replaced(owner, "_fit_stochastic", _trained):
+    with replaced(owner, "_initialize", _begun), replaced(owner, "_fit_stochastic", _trained):
         yield True
+
+
+def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    """Note whether the app only makes a network, by a first ``partial_fit``, before it trains the one that it gets."""
+    original(estimator, *args, **kwargs)
+    codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
+    estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)
 
 
 def _trained(original: Any, estimator: Any, rows: Any, labels: Any, *args: Any, **kwargs: Any) -> None:
     """Train as scikit-learn does, by the same optimizer and batches; other options stay with scikit-learn."""
     incremental = args[-1] if args else kwargs.get("incremental", False)
+    made = vars(estimator).pop("_is_made", False) and incremental
     usual = estimator.solver == "adam" or (estimator.solver == "sgd" and estimator.learning_rate == "constant")
     weighted = any(isinstance(each, np.ndarray) and each.ndim == 1 for each in args[:1])
     several = estimator.out_activation_ == "logistic" and labels.shape[1] > 1
-    if not usual or weighted or several or estimator.early_stopping or not isinstance(rows, np.ndarray):
+    if made or not usual or weighted or several or estimator.early_stopping or not isinstance(rows, np.ndarray):
         original(estimator, rows, labels, *args, **kwargs)
         return
     size = min(200, len(rows)) if estimator.batch_size == "auto" else min(int(estimator.batch_size), len(rows))

@@ -1,0 +1,130 @@
+"""What stands for pickles, certificates and arrays that are not here."""
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_privacy.auditing.app.stand_in import IMAGE, LABEL, OF_MODEL, Drawing
+
+PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
+CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
+"""Files of connections, of which there is none where all run in one process."""
+
+_ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
+_SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
+
+
+class Pickle(BytesIO):
+    """Stands for the file of a pickle that is not here, until it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+
+class Few(np.ndarray):
+    """Few drawn examples, which also answer code that has the number of the many that they stand for."""
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+        try:
+            return super().reshape(*shape, **kwargs)
+        except ValueError:
+            wanted = shape[0] if isinstance(shape[0], Sequence) else shape
+            if wanted[0] <= len(self):
+                raise
+            return super().reshape((-1, *wanted[1:]), **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        first, *rest = key if isinstance(key, tuple) and key else (key,)
+        if isinstance(first, slice) and isinstance(first.start, int) and self.ndim and first.start >= len(self):
+            first = slice(-max(len(self) // 6, 1), None)
+        elif isinstance(first, np.ndarray) and first.dtype.kind in "iu" and first.max(initial=0) >= len(self) > 0:
+            first = first[: len(self)] % len(self)
+        else:
+            return super().__getitem__(key)
+        return super().__getitem__((first, *rest))
+
+
+class FittedStandIn:
+    """Stands for a fitted encoder, which numbers labels by their classes, or a scaler, which changes nothing."""
+
+    def __init__(self, classes: int = 0) -> None:
+        self.classes_ = np.arange(classes)
+
+    def transform(self, given: Any) -> np.ndarray:
+        """Return the number (N,) of each label (N,), below the number of classes; without classes what is given."""
+        if not self.classes_.size:
+            return np.asarray(given)
+        return np.unique(np.asarray(given), return_inverse=True)[1].reshape(-1) % self.classes_.size
+
+    fit_transform = transform
+
+    def inverse_transform(self, given: Any) -> np.ndarray:
+        return np.asarray(given)
+
+
+def hooks(drawing: Drawing) -> Iterator[tuple[str, str, Any]]:
+    """Yield modules, their functions, and what answers calls of these."""
+    for module in ("pickle", "joblib"):
+        if drawing.uses(module):
+            yield module, "load", partial(_loaded, drawing)
+    if drawing.uses("scipy"):
+        yield "scipy.io", "loadmat", partial(_loaded, drawing)
+
+
+def _loaded(drawing: Drawing, original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
+    missing = isinstance(file, str | Path) and not os.access(file, os.F_OK)
+    if missing or isinstance(file, Pickle):
+        return unpickled(drawing, Path(file) if missing else file.path)
+    return original(file, *args, **kwargs)
+
+
+def unpickled(drawing: Drawing, path: Path) -> Any:
+    """Return what stands for the object of a pickle, by its name: an encoder, a scaler, weights, or arrays."""
+    if _ENCODER.search(path.stem):
+        drawing.note(str(path), "an encoder of labels")
+        return FittedStandIn(max(drawing.classes, 2))
+    if _SCALER.search(path.stem):
+        drawing.note(str(path), "a scaler that leaves rows as they are")
+        return FittedStandIn()
+    if OF_MODEL.search(path.stem):
+        return drawing.saved_by_torch(path)
+    arrays = archive(drawing, path)
+    return tuple(arrays[name] for name in drawing.unpacked[0]) if drawing.unpacked else arrays
+
+
+def archive(drawing: Drawing, path: object) -> Any:
+    """Draw the arrays of a file by their names: labels, or what enters the network."""
+    size = " x ".join(map(str, drawing.array("x", path).shape[1:]))
+    drawing.note(str(path), f"drawn arrays, {size} numbers an example, and their labels")
+
+    class Archive(dict[str, np.ndarray]):
+        def __missing__(self, key: str) -> np.ndarray:
+            return self.setdefault(key, drawing.array(key, path))
+
+        def __enter__(self) -> "Archive":
+            return self
+
+        def __exit__(self, *args: object) -> None:
+            return None
+
+    if str(path).endswith(".npy"):
+        return drawing.array(Path(str(path)).stem, path)
+    named = (name for name in drawing.names if LABEL.search(name) or IMAGE.search(name))
+    return Archive({key: drawing.array(key, path) for key in ("x_train", "y_train", "x_test", "y_test", *named)})
+
+
+def opened(drawing: Drawing, path: Path, mode: str) -> Any:
+    """Return what stands for a missing pickle or certificate, opened; ``None`` for any other file."""
+    if path.suffix.lower() in PICKLES and "b" in mode:
+        return Pickle(path)
+    if path.suffix.lower() not in CERTIFICATES:
+        return None
+    drawing.note(str(path), "an empty file, since nothing is connected here,")
+    return BytesIO() if "b" in mode else StringIO()

@@ -1,0 +1,139 @@
+"""Stand-ins of pickles, certificates and arrays; other scripts where one fails."""
+
+import ast
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
+from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.odd_files import Few
+from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
+from fl_privacy.auditing.app.stand_in import Drawing
+from fl_privacy.auditing.app.stood_in import stood_in
+from fl_privacy.errors import UserError
+from tests.flower import project_parts as parts
+
+
+def drawing_of(code: str, folder: Path) -> Drawing:
+    return Drawing([SourceFile(folder / "app.py", ast.parse(code))], folder)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_pickles_are_drawn_by_their_names_and_by_what_they_are_unpacked_to(tmp_path: Path) -> None:
+    code = """
+import pickle
+with open("label_encoder.pkl", "rb") as file:
+    encoder = pickle.load(file)
+assert encoder.transform(["b", "a", "b"]).tolist() == [1, 0, 1] and len(encoder.classes_) == 3
+with open("data.pkl", "rb") as file:
+    X, y = pickle.load(file)
+assert X.shape == (600, 5) and y.shape == (600,) and set(y) == {0, 1, 2}
+with open("made.pkl", "wb") as file:
+    pickle.dump(4, file)
+with open("made.pkl", "rb") as file:
+    assert pickle.load(file) == 4
+"""
+    drawing = drawing_of(f"n_features = 5\nnum_classes = 3\n{code}", tmp_path)
+    with stood_in(drawing):
+        exec(code, {})
+    assert drawing.asked["label_encoder.pkl"] == "an encoder of labels" and "data.pkl" in drawing.in_words()
+    with pytest.raises(FileNotFoundError):
+        exec(code.replace("label_encoder", "gone"), {})
+
+
+def test_folders_to_write_to_are_made(tmp_path: Path) -> None:
+    with stood_in(drawing_of("", tmp_path)):
+        torch.save({"a": 1}, "models/last.pt")
+        importlib.import_module("pandas").DataFrame({"a": [1]}).to_csv("results/one/rounds.csv")
+    assert torch.load(tmp_path / "models" / "last.pt") == {"a": 1} and (tmp_path / "results/one/rounds.csv").exists()
+
+
+def test_certificates_are_empty(tmp_path: Path) -> None:
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        assert Path(".cache/ca.crt").read_bytes() == b"" and Path("server.key").read_text() == ""
+        with pytest.raises(FileNotFoundError):
+            Path("configs/weather.yaml").read_text()
+    assert list(drawing.asked) == [".cache/ca.crt", "server.key"]
+
+
+def test_a_file_on_another_machine_is_the_one_of_that_name_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "heart.csv").write_text("age,target\n61,1\n")
+    pandas = importlib.import_module("pandas")
+    with stood_in(drawing_of("", tmp_path)) as drawing:
+        for place in ("/Users/somebody/work/heart.csv", "C:\\Users\\somebody\\heart.csv"):
+            assert pandas.read_csv(place)["age"].tolist() == [61], place
+        assert not drawing.asked
+
+
+def test_drawn_tables_have_as_many_rows_and_columns_as_the_code_counts_on(tmp_path: Path) -> None:
+    code = """
+import pandas as pd
+data = pd.read_csv("patients.csv").iloc[2200:, :]
+data = data.drop("Unnamed: 0", axis=1)
+y = data["SOURCE"]
+X = data.drop("SOURCE", axis=1)
+assert X.shape == (2200, 16) and set(y) == {0, 1}, (X.shape, set(y))
+"""
+    with stood_in(drawing_of(f"n_features = 16\n{code}", tmp_path)):
+        exec(code, {})
+
+
+def test_arrays_have_the_shape_that_enters_the_network(tmp_path: Path) -> None:
+    with stood_in(drawing_of("Input(shape=(60, 2))", tmp_path)):
+        assert np.load("train_X.npy").shape == (600, 60, 2) and np.load("trainY.npy").shape == (600,)
+    with stood_in(drawing_of("Conv2D(8, 3, input_shape=(48, 48, 3))", tmp_path)):
+        assert np.load("testx.npy").shape == (200, 48, 48, 3)
+
+
+def test_few_examples_answer_code_that_has_the_number_of_many() -> None:
+    few = np.arange(600 * 4).reshape(600, 2, 2).view(Few)
+    assert np.reshape(few, (60_000, 2, 2, 1)).shape == (600, 2, 2, 1) and (few / 2).reshape(60_000, 4).shape == (600, 4)
+    assert few[50_000:].shape == (100, 2, 2) and few[:50_000].shape == (600, 2, 2)
+    assert few[np.arange(59_000, 59_100)].shape == (100, 2, 2) and few[10:20, :1].shape == (10, 1, 2)
+    with pytest.raises(ValueError, match="reshape"):
+        few.reshape(600, 3)
+
+
+def test_other_scripts_are_run_where_no_client_trains_by_the_first(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "app" / name).mkdir(parents=True)
+        for part in ("server", "client", "network"):
+            (tmp_path / "app" / name / f"{part}.py").write_text(getattr(parts, part.upper()))
+    (tmp_path / "app" / "a" / "client.py").write_text("raise NameError('nothing')\n" + parts.CLIENT)
+    asked = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0)
+    last = audit_app(read_app(tmp_path / "app"), asked).last
+    assert last.models and not last.silence
+    assert any("No client trained by a/server.py" in one and "nothing" in one for one in last.problems)
+    (tmp_path / "app" / "b" / "client.py").write_text("raise KeyError('none')\n" + parts.CLIENT)
+    session = audit_app(read_app(tmp_path / "app"), asked)
+    assert "nothing" in session.last.silence and not any("b/server.py" in one for one in session.last.problems)
+    assert "nothing" in json.loads((session.page.parent / "audit.json").read_text())["headline"]
+    chosen = {"server": "b/server.py", "clients": ["a/client.py"]}
+    assert read_app(tmp_path / "app", chosen).another() is None
+
+
+def test_the_first_error_counts_where_no_script_starts(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        text = f"import flwr as fl\nraise ValueError('{name}')\nfl.simulation.start_simulation(client_fn=None)\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    with pytest.raises(UserError, match="one"):
+        audit_app(read_app(tmp_path), AppAuditRequest(out=tmp_path / "out"))
+
+
+def test_clients_in_the_folder_of_their_server_are_taken(tmp_path: Path) -> None:
+    for name in ("main", "main2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "server.py").write_text(parts.SERVER)
+        (tmp_path / name / "client.py").write_text(parts.CLIENT)
+    found = find_scripts(tmp_path)
+    assert found is not None and [each.parent for each in found.clients] == [found.server.parent]
