@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 
 from fl_privacy.defenses.defense import LocalStep
 from fl_privacy.models.gradients import example_gradients, gradient_by_inputs, plain_attention
@@ -198,8 +198,6 @@ RobustSpace = Pixels | RobustTexts  # coordinates in [0, 1] of the inputs of a b
 
 POINTS = 20  # number of points on the line of Integrated Gradients
 PERMUTATIONS = 10  # number of random orders of Neuron Shapley
-_VECTORIZED = 16  # largest batch whose points are computed at once; for larger ones single passes are faster
-_CHUNK_ELEMENTS = 1 << 24  # elements of parameters held at once (64 MB)
 
 
 def integrated_gradients(
@@ -221,30 +219,11 @@ def integrated_gradients(
 def integrated_gradients_of_step(step: LocalStep, *, points: int = POINTS) -> Tensors:
     """Compute the Integrated Gradients of the batch's mean loss, by parameter name."""
     values = {name: value.detach() for name, value in step.sent.parameters.items()}
-    if len(step.batch) <= _VECTORIZED:
-        try:
-            return _at_once(step, values, points)
-        except RuntimeError:  # layers that can't be batched, as batch norm in training mode
-            pass
-    return integrated_gradients(values, lambda at: _at(step, at).gradients().gradients, points=points)
 
+    def gradient_at(at: Tensors) -> Tensors:
+        return replace(step, sent=ModelState(at, step.sent.buffers)).gradients().gradients
 
-def _at(step: LocalStep, values: Tensors) -> LocalStep:
-    return replace(step, sent=ModelState(values, step.sent.buffers))
-
-
-def _at_once(step: LocalStep, values: Tensors, points: int) -> Tensors:
-    gradient = grad(lambda at: _at(step, at).loss())
-    shares = (torch.arange(points, device=step.batch.inputs.device) + 0.5) / points
-    chunk = max(1, _CHUNK_ELEMENTS // max(1, sum(value.numel() for value in values.values())))
-
-    def along(share: Tensor) -> Tensors:
-        found: Tensors = gradient({n: share.to(v.dtype) * v for n, v in values.items()})
-        return found
-
-    with plain_attention():
-        found = vmap(along, randomness="different", chunk_size=chunk)(shares)
-    return {name: values[name] * g.mean(0) for name, g in found.items()}
+    return integrated_gradients(values, gradient_at, points=points)
 
 
 class _Network:

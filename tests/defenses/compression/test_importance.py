@@ -42,7 +42,7 @@ def test_integrated_gradients_are_exact_of_a_quadratic():
     torch.testing.assert_close(found["a"], values["a"] ** 2)
 
 
-def test_points_at_once_are_those_one_by_one():
+def test_those_of_a_step_are_those_of_its_gradients():
     few, many = local_step(), local_step(examples=20)
     for step in (few, many):
         values = {name: value.detach() for name, value in step.sent.parameters.items()}
