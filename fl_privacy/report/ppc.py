@@ -308,8 +308,8 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 def paper_view_of(run: Run) -> dict[str, Any] | None:
     """Return the view of a paper's table whose first run is ``run``, or ``None``.
 
-    ``printed``: the paper has figures of each column; ``orders``: ours order the lines alike, by the 95 % intervals if
-    there are any; ``strips``: rows of images as data URIs, without those of runs that are gone.
+    ``printed``: the paper has figures of each column; ``orders``: ours order the lines alike by their 95 % intervals,
+    and not without; ``strips``: rows of images as data URIs, without those of runs that are gone.
     """
     if (record := read_paper(run.path)) is None:
         return None
@@ -341,9 +341,8 @@ def paper_view_of(run: Run) -> dict[str, Any] | None:
     printed, orders = [], {}
     for name, column in zip(record["columns"], columns, strict=True):
         printed.append(any(figure[0] is not None for figure in column))
-        both = sorted(
-            (f[0], f[1] if f[2] is None else f[2], f[1] if f[3] is None else f[3]) for f in column if None not in f[:2]
-        )
+        ends = [(-math.inf, math.inf) if None in figure else figure[2:4] for figure in column]
+        both = sorted((f[0], *at) for f, at in zip(column, ends, strict=True) if None not in f[:2])
         steps = [(a[2] < b[1], b[2] < a[1]) for a, b in pairwise(both) if a[0] < b[0]]
         if steps:
             said = "order" if all(more for more, _ in steps) else "are too few to order"

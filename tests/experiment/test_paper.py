@@ -133,7 +133,7 @@ def test_a_copy_has_the_figures_without_images(sapag: Run, tmp_path: Path) -> No
         ([1.0, 10.0, 9.0, 11.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "order"),
         ([1.0, 10.0, 9.0, 20.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "are too few to order"),
         ([1.0, 22.0, 21.5, 23.0, 4], [2.0, 20.0, 19.0, 21.0, 4], "do not order"),
-        ([1.0, 10.0, None, None, 1], [2.0, 20.0, None, None, 1], "order"),
+        ([1.0, 10.0, None, None, 1], [2.0, 20.0, None, None, 1], "are too few to order"),
         ([1.0, None, None, None, 0], [2.0, 20.0, None, None, 1], None),
     ],
 )
