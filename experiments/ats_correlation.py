@@ -77,6 +77,13 @@ def start_like(images: Tensor) -> Tensor:
     return (0.5 + 0.25 * noise).clamp(0, 1)
 
 
+def compared(guesses: Tensor, goals: Tensor, originals: Tensor) -> dict[str, list[float]]:
+    """Compute the PSNR of each image for each of ``FIGURES``."""
+    plain = goals.mean((2, 3), keepdim=True).expand_as(goals)
+    pairs = ((guesses, goals), (guesses, originals), (start_like(goals), goals), (plain, goals))
+    return {name: psnr(*pair).tolist() for name, pair in zip(FIGURES, pairs, strict=True)}
+
+
 class Attacked:
     """The images, the model and the attack of a command."""
 
@@ -135,12 +142,8 @@ class Attacked:
         )
 
     def _record(self, name: str, guess: Tensor, goal: Tensor) -> dict[str, Any]:
-        plain = goal.mean((2, 3), keepdim=True).expand_as(goal)
-        shown = guess.clamp(0, 1)
-        pairs = ((shown, goal), (shown, self._batch.inputs), (start_like(goal), goal), (plain, goal))
-        return {"kind": "attacked_policy", "policy": name} | {
-            key: psnr(*pair).tolist() for key, pair in zip(FIGURES, pairs, strict=True)
-        }
+        figures = compared(guess.clamp(0, 1), goal, self._batch.inputs)
+        return {"kind": "attacked_policy", "policy": name, **figures}
 
 
 def attack_all(names: Sequence[str], arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

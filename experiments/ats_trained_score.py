@@ -14,15 +14,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 import torch
-from ats_correlation import FIGURES, correlate, images_of_all_classes, start_like, transformed_as
+from ats_correlation import compared, correlate, images_of_all_classes, transformed_as
 from ats_trained_weights import add_options, network_of, observe, trained_on
 from row_file import Row, RowFile
-from torch import Tensor, nn
+from torch import nn
 
 from fl_privacy.data import load_data
 from fl_privacy.data.transformations import Policy, random_policies
 from fl_privacy.defenses.policy_search.scores import GradientSimilarity, PrivacyPlan, privacy_scores
-from fl_privacy.measure.images import psnr
 from fl_privacy.rng import derive_generator
 from fl_privacy.runs.build import build_attack
 from fl_privacy.runs.config import compose_run
@@ -48,13 +47,6 @@ def scores_of(model: nn.Module, batch: Batch, policies: Sequence[str]) -> dict[s
     return found
 
 
-def read(guesses: Tensor, goals: Tensor, originals: Tensor) -> dict[str, list[float]]:
-    """Compute the PSNR of each image for each of ``FIGURES``."""
-    plain = goals.mean((2, 3), keepdim=True).expand_as(goals)
-    pairs = ((guesses, goals), (guesses, originals), (start_like(goals), goals), (plain, goals))
-    return {name: psnr(*pair).tolist() for name, pair in zip(FIGURES, pairs, strict=True)}
-
-
 def add_rows(policies: Sequence[str], options: Namespace, kept: RowFile) -> None:
     """Score and attack policies, some at a time, and keep a row for each."""
     data = load_data("cifar10_exact", root=str(options.data))
@@ -76,7 +68,7 @@ def add_rows(policies: Sequence[str], options: Namespace, kept: RowFile) -> None
             own = found[place * options.victims : (place + 1) * options.victims]
             guesses = torch.cat([one.batch.inputs for one in own if one.batch is not None]).clamp(0, 1)
             told = {variant: scores[variant][name] for variant in VARIANTS}
-            kept.add(key_of(name, options), {**told, **read(guesses, goals[name], attacked.inputs)})
+            kept.add(key_of(name, options), {**told, **compared(guesses, goals[name], attacked.inputs)})
         print(f"{begin + len(some)} of {len(policies)} policies", flush=True)
 
 

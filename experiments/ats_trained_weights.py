@@ -18,14 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from ats_correlation import FIGURES, images_of_all_classes, start_like, transformed_as
+from ats_correlation import compared, images_of_all_classes, transformed_as
 from row_file import Row, RowFile, takes_rows
 from torch import Tensor, nn
 from trained_resnet import network
 
 from fl_privacy.data import Examples, load_data
 from fl_privacy.defenses.policy_search.scores import TrainingPlan, train_model
-from fl_privacy.measure.images import psnr
 from fl_privacy.measure.intervals import aggregate
 from fl_privacy.models import LeNet
 from fl_privacy.models.gradients import loss_gradients
@@ -131,11 +130,9 @@ def attacked(lines: Sequence[str], options: argparse.Namespace, kept: RowFile) -
     for place, line in enumerate(lines):
         own = found[place * len(batch) : (place + 1) * len(batch)]
         guess, goal = torch.cat([one.batch.inputs for one in own if one.batch is not None]).clamp(0, 1), goals[line]
-        plain = goal.mean((2, 3), keepdim=True).expand_as(goal)
-        pairs = ((guess, goal), (guess, batch.inputs), (start_like(goal), goal), (plain, goal))
         figures: Row = {
-            name: asdict(aggregate(psnr(*pair).tolist()))  # type: ignore[arg-type]
-            for name, pair in zip(FIGURES, pairs, strict=True)
+            name: asdict(aggregate(values))  # type: ignore[arg-type]
+            for name, values in compared(guess, goal, batch.inputs).items()
         }
         right = accuracy(model, states[policy_of(line)], data.test)
         print(kept.add(key_of(line, options), {**figures, "accuracy": right, "tested": TESTED}), flush=True)
