@@ -35,8 +35,9 @@ def render(papers: Sequence[Paper], kept: Kept) -> str:
     for paper in papers:
         parts += [f"## {paper.title}", paper.about.strip(), _contents(paper, kept)]
         parts += [f"Sketches and pictures without figures: {paper.drawings}." if paper.drawings else ""]
+        before: dict[tuple[str, ...], str] = {}
         for table in paper.tables:
-            parts += _section(table, kept)
+            parts += _section(table, kept, before.setdefault(tuple(table.command), table.title))
     return Slots(papers, kept).filled("\n\n".join(part for part in parts if part) + "\n")
 
 
@@ -58,8 +59,11 @@ def _contents(paper: Paper, kept: Kept) -> str:
     return markdown(["", "", "figures measured", "verdict"], lines) if lines else ""
 
 
-def _section(table: Table, kept: Kept) -> Iterator[str]:
-    """Yield the parts of a table's section: verdict, settings, commands and figures."""
+def _section(table: Table, kept: Kept, commanded: str) -> Iterator[str]:
+    """Yield the parts of a table's section: verdict, settings, commands and figures.
+
+    ``commanded`` is the title of the paper's first table that has these commands.
+    """
     yield f"### {table.at}: {table.title}" if table.at else f"### {table.title}"
     if verdict := table.judged(kept):
         reason = verdict.reason[:1].upper() + verdict.reason[1:]
@@ -70,7 +74,11 @@ def _section(table: Table, kept: Kept) -> Iterator[str]:
     differing = ", ".join(each.told for each in table.differences(kept))
     if ours := " ".join(filter(None, (table.ours.strip(), f"Not the paper's: {differing}." if differing else ""))):
         yield f"Ours: {ours}"
-    yield "```sh\n" + "\n".join(table.command) + "\n```"
+    yield (
+        "```sh\n" + "\n".join(table.command) + "\n```"
+        if commanded == table.title
+        else f"Commands as for *{commanded}*."
+    )
     match table.shown:
         case "rows":
             yield rows_table(table.rows, kept.folder, table.only)

@@ -1,14 +1,13 @@
-"""What Refiner does to an image and to an attack (Refiner, Figures 5, 13 and 14).
+"""Robust data of Refiner next to the images and to where they start (Refiner, Figures 5 and 14, a).
 
-    python experiments/refiner_pictures.py --evaluator evaluator.safetensors --victims 6 --out runs/refiner
+    python experiments/refiner_pictures.py --evaluator evaluator.safetensors --victims 6 --out refiner.png
 
-Writes ``figure_13.png``, the distance of the gradients and the noise ratio over the iterations of Eq. 2, and
-``figure_14.png``: raw images, robust images, and what Inverting Gradients reads from the gradients of both. With
-``--alpha 0`` robust data start as the image itself, which Figure 5 shows beside the default.
+With an alpha of 0 robust data start as the image itself, which Figure 5 shows next to 0.5. The course over iterations,
+Figure 13, is measured by ``paper_observations.py``; what is reconstructed, Figure 14, b, is on the page of
+``fl-privacy attack experiment=refiner_paper_attack``.
 """
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,8 +16,7 @@ from torch import Tensor
 
 from fl_privacy.attacks import ReconstructionAttack
 from fl_privacy.defenses.defense import ClientState, LocalStep
-from fl_privacy.defenses.robust_data import batch_gap, descend, importance, layer_depths, pull_within
-from fl_privacy.measure.images import psnr
+from fl_privacy.defenses.robust_data import batch_gap, descend, importance, layer_depths
 from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, uniform_noise
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator
@@ -116,66 +114,26 @@ def observation(victim: VictimId, step: LocalStep, tensors: Tensors) -> Observat
     )
 
 
-def draw_series(series: Sequence[tuple[list[float], list[float]]], file: Path) -> None:
-    figure = Figure(figsize=(8, 3), dpi=150, layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for distances, ratios in series:
-        left.plot(distances, color="tab:blue", alpha=0.5)
-        right.plot(ratios, color="tab:red", alpha=0.5)
-    left.set(xlabel="iteration", ylabel="distance to the true gradient", ylim=(0, None))
-    right.set(xlabel="iteration", ylabel="predicted noise ratio", ylim=(0, 1))
-    figure.savefig(file)
-
-
-def draw_rows(rows: dict[str, list[Tensor]], notes: dict[str, list[float]], file: Path) -> None:
-    columns = len(next(iter(rows.values())))
-    figure = Figure(figsize=(1.2 * columns + 1.6, 1.45 * len(rows)), dpi=150, layout="constrained")
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for row, (name, images) in zip(axes, rows.items(), strict=True):
-        for number, (axis, image) in enumerate(zip(row, images, strict=True)):
-            axis.imshow(image[0].permute(1, 2, 0).clamp(0, 1), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
-            if name in notes:
-                axis.set_xlabel(f"{notes[name][number]:.1f} dB", fontsize=7, labelpad=2)
-        row[0].set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
-    figure.savefig(file)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     takes_clients(parser, victims=6)
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--alpha", type=float, default=0.5, help="share of noise in the start (Figure 5: 0 beside 0.5)")
-    parser.add_argument("--out", type=Path, default=Path("runs/refiner"))
+    parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.5], help="share of noise in the start")
+    parser.add_argument("--out", type=Path, default=Path("refiner.png"))
     options = parser.parse_args()
-    network = load_evaluator(options.evaluator)
-    config = configured(options, "attack=inverting_gradients_refiner")
-    steps = client_steps(config, options.victims)
-    series, robust, clean_views, robust_views = [], [], [], []
-    for number, step in enumerate(steps):
-        images = robust_series(step, network, options.iterations, alpha=options.alpha)
-        clean = gradient(step, step.batch.inputs)
-        distances = [distance(gradient(step, i), clean) for i in images]
-        series.append((distances, [float(network(i)) for i in images]))
-        upload = pull_within(gradient(step, images[-1]), clean, options.epsilon)
-        robust.append(images[-1])
-        clean_views.append(observation(VictimId(0, 0, number, part="raw"), step, clean))
-        robust_views.append(observation(VictimId(0, 0, number, part="robust"), step, upload))
-        ends = f"{distances[0]:.3f} -> {distances[-1]:.3f}"
-        norm = distance(clean, {name: torch.zeros_like(g) for name, g in clean.items()})
-        print(f"victim {number}: distance {ends} of a gradient of {norm:.3f}, noise ratio {series[-1][1][-1]:.2f}")
-    attack = attack_of(config)
-    guesses = {
-        name: [found.batch.inputs for found in attack(views, seed=options.seed)]
-        for name, views in (("read from raw\ngradients", clean_views), ("read from robust\ngradients", robust_views))
-    }
-    truths = [step.batch.inputs for step in steps]
-    quality = {name: psnr(torch.cat(images), torch.cat(truths)).tolist() for name, images in guesses.items()}
-    options.out.mkdir(parents=True, exist_ok=True)
-    draw_series(series, options.out / "figure_13.png")
-    draw_rows({"raw": truths, "robust": robust, **guesses}, quality, options.out / "figure_14.png")
-    for name, values in quality.items():
-        print(f"{' '.join(name.split())}: PSNR {sum(values) / len(values):.1f} dB")
+    network, steps = load_evaluator(options.evaluator), client_steps(configured(options), options.victims)
+    rows = {"raw": [step.batch.inputs for step in steps]}
+    for alpha in options.alphas:
+        series = [robust_series(step, network, options.iterations, alpha=alpha) for step in steps]
+        rows[f"start, alpha {alpha:g}"] = [images[0] for images in series]
+        rows[f"robust, alpha {alpha:g}"] = [images[-1] for images in series]
+    figure = Figure(figsize=(1.2 * len(steps) + 1.6, 1.3 * len(rows)), dpi=150, layout="constrained")
+    for line, (name, images) in zip(figure.subplots(len(rows), len(steps), squeeze=False), rows.items(), strict=True):
+        for axis, image in zip(line, images, strict=True):
+            axis.imshow(image[0].permute(1, 2, 0).clamp(0, 1), interpolation="nearest")
+            axis.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, fontsize=8, rotation=0, ha="right", va="center")
+    figure.savefig(options.out)
     print(options.out)
 
 

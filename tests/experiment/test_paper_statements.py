@@ -159,6 +159,30 @@ def test_the_error_of_a_disturbed_system_is_that_of_lemma_5_2() -> None:
         assert np.linalg.norm(x - found) <= norm(np.linalg.inv(b)) * apart * (1 + 1e-9)
 
 
+def test_gradients_bound_the_distance_of_images_by_the_constant_of_lemma_5_2_and_not_by_the_printed_one() -> None:
+    """Theorem 5.3, (11), behind a layer that can be inverted; M as printed has the image's length in it."""
+    torch.manual_seed(0)
+    first, second = torch.nn.Linear(5, 5).double(), torch.nn.Linear(5, 3).double()
+
+    def gradients(image: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(second(torch.sigmoid(first(image))), torch.tensor([1]))
+        return torch.cat([slope.flatten() for slope in torch.autograd.grad(loss, list(second.parameters()))])
+
+    printed_holds = []
+    for length in (1e-3, 1.0, 3.0):
+        image = length * F.normalize(torch.rand(1, 5, dtype=torch.float64))
+        between = torch.sigmoid(first(image)).detach()
+        slopes = (between * (1 - between)).T * first.weight.detach()
+        inverse, of_bias = norm(np.linalg.inv(slopes.numpy())), float(gradients(image)[-3:].norm())
+        by_lemma = inverse / of_bias * (1 + float(between.norm()))
+        for _ in range(30):
+            other = image + 1e-5 * F.normalize(torch.randn(1, 5, dtype=torch.float64))
+            apart = float((gradients(image) - gradients(other)).norm())
+            assert float((image - other).norm()) <= by_lemma * apart * (1 + 1e-3)
+            printed_holds.append(float((image - other).norm()) <= (inverse * length / of_bias + 1) * apart)
+    assert not all(printed_holds)
+
+
 def test_a_convolution_is_a_matrix_of_shifted_kernels() -> None:
     torch.manual_seed(0)
     kernel, images = torch.rand(4, 3, 5, 5), torch.rand(2, 3, 8, 8)
