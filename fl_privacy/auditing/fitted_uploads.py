@@ -81,7 +81,7 @@ class FittedUploads:
                     self.problems[leaks.reason] = self.problems.get(leaks.reason, 0) + 1
                 else:
                     found += leaks
-        if fits and not models and fits[-1].kind not in {"trees", "network"}:
+        if fits and reply and not models and fits[-1].kind not in {"trees", "network"}:
             self.parameters.setdefault(client, []).append((list(sent.values()), list(reply.values())))
             self.fits.setdefault(client, []).append(fits[-1])
         return found

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from types import MethodType
 from typing import Any
 
 import torch
@@ -299,7 +300,7 @@ def watched_opacus() -> Iterator[OpacusWatch]:
 def _watch_steps(watch: OpacusWatch, optimizer: Any) -> None:
     step = optimizer.step
 
-    def watched_step(*given: Any, **more: Any) -> Any:
+    def watched_step(_: Any, *given: Any, **more: Any) -> Any:
         watch._inside = True
         try:
             found = step(*given, **more)
@@ -310,4 +311,4 @@ def _watch_steps(watch: OpacusWatch, optimizer: Any) -> None:
             watch.private_step(optimizer)
         return found
 
-    optimizer.step = watched_step
+    optimizer.step = MethodType(watched_step, optimizer)  # schedulers of PyTorch ask for its ``__func__``

@@ -83,6 +83,7 @@ def test_an_optimum_gives_a_row_to_who_knows_the_others_and_a_stopped_fit_does_n
         model, fit = fitted(LogisticRegression, rows[order], labels[order], **options)
         sent = {"a/0": np.zeros((3, 4)), "a/1": np.zeros(3)}
         kept.note(0, sent, {"a/0": model.coef_, "a/1": model.intercept_}, [fit])
+        kept.note(0, sent, {}, [fit])  # asked to evaluate, it fits in its constructor again
         (found[name],) = kept.attack_all(clients=1, seed=0, seconds=60.0)
     assert found["optimum"].counts.exact == 20
     assert found["optimum"].control.exact == 0

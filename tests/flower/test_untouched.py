@@ -106,6 +106,15 @@ def test_clients_that_all_fail_are_not_called_unattackable(tmp_path: Path) -> No
     assert "No client sent anything that could be examined" in page and "None was found: no rows" not in page
 
 
+def test_clients_that_answer_all_but_training_are_said_not_to_train(tmp_path: Path) -> None:
+    evaluates = 'Message(RecordDict({"metrics": MetricRecord({"accuracy": 0.5, "num-examples": 4})}), reply_to=msg)'
+    broken = PLAIN.replace("def train(msg, context):\n", "def train(msg, context):\n    raise KeyError('lr')\n", 1)
+    client = f"{broken}\n@app.evaluate()\ndef evaluate(msg, context):\n    return {evaluates}\n"
+    evaluating = SERVER.replace("fraction_evaluate=0.0", "fraction_evaluate=1.0")
+    record = audited(tmp_path, "app_untrained", client, evaluating)
+    assert record["headline"].startswith("Not attacked: no client trained: KeyError: 'lr'"), record["headline"]
+
+
 def test_the_training_is_unchanged(tmp_path: Path) -> None:
     """Final arrays are those of the app without an audit, bit for bit."""
     audited(tmp_path, "app_unchanged", PLAIN, rounds=2, victims=1)

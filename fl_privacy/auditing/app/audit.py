@@ -316,6 +316,8 @@ class AppAudit(AuditSession):
             return ""
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
+        if grid.rounds and grid.failures:
+            return f"no client trained: {grid.failures.most_common(1)[0][0]}"
         none = bool(asked and self.trained and not grid.rounds)
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
