@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.server import strategy
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import find_scripts
+from fl_privacy.auditing.app.started import _Runner
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -112,6 +115,25 @@ def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path
     assert record["nodes"] == 3 and not record["problems"]
     assert "--client-id {partition:1|2|3}" in " ".join(record["notes"])
     assert counts_in(audited(folder, tmp_path / "again"))[:2] == counts_in(record)[:2]
+
+
+def test_a_client_script_sets_up_its_log_as_in_a_process_of_its_own(tmp_path: Path) -> None:
+    log = "import logging\nlogger = logging.getLogger(__name__)\nif not logger.handlers:\n"
+    log += "    form = logging.Formatter()\n    logger.addHandler(logging.StreamHandler())\nprint(form)\n"
+    folder = project(tmp_path, client=f"import helper\n{log}import flwr as fl\nfl.client.start_client()\n", helper=log)
+    runner = _Runner(folder)
+    for partition in range(2):
+        assert any(runner.run(folder / "client.py", (), partition=partition).values())
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedProx"])
+def test_strategies_take_options_as_before_flower_1(name: str) -> None:
+    with moved_names_lent():
+        kind = getattr(strategy, name)
+        more = {"proximal_mu": 0.1} if name == "FedProx" else {}
+        more |= {"initial_parameters": []} if name == "FedAdam" else {}
+        made = kind(fraction_eval=0.5, min_eval_clients=3, eval_fn=len, **more)
+        assert (made.fraction_evaluate, made.min_evaluate_clients, made.evaluate_fn(1, [2, 2], {})) == (0.5, 3, 2)
 
 
 @pytest.mark.long
@@ -226,6 +248,14 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     (folder / "server.py").write_text("import flwr as fl\nif 0:\n    fl.server.start_server()\n")
     assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2
     assert "ended without" in capsys.readouterr().err
+    (folder / "server.py").write_text(
+        "import flwr as fl\nraise FileNotFoundError('No table')\nfl.server.start_server()\n"
+    )
+    assert run_command_line(["audit", str(folder), "--out", str(tmp_path / "out")]) == 2
+    assert (
+        "raised FileNotFoundError: No table (server.py, line 2) when it is imported. It works"
+        in capsys.readouterr().err
+    )
     assert run_command_line(["audit", str(folder), "--script", "gone.py", "--out", str(tmp_path / "out")]) == 2
     assert "expected to be files of" in capsys.readouterr().err
     assert run_command_line(["audit", str(folder), "--script", "server.py", "--server", "server.py"]) == 2

@@ -218,6 +218,12 @@ with zipfile.ZipFile("made.zip", mode="w") as made:
     made.writestr("a", "b")
 assert zipfile.ZipFile(file="made.zip").namelist() == ["a"]
 assert [len(part) for part in torch.utils.data.random_split(range(600), [50_000, 10_000])] == [500, 100]
+import glob, pathlib
+(path,) = pathlib.Path("dataset/10%").glob("*.csv")
+assert len(pandas.read_csv(path)) == 800
+assert glob.glob("sites/*/part_[0-9].csv") == ["sites/1/part_1.csv"]
+assert [str(path) for path in pathlib.Path("raw").rglob("*.csv")] == ["raw/1.csv"]
+assert not glob.glob("results/*.csv") and glob.glob("mad*.csv") == ["made.csv"]
 """
     with stood_in(drawing):
         exec(code, {})

@@ -98,9 +98,11 @@ class App:
                 )
             raise UserError(said) from cause
         except FileNotFoundError as error:
+            does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
+            missing = ", but there is none" * bool(error.filename)
             raise UserError(
-                f"The app {self.name} opens {error.filename or 'a file'} when it is imported, but there is none. It"
-                f" works in {Path.cwd()}: put the file there, or give the app a whole path."
+                f"The app {self.name} {does} when it is imported{missing}. It works in {Path.cwd()}: put the file"
+                " there, or give the app a whole path."
             ) from error
         if not isinstance(server, ServerApp) or not isinstance(client, ClientApp):
             raise UserError(

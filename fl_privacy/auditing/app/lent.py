@@ -130,8 +130,9 @@ def moved_names_lent() -> Iterator[list[str]]:
         ):
             for name in names:
                 stack.enter_context(replaced(owner, name, _grouped))
-        fedavg = importlib.import_module("flwr.server.strategy").FedAvg
-        stack.enter_context(replaced(fedavg, "__init__", _with_present_options))
+        for kind in vars(importlib.import_module("flwr.server.strategy")).values():
+            if "__init__" in getattr(kind, "__dict__", ()):
+                stack.enter_context(replaced(kind, "__init__", _with_present_options))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)

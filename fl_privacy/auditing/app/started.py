@@ -5,6 +5,7 @@ import builtins
 import copy
 import importlib
 import inspect
+import logging
 import os
 import re
 import sys
@@ -205,6 +206,7 @@ class _Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
         """Run a script until it starts Flower.
@@ -242,6 +244,8 @@ class _Runner:
         calls, name, module = _Calls(list), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
+        for each in self._loggers:
+            logging.getLogger(each).handlers.clear()
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         files = [path for place in places for path in (*Path(place).glob("*.py"), *Path(place).glob("*/__init__.py"))]
         own = {path.parent.name if path.stem == "__init__" else path.stem for path in files} - sys.stdlib_module_names
@@ -263,6 +267,7 @@ class _Runner:
                     place = getattr(sys.modules[each], "__file__", None)
                     if place and Path(place).is_relative_to(self.folder):
                         del sys.modules[each]
+                        self._loggers.add(each)
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))

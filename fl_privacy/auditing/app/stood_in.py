@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BytesIO
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -30,6 +30,8 @@ from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
+
+_WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
 
 _PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"  # between an app and a hook
 
@@ -94,6 +96,8 @@ class Hooks:
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
+            *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
+            ("glob", "iglob", self.searched),  # of all functions there
             ("os", "mkdir", self.made),
             ("zipfile", "ZipFile.__init__", self.zipped),
             ("builtins", "open", self.opened),
@@ -195,6 +199,15 @@ class Hooks:
         if own and not _WRITTEN.search(Path(path).name):
             self.drawing.fill(Path(path))
         return original(path, *args, **kwargs)
+
+    def searched(self, original: Any, *given: Any, **kwargs: Any) -> Iterator[Any]:
+        """Find the name of a table, which its reader draws, in a folder without any."""
+        place = Path(*map(str, given))
+        root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
+        tables = place.suffix.lower() in stand_in.DRAWN and not (_WRITTEN.search(root.name) or kwargs.get("root_dir"))
+        own = _is_missing(root) or root.absolute().is_relative_to(Path.cwd())
+        found = [] if tables and _is_missing(root) else list(original(*given, **kwargs))
+        return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables and own else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
         """Make a folder where the app works in place of one that can't be made, such as ``/app``."""
