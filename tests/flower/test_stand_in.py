@@ -149,6 +149,20 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
     assert "wandb" not in sys.modules
 
 
+def test_a_folder_of_runs_is_no_tracker_and_a_module_of_that_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb" / "run-1").mkdir(parents=True)
+    (tmp_path / "aim.py").write_text("target = 3\n")
+    with absent_left_out() as silent:
+        monkeypatch.syspath_prepend(tmp_path)
+        wandb, aim = map(importlib.import_module, ("wandb", "aim"))
+        assert wandb.init() is not None and aim.target == 3 and silent == ["wandb"]
+    with absent_left_out() as silent:
+        assert importlib.import_module("wandb").init() is not None and silent == ["wandb"]
+    sys.modules.pop("aim", None)
+
+
 def test_a_library_that_asks_for_a_tracker_learns_that_it_is_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

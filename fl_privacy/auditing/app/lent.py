@@ -12,7 +12,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
+from itertools import islice
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -351,6 +352,13 @@ class _Absent(_Silent):
         return _NeverMade(f"{self.__name__}.{name}", (), {"__module__": self.__name__.partition(".")[0]})
 
 
+def _is_codeless(spec: ModuleSpec | None) -> bool:
+    """Return whether a module is nowhere, or a mere folder, such as the one in which a tracker has kept its runs."""
+    if spec is None or spec.has_location or spec.submodule_search_locations is None:
+        return spec is None
+    return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))
+
+
 def _of_library() -> bool:
     """Return whether the code that imports, or asks for a package, is installed code instead of the app's."""
     frame: FrameType | None = sys._getframe(2)
@@ -367,14 +375,15 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     whether a tracker is installed learn that it is not.
     """
     names = (*TRACKERS, *missing)
-    absent = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
+    absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
     asked = list[str]()
 
     class Finder(Loader):
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            if top not in absent or (top not in missing and _of_library()):
+            known = top not in absent or (top not in missing and _of_library())
+            if known or (name == top and not _is_codeless(PathFinder.find_spec(name, path))):
                 return None
             asked.extend([top] if top not in (*asked, *missing) else [])
             return ModuleSpec(name, Finder(), is_package=True)
@@ -385,7 +394,7 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
         def exec_module(self, module: ModuleType) -> None:
             return None
 
-    sys.meta_path.append(Finder)
+    sys.meta_path.insert(0, Finder)
     try:
         yield asked
     finally:
