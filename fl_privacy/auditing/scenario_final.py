@@ -77,17 +77,21 @@ def _participants(
     def key(example: Sequence[Tensor]) -> tuple[bytes, ...]:
         return tuple(tensor.numpy().tobytes() for tensor in example)
 
+    def shapes(example: Sequence[Tensor]) -> tuple[torch.Size, ...]:
+        return tuple(tensor.shape for tensor in example)
+
     every = (replace(client.watched, passes={}) for client in clients)  # all epochs
     trained = {key(one) for watched in every for one in singles_of(watched)}
     loaded = {key(one): one for one in islice(singles_of(Watched(batches=list(evaluated))), 4 * MOST)}
     unseen = [one for own, one in loaded.items() if own not in trained]
-    both = {tuple(t.shape for t in one) for one in members} & {tuple(t.shape for t in one) for one in unseen}
-    members, others = ([one for one in some if tuple(t.shape for t in one) in both] for some in (members, unseen))
-    if (number := min(MOST, len(members), len(others))) < LEAST:
+    alike = {shape: [one for one in unseen if shapes(one) == shape] for shape in set(map(shapes, unseen))}
+    # in pairs, since the loss of a long text may fall by more than a short one's
+    pairs = [(one, others.pop()) for one in members if (others := alike.get(shapes(one)))][:MOST]
+    if len(pairs) < LEAST:
         raise NotAttackedError(f"fewer than {LEAST} examples were evaluated that no client trained on")
-    number = max(LEAST, min(number, int(seconds / (4 * losses.each_takes(members, sent)))))
+    number = max(LEAST, min(len(pairs), int(seconds / (4 * losses.each_takes([one for one, _ in pairs], sent)))))
     found = []
-    for examples in (members[:number], others[:number]):
+    for examples in zip(*pairs[:number], strict=True):
         before = losses.of(examples, sent)
         found.append((before - losses.of(examples, final), -before))
     (inside, known), (outside, unknown) = found

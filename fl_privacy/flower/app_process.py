@@ -13,19 +13,25 @@ from flwr.app import Context, Message
 
 from fl_privacy.errors import UserError
 from fl_privacy.flower.gate import Gate, Origin
+from fl_privacy.flower.inside.identity import others_turn
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
-from fl_privacy.site.gate.bundles import Approvals, Bundle, install_packages, read_bundle, signers_of, unmet_packages
+from fl_privacy.site.gate.bundles import (
+    MOST_CELLS,
+    Approvals,
+    Bundle,
+    install_packages,
+    read_bundle,
+    signers_of,
+    unmet_packages,
+)
 from fl_privacy.site.gate.isolation import Isolation, Wishes
 from fl_privacy.site.gate.policy import LOAD_SECONDS, AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
 logger: logging.Logger = logging.getLogger(__name__)
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
-
-MOST_CELLS = 4
-"""Largest number of runs with a process, each of which answers one message at a time."""
 
 MOST_MESSAGES = 20  # largest number of a run's messages that wait for the site
 IDLE_SECONDS = 300.0
@@ -152,6 +158,11 @@ class Cell:
     def is_open(self) -> bool:
         return self._apart is not None
 
+    def end(self) -> None:
+        """End the process and all its children, from any thread."""
+        if (apart := self._apart) is not None:
+            apart.end()
+
     def close(self) -> None:
         """End the process and all its children; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
@@ -195,21 +206,26 @@ class Bundles:
                     raise RefusedError("run", f"{MOST_MESSAGES} other messages of run {run} wait")
                 self._held[number] = held
                 return None
-            cell = self._cell(context.run_id, bundle)
+            self._working.add(context.run_id)
+            try:
+                reply = self._replied(message, context, bundle, replace(origin, approved_by=by))
+            finally:
+                self._working.remove(context.run_id)
+                self._answered.add(context.run_id)
+            self.approvals.decision(run)
+            return reply
         except Exception as error:  # noqa: BLE001  (its text may name places of the site: it does not leave)
             return self.gate.refused_run(message, context, error, origin)
 
+    def _replied(self, message: Message, context: Context, bundle: Bundle, origin: Origin) -> Message:
+        cell = self._cell(context.run_id, bundle)
+
         def app(asked: Message, given: Context) -> Message:
             reply = cell(asked, given)
-            self.approvals.decision(run)  # the site may have revoked the run meanwhile
+            self.approvals.decision(str(context.run_id))  # the site may have revoked the run meanwhile
             return reply
 
-        self._working.add(context.run_id)
-        try:
-            return self.gate(message, context, app, replace(origin, approved_by=by))
-        finally:
-            self._working.remove(context.run_id)
-            self._answered.add(context.run_id)
+        return self.gate(message, context, app, origin)
 
     def _cell(self, run: int, bundle: Bundle) -> Cell:
         """Return the run's cell; ``RefusedError`` if the bundle needs packages that it can't have."""
@@ -221,16 +237,16 @@ class Bundles:
             if unmet := unmet_packages(bundle, any_version=self.runs.versions == "any"):
                 if self.runs.install == "never":
                     raise RefusedError("packages", ", ".join(f"{text}: {instead}" for text, instead in unmet.items()))
-                packages = install_packages(unmet, self.runs.folder / "packages")
+                with others_turn():
+                    packages = install_packages(unmet, self.runs.folder / "packages")
             cell = Cell(bundle.client, self.gate.policy.app, bundle=bundle.content, packages=packages)
         self._cells[run] = cell, time.monotonic()
         while len(self._cells) > MOST_CELLS:
-            idle = next(other for other in self._cells if other not in {run, *self._working})
-            self._cells.pop(idle)[0].close()
+            self._cells.pop(next(other for other in self._cells if other not in self._working))[0].close()
         return cell
 
     def rest(self) -> None:
-        """Start the process for the next message of runs just answered, and end processes that are long unused."""
+        """Start the process for the next message of runs just answered; end those long unused, or of revoked runs."""
         for run in self._answered & self._cells.keys() - self._working:
             cell, _ = self._cells[run]
             self._cells[run] = cell, time.monotonic()
@@ -239,6 +255,12 @@ class Bundles:
                     cell.open()
         self._answered.clear()
         for run, (cell, since) in list(self._cells.items()):
-            if run not in self._working and time.monotonic() - since > IDLE_SECONDS:
+            is_over = time.monotonic() - since > IDLE_SECONDS
+            try:
+                self.approvals.decision(str(run))
+            except UserError:
+                is_over = True
+                cell.end()
+            if is_over and run not in self._working:
                 cell.close()
                 del self._cells[run]

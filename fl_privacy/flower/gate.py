@@ -36,6 +36,9 @@ MOST_RUNS, MOST_KEPT = 100, 1 << 30  # largest number of runs whose state a gate
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
 
 OF_RUNS = ("bundle", "run", "packages", "size")
+LATE_SECONDS = 0.2
+"""Seconds after a multiple of ``every_seconds`` within which a reply leaves; else it waits for the next one."""
+
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
 
@@ -109,10 +112,13 @@ class Gate:
             said = self._instead(message, error, asked=bool(asked))
             if not isinstance(said, Error):  # noise, which leaves no earlier than an answer would
                 until = self._took.get(kind, 0.0)
-        passed, every = time.monotonic() - started, self.policy.every_seconds
-        until = max(until, passed)
-        with others_turn():
-            time.sleep((math.ceil(until / every) * every if every else until) - passed)
+        every, late = self.policy.every_seconds, math.inf
+        while late > LATE_SECONDS:  # other messages' turns say what their apps do
+            until = max(until, passed := time.monotonic() - started)
+            until = math.ceil(until / every) * every if every else until
+            with others_turn():
+                time.sleep(until - passed)
+            late = time.monotonic() - started - until if every else 0.0
         # made last: a reply states when it was made
         return Message(said, reply_to=message)
 

@@ -224,3 +224,26 @@ def test_a_step_that_recomputes_layers_has_one_loss() -> None:
     seen, problem = watched(train, Recomputed())
     assert seen.backwards == 1 and seen.added == 1
     assert problem.labels is not None and problem.labels.tolist() == [0, 1, 2, 3, 0, 1]
+
+
+class Trains(nn.Module):
+    """A network that differentiates its own loss, with a step that is no optimizer's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(self.net(x), y)
+        loss.backward()
+        return loss.detach()
+
+
+def test_a_loss_that_is_differentiated_in_a_network_is_seen() -> None:
+    net, watch = Trains(), TrainingWatch(program=True)
+    with watch.looking() as seen:
+        net(torch.rand(6, 1, 6, 6), torch.tensor([0, 1, 2, 3, 0, 1]))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+    assert seen.backwards == seen.steps == 1 and len(seen.gradients) == len(list(net.parameters()))

@@ -1,5 +1,6 @@
 """What another site computes of an app's replies."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,11 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common import ndarrays_to_parameters
 from flwr.server import strategy as legacy
 from flwr.serverapp import strategy as flower
+from torch import Tensor
 
+from fl_privacy.auditing import scenario_final
 from fl_privacy.auditing.instrument.matching import Matched
+from fl_privacy.auditing.instrument.watch import Watched
 from fl_privacy.auditing.scenario_final import of_final_model
 from fl_privacy.auditing.scenario_problem import NotAttackedError, WatchedReply, seen_by_site
 from fl_privacy.auditing.scenarios import Scenarios
@@ -140,3 +144,26 @@ def test_arrays_that_a_site_does_not_upload_are_not_seen() -> None:
     own = replace(own, matched=Matched(shares="weights"))
     with pytest.raises(NotAttackedError, match="both sites"):
         seen_by_site(again, own, 1, PLAIN_MEAN)
+
+
+def test_members_are_compared_with_others_of_the_same_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses that fall by the length of a text, whether it was trained on or not, show no member."""
+
+    class ByLength:
+        def of(self, examples: Sequence[Sequence[Tensor]], values: Mapping[str, Tensor]) -> np.ndarray:
+            return np.array([float(one[0].shape[1] * values["w"]) + rng.normal(0, 1e-3) for one in examples])
+
+        def each_takes(self, *_: object) -> float:
+            return 1e-3
+
+    def texts(short: int, long: int) -> list[list[Tensor]]:
+        return [[torch.randint(1000, (number, length))] for number, length in ((short, 4), (long, 12))]
+
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(scenario_final, "losses_from", lambda single: ByLength())
+    client: Any = SimpleNamespace(watched=Watched(batches=texts(20, 60), before={"w": torch.tensor(1.0)}))
+    answer = scenario_final._participants([client], {"w": torch.tensor(0.5)}, None, texts(60, 20), 60.0)
+    assert answer.estimate is not None and answer.estimate.low < 0.5 < answer.estimate.high
+    assert "40 examples" in answer.scenario.uploads
+    with pytest.raises(NotAttackedError, match="fewer than 8"):
+        scenario_final._participants([client], {"w": torch.tensor(0.5)}, None, texts(4, 3), 60.0)

@@ -34,11 +34,7 @@ from fl_privacy.flower import app_process
 from fl_privacy.flower.app_process import Bundles, Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside import supernode
-from fl_privacy.flower.inside.identity import (
-    TURN,
-    identify_process,
-    identity_put_back,
-)
+from fl_privacy.flower.inside.identity import TURN, identify_process, identity_put_back
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate import bundles
@@ -577,8 +573,108 @@ def test_no_reply_leaves_of_a_run_that_is_revoked_while_its_app_works(
     reply = asked(bundles, content)
     assert reply is not None and reply.has_error() == revoked
     assert not revoked or "has not approved the run" in reply.error.reason
-    (entry,) = bundles.gate.ledger.entries()  # type: ignore[union-attr]
-    assert entry.outcome == ("failed" if revoked else "sent")
+    entry, *refused = bundles.gate.ledger.entries()  # type: ignore[union-attr]
+    assert entry.outcome == ("failed" if revoked else "sent") and len(refused) == revoked
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_no_reply_leaves_of_a_run_that_is_revoked_before_it_may_leave(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = written(site, f"{{allow: [{{fab: {digest(fab())}}}]}}")
+    place.write_text(place.read_text().replace("sends:", "sends:\n  every_seconds: 0.5"))
+    bundles = Bundles(Gate(place))
+    monkeypatch.setattr(Cell, "__call__", lambda _, message, context: Message(message.content.copy(), reply_to=message))
+    revokes = threading.Timer(0.2, lambda: bundles.approvals.decide("1", REVOKED))
+    revokes.start()
+    reply = asked(bundles, fab())
+    revokes.join()
+    assert reply is not None and reply.has_error() and "has not approved the run" in reply.error.reason
+
+
+def test_an_app_at_work_ends_once_its_run_is_revoked(site: Path) -> None:
+    content = fab("import time\ntime.sleep(600)\n")
+    bundles = Bundles(gate_of(site, f"{{allow: [{{fab: {digest(content)}}}]}}"))
+
+    def answered() -> Message | None:
+        with TURN:
+            return asked(bundles, content)
+
+    with ThreadPoolExecutor(1) as pool:
+        reply, started = pool.submit(answered), time.monotonic()
+        while not (1 in bundles._cells and bundles._cells[1][0].held):
+            time.sleep(0.05)
+        bundles.approvals.decide("1", REVOKED)
+        while not reply.done() and time.monotonic() - started < 60:
+            with TURN:
+                bundles.rest()
+            time.sleep(0.05)
+        assert reply.done(), "it was waited for as long as its time limit"
+    assert "has not approved the run" in reply.result().error.reason  # type: ignore[union-attr]
+    with TURN:
+        bundles.rest()
+    assert not bundles._cells
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_what_others_do_is_no_delay_of_a_reply_that_leaves_at_a_multiple(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one run's app could choose when a reply to another leaves."""
+    place = written(site, f"{{allow: [{{fab: {digest(fab())}}}]}}")
+    place.write_text(place.read_text().replace("sends:", "sends:\n  every_seconds: 1"))
+    bundles, begun, took = Bundles(Gate(place)), threading.Event(), list[float]()
+
+    def reply_of(cell: Cell, message: Message, context: Context) -> Message:
+        begun.set()
+        return Message(message.content.copy(), reply_to=message)
+
+    def answered() -> None:
+        with TURN:
+            started = time.monotonic()
+            asked(bundles, fab())
+            took.append(time.monotonic() - started)
+
+    monkeypatch.setattr(Cell, "__call__", reply_of)
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(answered)
+        assert begun.wait(60)
+        time.sleep(0.5)
+        with TURN:  # as while noise is added to another run's weights
+            time.sleep(1.0)
+        done.result(60)
+    assert 2 <= took[0] < 2.4
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_packages_of_one_run_are_installed_while_another_is_answered(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ends = threading.Event(), threading.Event()
+
+    def installs(unmet: Any, folder: Path) -> Path:
+        begun.set()
+        assert ends.wait(60)
+        return folder
+
+    def answered(content: bytes, run: int, number: str = "") -> Message | None:
+        with TURN:
+            return asked(bundles, content, run, number)
+
+    needs, plain = fab(packages='["no-such-thing"]'), fab()
+    allowed = ", ".join(f"{{fab: {digest(each)}}}" for each in (needs, plain))
+    bundles = Bundles(gate_of(site, f"{{allow: [{allowed}], install: from-index}}"))
+    monkeypatch.setattr(app_process, "install_packages", installs)
+    monkeypatch.setattr(Cell, "__call__", lambda _, message, context: Message(message.content.copy(), reply_to=message))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(answered, needs, 1)
+        assert begun.wait(60)
+        reply = answered(plain, 2)
+        assert reply is not None and reply.has_content() and not first.done()
+        assert answered(needs, 1, "next") is None, "they are installed once"
+        ends.set()
+        installed = first.result(60)
+    assert installed is not None and installed.has_content()
 
 
 @pytest.mark.usefixtures("unprobed")

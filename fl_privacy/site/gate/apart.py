@@ -120,13 +120,18 @@ class Apart:
         poll.register(self._pipes[0], select.POLLIN)
         return not poll.poll(0)
 
+    def end(self) -> None:
+        """End the process with its children, from any thread."""
+        if (process := self._process) is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """End the process with its children, and remove its folder; a second call does nothing."""
+        self.end()
         process, pipes, folder = self._process, self._pipes, self._folder
         self._process, self._pipes, self._folder = None, [], None
         if process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for descriptor in pipes:
             os.close(descriptor)

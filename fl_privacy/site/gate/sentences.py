@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from fl_privacy.site.gate.bundles import APPROVE, Runs
+from fl_privacy.site.gate.bundles import APPROVE, MOST_CELLS, Runs
 from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
 from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, AppLimits, Reply, SitePolicy
 
@@ -157,6 +157,7 @@ def _runs(runs: Runs) -> Iterator[str]:
     missing = "are refused, with their names" if runs.install == "never" else "get them from the site's package index"
     yield f"Apps that need packages that are not installed{versions} {missing}."
     yield "Each message finds a new process of the app; what it writes to the places that it reads is lost with it."
+    yield f"Up to {MOST_CELLS} apps work at once, each with its own time, memory and processes."
 
 
 def _app(limits: AppLimits) -> Iterator[str]:
