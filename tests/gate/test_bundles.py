@@ -16,13 +16,15 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.supercore.fab import Fab
 from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
 from flwr.supernode import start_client_internal as flower_node
@@ -34,7 +36,7 @@ from fl_privacy.flower import app_process
 from fl_privacy.flower.app_process import Bundles, Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside import supernode
-from fl_privacy.flower.inside.identity import TURN, identify_process, identity_put_back
+from fl_privacy.flower.inside.identity import TURN, identify_process, identity_put_back, others_turn
 from fl_privacy.flower.inside.serialized import message_bytes, message_of
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate import bundles
@@ -832,3 +834,47 @@ def test_missing_packages_come_from_the_site_s_index(site: Path, monkeypatch: py
     for run, other in enumerate((none, url), 2):
         reply = asked(bundles, other, run)
         assert reply is not None and "packages that are not installed" in reply.error.reason
+
+
+def test_so_many_apps_work_at_once_and_each_task_gets_its_own_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Node:
+        secret = bytes(32)
+
+        def client(self, token: Any, patient: bool = True) -> Any:
+            return SimpleNamespace(
+                AcquireTask=acquired, SendTaskHeartbeat=lambda _: None, close=lambda: None, run=token
+            )
+
+    def acquired(_: Any) -> Any:
+        if len(pushed) == 9:
+            raise httpx.HTTPStatusError("enough", request=None, response=httpx.Response(400))  # type: ignore[arg-type]
+        run = next(runs, 0)
+        return SimpleNamespace(HasField=lambda _: bool(run), token=run)
+
+    def app(message: Message, context: Context, brought: Brought) -> Message | None:
+        told = {"n": context.run_id}
+        if context.run_id < 5:
+            with others_turn():
+                together.wait(30)  # a broken barrier is an error, which would be the reply
+        elif context.run_id not in waited:
+            waited.add(context.run_id)
+            return None
+        return Message(RecordDict({"m": MetricRecord(told)}), reply_to=message)
+
+    def pulled(client: Any) -> tuple[Message, Context, None, Fab]:
+        return *question(client.run), None, Fab("", b"", {})
+
+    runs, together = iter(range(1, 10)), threading.Barrier(4)
+    pushed, waited = dict[int, Any](), set[int]()
+    monkeypatch.setattr(supernode, "pull_task_input", pulled)
+    monkeypatch.setattr(
+        supernode, "push_message", lambda client, reply, context: pushed.update({client.run: (reply, context.run_id)})
+    )
+    monkeypatch.setattr(supernode, "push_task_output", lambda *_: None)
+    monkeypatch.setattr(supernode.asking_as, "RuntimeTokenHttpInterceptor", lambda token: token)
+    with pytest.raises(httpx.HTTPStatusError):
+        supernode.answer_messages(Node(), app, at_once=5)  # type: ignore[arg-type]
+    assert waited == {5, 6, 7, 8, 9}
+    for run, (reply, of) in pushed.items():
+        assert of == run and reply.metadata.reply_to_message_id == str(run) and reply.has_content(), reply
+        assert reply.content["m"]["n"] == run

@@ -126,7 +126,7 @@ class TrainingWatch:
         self.seen, self._only, self._asked = Watched(), only, program
         self._recorder = Recorder() if program else None
         self._roots: list[Tensor] = []
-        self._depth, self._bytes, self._differentiates = 0, 0, False
+        self._depth, self._bytes = 0, 0
         self._given = False
         self._first: dict[str, Tensor] = {}
         self._streams: tuple[Any, ...] | None = None
@@ -352,7 +352,7 @@ class TrainingWatch:
             seen.gradients |= {seen.names[id(p)]: p.grad.detach().clone() for p in own if id(p) in seen.names}
 
     def on_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._differentiates:  # a recomputed part of the network, within the loss's
+        if torch._C._current_graph_task_id() >= 0:  # a recomputed part of the network, within the loss's
             return backward(tensors, *args, **kwargs)
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
@@ -360,12 +360,8 @@ class TrainingWatch:
             if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
                 del self._roots[1:]
                 self._end_recording()
-        self._differentiates = True
-        try:
-            with self._within():  # checkpointing recomputes parts of the network
-                made = backward(tensors, *args, **kwargs)
-        finally:
-            self._differentiates = False
+        with self._within():  # checkpointing recomputes parts of the network
+            made = backward(tensors, *args, **kwargs)
         self.seen.backwards += 1
         if self.seen.backwards == 1 and not self.seen.optimizers:
             own = ((k, *pair) for k, module in enumerate(self.seen.modules) for pair in module.named_parameters())
