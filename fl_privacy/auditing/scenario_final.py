@@ -16,8 +16,7 @@ from fl_privacy.auditing.scenario_words import network_in, texts_seen
 from fl_privacy.auditing.server_step import PLAIN_MEAN
 from fl_privacy.federation import ServerPlan
 from fl_privacy.measure.answer import Answer, Scenario
-from fl_privacy.measure.intervals import share_interval
-from fl_privacy.measure.roc import Estimate
+from fl_privacy.measure.roc import answer_success
 
 DRAWS, LIKELY, MOST_TEXTS = 100, 0.5, 400
 """Number of sampled continuations, probability above which one counts as the text, and largest number of texts."""
@@ -139,15 +138,11 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
         " model sent, which never saw them."
     )
     made = Scenario(uploads=f", {len(greedy)} of the clients' texts")
-    return Answer(scenario=made, estimate=_share(greedy), control=_share(usual), notes=(note,))
+    share, control = (answer_success(int(right.sum()), len(right), majority=0.0) for right in (greedy, usual))
+    return Answer(scenario=made, estimate=share, control=control, notes=(note,))
 
 
 def _unpadded(text: Tensor) -> Tensor:
     """Cut a text (L,) behind the first of the equal tokens at its end, which are padding if no mask says so."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]
-
-
-def _share(right: Tensor) -> Estimate:
-    low, high = share_interval(int(right.sum()), len(right))
-    return Estimate(value=float(right.double().mean()), low=low, high=high, chance=0.0)

@@ -17,17 +17,9 @@ from fl_privacy.flower.inside.identity import others_turn
 from fl_privacy.flower.inside.serialized import context_bytes, context_of, message_from_parts, message_parts
 from fl_privacy.flower.inside.supernode import Brought
 from fl_privacy.site.gate.apart import LARGEST_WORD, Apart
-from fl_privacy.site.gate.bundles import (
-    MOST_CELLS,
-    Approvals,
-    Bundle,
-    install_packages,
-    read_bundle,
-    signers_of,
-    unmet_packages,
-)
+from fl_privacy.site.gate.bundles import Approvals, Bundle, install_packages, read_bundle, signers_of, unmet_packages
 from fl_privacy.site.gate.isolation import Isolation, Wishes
-from fl_privacy.site.gate.policy import LOAD_SECONDS, AppLimits
+from fl_privacy.site.gate.policy import LOAD_SECONDS, MOST_CELLS, AppLimits
 from fl_privacy.site.gate.rules import RefusedError
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -125,10 +125,9 @@ class Gate:
     def refused_run(self, message: Message, context: Context, error: Exception, origin: Origin) -> Message:
         """Return the reply to a message of a run that may not run; the ledger gets one entry for each run."""
         run = str(context.run_id)
-        told = {"kind": REFUSED_RUN, "outcome": "refused", "run": run, "policy": self.policy.digest}
         try:
-            if self.ledger is not None and run not in self._runs:
-                self.ledger.append(**told, rho=0.0, limits=None, **vars(origin))
+            if run not in self._runs:
+                self._noted(REFUSED_RUN, "refused", context, origin, rho=0.0)
                 self._runs.add(run)
         except LedgerError as failed:
             logger.error("The refusal of run %s is not in the ledger: %s", run, failed)
@@ -141,7 +140,8 @@ class Gate:
         received = admit(self.policy, kind, plain_records(message.content))
         kept = self._guarded(received, context.run_id)
         rho = self.policy.rho(kind)
-        number, outcome, left = self._reserved(kind, rho, context, origin), "failed", ""
+        limits, outcome, left = self.policy.limits, "failed", ""
+        number = self._noted(plain_kind(kind), ASKED, context, origin, rho=rho, limits=limits)
         try:
             replied = self._asked(message, context, received, call_next)
             outcome = "refused"
@@ -213,11 +213,11 @@ class Gate:
             raise RefusedError("guard", reason)
         return guard.remembered(sent)
 
-    def _reserved(self, kind: str, rho: float | None, context: Context, origin: Origin) -> int:
+    def _noted(self, kind: str, outcome: str, context: Context, origin: Origin, **counted: Any) -> int:
         if self.ledger is None:
             return 0
-        told = {"kind": plain_kind(kind), "outcome": ASKED, "run": str(context.run_id), "policy": self.policy.digest}
-        return self.ledger.append(**told, rho=rho, limits=self.policy.limits, **vars(origin)).entries
+        told: dict[str, Any] = {"kind": kind, "outcome": outcome, "policy": self.policy.digest}
+        return self.ledger.append(**told, run=str(context.run_id), **counted, **vars(origin)).entries
 
     def _refusal(self, error: Exception, *, brought: bool = False) -> Error:
         """Return the line for the coordinator, with the error's text if that is only about what a run ``brought``."""

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from fl_privacy.federation.replies import Failure, attempt, fault
 from fl_privacy.flower._node_memory import SimulatedContext
 from fl_privacy.flower.clients import COUNTS, NAMES
-from fl_privacy.flower.inside.identity import Run, bytes_to_public_key, empty_run, identify_process
+from fl_privacy.flower.inside.identity import Run, bytes_to_public_key, identify_process
 from fl_privacy.flower.inside.legacy import (
     RECORD_KEY_CONFIGS,
     FitRes,
@@ -182,7 +182,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Run:
-        return empty_run()
+        return Run.create_empty(run_id=1)
 
     def _answer(self, message: Message) -> Message:
         assert self.client_app is not None

@@ -16,7 +16,7 @@ from flwr.app import Context, Message, RecordDict, UserConfig as NodeConfig
 
 import fl_privacy
 from fl_privacy.flower.inside import legacy, supernode
-from fl_privacy.flower.inside.identity import empty_run, identify_process
+from fl_privacy.flower.inside.identity import Run, identify_process
 
 PACKAGE = Path(fl_privacy.__file__).parent
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
@@ -62,7 +62,7 @@ def test_messages_can_be_made_in_a_process_that_flower_did_not_start() -> None:
 
 
 def test_a_run_of_no_federation_can_be_made() -> None:
-    assert empty_run().run_id == 1
+    assert Run.create_empty(run_id=1).run_id == 1
 
 
 def test_a_context_takes_a_node_config_and_keeps_state() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.common.config import parse_config_args  # noqa: F401
 from flwr.supercore.object_ref import load_app
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key  # noqa: F401
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run  # noqa: F401
 from flwr.supercore.task_identity import TaskIdentity
 
 
@@ -43,11 +43,6 @@ def others_turn() -> Iterator[None]:
         yield
     finally:
         TURN.acquire()
-
-
-def empty_run() -> Run:
-    """Return the run of a grid that serves only one."""
-    return Run.create_empty(run_id=1)
 
 
 def loaded(reference: str, folder: Path) -> Any:

@@ -42,9 +42,6 @@ LARGEST_BUNDLE, LARGEST_PROJECT, LARGEST_DECISION = 64 << 20, 1 << 20, 1 << 16
 MOST_WAITING = 20
 """Largest number of runs that wait; others are refused."""
 
-MOST_CELLS = 4
-"""Largest number of runs with a process, each of which answers one message at a time."""
-
 REVOKED = "revoked"
 """Decision on a run that was approved before, by the site or its policy."""
 

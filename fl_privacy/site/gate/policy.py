@@ -25,6 +25,7 @@ KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
 MIB = 1 << 20
 LOAD_SECONDS = 600.0  # for an app to start, in addition to those for a message
+MOST_CELLS = 4  # largest number of runs with a process, each of which answers one message at a time
 
 LEAST_MEMORY = 512
 """MiB that an app needs to load PyTorch."""

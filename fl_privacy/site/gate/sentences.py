@@ -3,9 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator
 
-from fl_privacy.site.gate.bundles import APPROVE, MOST_CELLS, Runs
+from fl_privacy.site.gate.bundles import APPROVE, Runs
 from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
-from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, AppLimits, Reply, SitePolicy
+from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, MOST_CELLS, AppLimits, Reply, SitePolicy
 
 UNITS = {
     "client": "the site's update of a round from no update",
