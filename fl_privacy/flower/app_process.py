@@ -247,12 +247,11 @@ class Bundles:
                     cell.open()
         self._answered.clear()
         for run, (cell, since) in list(self._cells.items()):
-            is_over = time.monotonic() - since > IDLE_SECONDS
-            try:
+            with suppress(UserError):  # revoked
                 self.approvals.decision(str(run))
-            except UserError:
-                is_over = True
-                cell.end()
-            if is_over and run not in self._working:
+                if run in self._working or time.monotonic() - since <= IDLE_SECONDS:
+                    continue
+            cell.end()
+            if run not in self._working:
                 cell.close()
                 del self._cells[run]

@@ -34,11 +34,9 @@ from fl_privacy.types import ModelState, Tensors
 logger: logging.Logger = logging.getLogger(__name__)
 MOST_RUNS, MOST_KEPT = 100, 1 << 30  # largest number of runs whose state a gate keeps, and of bytes of all states
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
+LATE_SECONDS = 0.2  # after a multiple of ``every_seconds``; a later reply waits for the next one
 
 OF_RUNS = ("bundle", "run", "packages", "size")
-LATE_SECONDS = 0.2
-"""Seconds after a multiple of ``every_seconds`` within which a reply leaves; else it waits for the next one."""
-
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
 
