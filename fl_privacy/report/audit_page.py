@@ -101,8 +101,7 @@ class AuditRecord:
         own = next((step for step in self.steps if step.scenario.name == "all"), None)
         if own is None or own.counts is not None or not own.reason:
             return ""
-        told = any(one.estimate for one in self.aggregate)
-        what = "No single example of your real training was" if told else "Your real training was not"
+        what = "No single example of your real training was" if self.measured else "Your real training was not"
         return f"{what} attacked: {own.reason}"
 
     @property
@@ -143,7 +142,7 @@ class AuditRecord:
         if self.tone == LEAK:
             approval = "Not as it is: defend the clients, and audit again"
             approval = f"Not even with {self.defense}, whose uploads still leak" if self.defense else approval
-        elif self.broken or self.going_on or not (self._uploads_attacked or members):
+        elif self.broken or self.going_on or not (self.uploads_attacked or members):
             approval = "Not by this page: it does not show what uploads reveal about single examples"
         elif self.before is not None and self.before.tone == LEAK:
             approval = f"Not without {self.defense}; with it{self.covers}, {found_none}"
@@ -156,7 +155,7 @@ class AuditRecord:
     def next_step(self) -> str:
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             return f"Remove {found[0].where} from the app's replies"
-        if self.defense and (self.tone == LEAK or self._uploads_attacked):
+        if self.defense and (self.tone == LEAK or self.uploads_attacked):
             stronger = "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
             put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"
             return stronger if self.tone == LEAK else put
@@ -173,7 +172,7 @@ class AuditRecord:
         longer = "Attack longer with --budget thorough. Only differential privacy is a guarantee (docs/defend.md)"
         late = any("--seconds" in step.reason for step in self.steps)
         rest = "Judge by the list below of everything that is sent" if self.lines else "Solve the problems named here"
-        return longer if self._uploads_attacked else "Give the attacks more time with --seconds" if late else rest
+        return longer if self.uploads_attacked else "Give the attacks more time with --seconds" if late else rest
 
     @property
     def shown_first(self) -> Answer | None:
@@ -198,7 +197,7 @@ class AuditRecord:
             return _read(max(read, key=attrgetter("share")))
         if told := [one for one in self.aggregate if one.leaks]:
             said = ". ".join(_revealed(told, server="Clients' uploads reveal to the server"))
-            return f"{said}. {self._of_chance()}" if self._uploads_attacked else said
+            return f"{said}. {self._of_chance()}" if self.uploads_attacked else said
         if self.broken:
             return "The audit did not end: the result is not known"
         if facts := self._of("facts"):
@@ -211,22 +210,28 @@ class AuditRecord:
         return [step for step in self.steps if step.shown and step.counts is not None and not step.counts.judged]
 
     @property
-    def _uploads_attacked(self) -> list[Answer]:
+    def uploads_attacked(self) -> list[Answer]:
+        """Return the attacks on uploads with scored examples."""
         return [step for step in self.steps if step.counts is not None and step.counts.judged and step.scenario.leaves]
 
+    @property
+    def measured(self) -> bool:
+        """Return ``True`` if a question on the whole training was answered with a figure."""
+        return any(one.estimate for one in self.aggregate)
+
     def _of_chance(self) -> str:
-        most = max(self._uploads_attacked, key=attrgetter("share"))
+        most = max(self.uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
         said = f"The server's attacks reconstructed {of} from uploads, no more than chance allows"
-        words = max(map(_single_words, self._uploads_attacked), default=0)
+        words = max(map(_single_words, self.uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 
     def _nothing_read(self) -> str:
-        if self._unjudged and not self._uploads_attacked:
+        if self._unjudged and not self.uploads_attacked:
             return f"Guesses at the {KINDS[self._unjudged[0].kind]}s of the update are shown: are these yours?"
         attacked = [step for step in self.steps if step.counts is not None and step.counts.judged]
-        if self._uploads_attacked:
+        if self.uploads_attacked:
             return f"{self._of_chance()}{_NO_GUARANTEE}"
         if attacked and (counts := attacked[0].counts) is not None:
             were = "was" if counts.read == 1 else "were"
@@ -235,7 +240,7 @@ class AuditRecord:
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
         if self.going_on:
             return "No upload was attacked yet"
-        if any(one.estimate for one in self.aggregate):
+        if self.measured:
             return (
                 "No single example was attacked, and uploads revealed no more about clients than guessing does: this"
                 " describes these attacks and is no guarantee"
@@ -254,7 +259,7 @@ class AuditRecord:
 def _compared(after: AuditRecord, before: AuditRecord) -> str:
     first, without = (one._own_headline.removesuffix(_NO_GUARANTEE) for one in (after, before))
     new, old = (
-        max([step for step in one.steps if step.leaks] or one._uploads_attacked, key=attrgetter("share"), default=None)
+        max([step for step in one.steps if step.leaks] or one.uploads_attacked, key=attrgetter("share"), default=None)
         for one in (after, before)
     )
     said = "the same" if first == without else without[0].lower() + without[1:]
@@ -273,7 +278,7 @@ def compared_rows(after: AuditRecord, before: AuditRecord) -> list[tuple[str, ..
     """Return rows (name, without the defense, with it) of what an app leaks and costs in its two runs."""
 
     def result(record: AuditRecord) -> str:
-        attacked = record._uploads_attacked or any(one.estimate for one in record.aggregate)
+        attacked = record.uploads_attacked or record.measured
         return "yes" if record.tone == LEAK else "not by these attacks" if attacked else "not attacked"
 
     def counted(step: Answer | None) -> str:
@@ -396,7 +401,6 @@ def render_audit(page: AuditRecord) -> str:
         counted={step.kind: step.counts for step in page.steps[::-1] if step.counts},
         notes=list(dict.fromkeys(note for step in page.steps for note in step.notes)),
         attacked=any(step.counts for step in page.steps),
-        measured=any(one.estimate for one in page.aggregate),
         most_lines=MOST_LINES,
     )
 

@@ -70,20 +70,20 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of ``counts``; failed attacks count as not reconstructed."""
-    if counts.unknown:
-        aside = f"the originals of {counts.unknown} are not known"
-    if not (judged := counts.judged + counts.failures):
+    """Return the bar of ``counts`` over the examples that could be scored."""
+    unscored = (f"the attack failed on {counts.failures}" * bool(counts.failures),)
+    unscored += (f"the originals of {counts.unknown} are not known" * bool(counts.unknown),)
+    aside = "; ".join(filter(None, [aside, *unscored]))
+    if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
-    others = 0 if control is None else control.judged + control.failures
     return Bar(
         title=title,
-        figure=f"{counts.read} of {judged}",
+        figure=f"{counts.read} of {counts.judged}",
         aside=aside,
         red=red,
-        share=counts.read / judged,
+        share=counts.share,
         interval=counts.interval,
-        control=None if control is None or not others else control.read / others,
+        control=None if control is None else control.share,
     )
 
 

@@ -21,7 +21,7 @@ from fl_privacy.measure.answer import QUESTIONS, Answer
 from fl_privacy.measure.intervals import LEAST_SPLIT
 from fl_privacy.measure.roc import balanced_accuracy_bound
 from fl_privacy.report.bars import bars_of, bars_of_questions, paired
-from fl_privacy.report.headline import Headline, headline_of, read_in_words
+from fl_privacy.report.headline import Headline, capital, headline_of, read_in_words
 from fl_privacy.report.inferred import HEADINGS, MEASURES, sentence
 from fl_privacy.report.page import render, writable
 from fl_privacy.report.run_page import what_was_done
@@ -112,7 +112,7 @@ def render_audit_brief(folder: Path) -> str:
     known = dict(record.environment)
     kinds = {step.kind for step in record.steps if step.counts is not None}
     kind = next(iter(sorted(kinds)), "example").replace("other", "example")
-    attacked = [step for step in record.steps if step.counts is not None and step.scenario.leaves]
+    attacked = record.uploads_attacked
     rounds = record.rounds or 0
     why: dict[str, list[str]] = {}
     for one in record.answers:
@@ -144,7 +144,7 @@ def render_audit_brief(folder: Path) -> str:
         risks=_audit_risks(record, attacked, kind),
         glossary=[],
         record=RECORD,
-        any_attacked=bool(attacked),
+        any_attacked=bool(attacked or record.measured),
         versions=_versions(known),
         hashes=[(APP_DIGEST, known.get(APP_DIGEST) or "not recorded"), *hashes_of(folder, (RECORD, WHOLE, PAGE))],
     )
@@ -155,8 +155,10 @@ def _audit_meaning(record: "AuditRecord", attacked: Sequence[Answer], kind: str)
         return f"Whoever runs the server can learn this from clients' uploads, so protect uploads like the {kind}s."
     if record.broken or record.going_on:
         return "The audit did not end, so this is no clearance."
+    if not attacked and record.measured:
+        return f"No attack on single {kind}s has a result; the others found no more than chance would. No clearance."
     if not attacked:
-        return "No upload was attacked, so nothing is known about what clients leak. This is no clearance."
+        return "No attack on an upload has a result, so nothing is known about what clients leak. This is no clearance."
     return (
         f"The attacks tried reconstructed no more {kind}s than chance would. This describes these attacks, not a"
         " protection: a stronger one may succeed."
@@ -196,7 +198,7 @@ def render_brief(run: Run) -> str:
     facts, meaning = _facts(run, verdict, kind), _meaning(verdict, kind)
     attacked = " ".join(filter(None, [what_was_done(run), batch_norm_in_words([run.summary])]))
     assumptions = [line for line in run.threat_model if not line.startswith(NOT_TESTED)]
-    untested, risks = _untested(run, found, kind), _risks(run, verdict, said.basis, kind)
+    untested, risks = _untested(run, verdict, kind), _risks(run, verdict, said.basis, kind)
     words = [claim.sentence for claim in run.claims]
     words += [said.text, said.basis, meaning, attacked, *assumptions, *untested, *risks]
     words += [" ".join(fact) for fact in facts]
@@ -211,7 +213,7 @@ def render_brief(run: Run) -> str:
         figures=[],
         interrupted=not run.finished,
         record="run.json and metrics.jsonl",
-        any_attacked=bool(found),
+        any_attacked=bool(found or verdict.asked),
         versions=_versions(run.environment.get("packages") or {}),
         hashes=hashes_of(run.path, ("run.json", "metrics.jsonl", "report.html")),
         verdict=said,
@@ -297,10 +299,11 @@ def _of(reading: LeakageResult, others: Sequence[LeakageResult], words: str) -> 
     return f"{words}; {who}" if who else words
 
 
-def _untested(run: Run, found: Sequence[LeakageResult], kind: str) -> list[str]:
+def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
+    found = verdict.readings
     lines = [line for line in run.threat_model if line.startswith(NOT_TESTED[1:])]
     servers = [line.removeprefix(NOT_TESTED[0]).strip() for line in run.threat_model if line.startswith(NOT_TESTED[0])]
-    lines += [line[0].upper() + line[1:] for line in servers if line]
+    lines += [capital(line) for line in servers if line]
     if not servers:
         lines.append(_OTHER_SERVERS)
     if found and run.defenses and run.summary.adaptive is None:
@@ -312,7 +315,7 @@ def _untested(run: Run, found: Sequence[LeakageResult], kind: str) -> list[str]:
     if rounds and trained > len(rounds):
         told = ", ".join(map(str, rounds)) if len(rounds) < 7 else f"{len(rounds)} of them"
         lines.append(f"Rounds other than {told}, of {trained}.")
-    asked = {finding.about for finding in run.summary.inferred}
+    asked = {finding.about for finding in verdict.asked}
     if open_questions := [words for about, words in TOLD.items() if about not in asked]:
         lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")
     return [*lines, *_UNTRIED]

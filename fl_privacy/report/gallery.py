@@ -175,16 +175,18 @@ def from_many(ranked: Sequence[Mapping[str, Any]], count: int, kind: str) -> lis
     return [one for one in ranked if any(one is other for other in chosen.values())]
 
 
-def gallery_title(run: Run) -> str:
-    """Describe the number of attacked images and rounds."""
+def gallery_title(run: Run, kind: str) -> str:
+    """Describe the number of attacked examples and rounds."""
     attacked = run.of_kind("image")
     rounds = sorted({image["round"] for image in attacked})
-    images = {(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}
+    number, where = len({(str(v["id"]).removeprefix(f"round-{v['round']}/"), v["image"]) for v in attacked}), ""
     if len(rounds) < 2 or not all("victim-" in str(v["id"]) for v in attacked):
-        return f"All {len(attacked)} attacked images"
-    if len(rounds) > 5:
-        return f"All {len(images)} attacked images, in {len(rounds)} rounds"
-    return f"All {len(images)} attacked images, in rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+        number = len(attacked)
+    elif len(rounds) > 5:
+        where = f", in {len(rounds)} rounds"
+    else:
+        where = f", in rounds {', '.join(map(str, rounds[:-1]))} and {rounds[-1]}"
+    return f"{f'The attacked {kind}' if number == 1 else f'All {number} attacked {kind}s'}{where}"
 
 
 def caption(image: Mapping[str, Any]) -> str:
@@ -249,7 +251,7 @@ class SentenceView(ExampleView):
 def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
     """View the best, median and worst text by the metric ``by``; any three if all are equal."""
     ranked = rank_by(run, by)
-    if len({record.get(by) for record in ranked}) == 1 and not run.of_kind("image", Attacker.ADAPTIVE):
+    if _equal(run, by):
         different = {place_of(record, "text"): record for record in reversed(ranked)}
         return [text_view(record, found) for record in list(different.values())[::-1][:3]]
     return [text_view(record, found, rank) for rank, record in extremes(ranked)]
@@ -303,28 +305,32 @@ class RowView(ExampleView):
 
 
 def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
-    """View the three rows with most right cells, from different clients and uploads if possible."""
+    """View three rows with many right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
-    ranks = ("", "", "") if _equal(ranked) else _RANKS
-    return [row_view(record, found, rank) for rank, record in zip(ranks, from_many(ranked, 3, "row"), strict=False)]
+    shown = from_many(ranked, 3, "row")
+    ranks = _RANKS if shown == ranked[:3] and not _equal(run, TABLE_METRIC) else ("", "", "")
+    return [row_view(record, found, rank) for rank, record in zip(ranks, shown, strict=False)]
 
 
 def best_rows_in_words(run: Run) -> str:
     """Describe the control, and the choice of :func:`best_rows`."""
-    ranked, said = rank_by(run, TABLE_METRIC), []
+    shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
         right = "of a row's cells right (mean of the rows)."
         said.append(f"Without any update, 95 % of guesses have at most {share} {right}")
-    if len(from_many(ranked, 3, "row")) >= 2:
-        source = "clients" if len({record["client"] for record in ranked}) > 1 else "uploads"
-        which = "all were reconstructed equally well" if _equal(ranked) else "they have the most cells reconstructed"
-        said.append(f"The rows are from different {source}; {which}.")
+    if _equal(run, TABLE_METRIC) and len(shown) > 1:
+        said.append("All rows have the same share of right cells.")
+    else:
+        ways = {"client": "client", "id": "upload"}
+        alone = (way for key, way in ways.items() if len({record[key] for record in shown}) == len(shown) > 1)
+        said += [f"Shown is the best row of each of {len(shown)} {way}s." for way in [next(alone, "")] if way]
     return " ".join(said)
 
 
-def _equal(ranked: Sequence[Mapping[str, Any]]) -> bool:
-    return len({record.get(TABLE_METRIC) for record in ranked}) == 1
+def _equal(run: Run, by: str) -> bool:
+    """Return ``True`` if all attacked examples have the same value of the metric ``by``, by every attacker."""
+    return len({record.get(by) for attacker in Attacker for record in run.of_kind("image", attacker)} - {None}) == 1
 
 
 def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:

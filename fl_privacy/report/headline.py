@@ -14,7 +14,7 @@ from fl_privacy.report.words import metric, percent, ratio, title
 from fl_privacy.runs.folder import Counts, Recognized, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import TOLD
 from fl_privacy.runs.folder.leakage import AttackedUploads, AttackFacts
-from fl_privacy.runs.folder.verdict import Ground, Tone, Verdict
+from fl_privacy.runs.folder.verdict import LEAK, Ground, Tone, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
 
 
@@ -49,7 +49,7 @@ def headline_of(verdict: Verdict, kind: str | None = None) -> Headline:
     text = rest.lstrip(" ,;")
     if text.startswith("("):
         text = text[1:].replace(")", "", 1)
-    whole, scope = "".join(clause.text for clause in clauses), f"{_capital(text)}." if text else ""
+    whole, scope = "".join(clause.text for clause in clauses), f"{capital(text)}." if text else ""
     return Headline(whole, " ".join(_basis(verdict, kind)), verdict.tone, lead, scope)
 
 
@@ -64,12 +64,12 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
         asked = tuple(dict.fromkeys(finding.about for finding in verdict.asked))
         questions = " or ".join(TOLD.get(about, about) for about in asked)
         rest = _Clause(f", {_by_methods(verdict.asked, asked)}{nothing}", leads=False)
-        return [_Clause(f"{_capital(who)} could not infer {questions} better than by chance"), rest]
+        return [_Clause(f"{capital(who)} could not infer {questions} better than by chance"), rest]
     if verdict.ground is Ground.OLDER:
         return [_Clause("Judged by an older version: run again for a verdict")]
     if not verdict.readings:
         by = _by_methods(verdict.asked, verdict.told)
-        return [_Clause(_capital(known)), _Clause(f", {by}{nothing}", leads=False)]
+        return [_Clause(capital(known)), _Clause(f", {by}{nothing}", leads=False)]
     joint = "; " if verdict.ground is Ground.READ else ", but "
     said = _of_attacked(verdict, kind)
     if verdict.facts.source is AttackedUploads.SERVER and verdict.ground is not Ground.BOUNDED:
@@ -79,7 +79,7 @@ def _clauses(verdict: Verdict, kind: str) -> list[_Clause]:
 
 
 def _by_methods(found: Sequence[Finding], about: Collection[str]) -> str:
-    own = [finding for finding in found if finding.about in about and finding.failure is None]
+    own = [finding for finding in found if finding.about in about]
     number = len({(finding.about, finding.method) for finding in own})
     examples = max((finding.positives + finding.negatives for finding in own), default=0)
     by = "by one attack" if number == 1 else f"by the best of {number} attacks"
@@ -127,13 +127,14 @@ def _result(verdict: Verdict, kind: str) -> str:
     examples = f"attacked {kind}{'s' * (counts.judged != 1)}{' whose original is known' * bool(counts.unknown)}"
     if not counts.read:
         how_many = "did not reconstruct the" if counts.judged == 1 else f"reconstructed none of {counts.judged}"
-        return _capital(f"{_who(verdict)} {how_many} {examples}")
+        return capital(f"{_who(verdict)} {how_many} {examples}")
     how_many = "the" if counts.judged == 1 else _few_words(counts)
-    return f"{_capital(observer(facts))}{_knowing(verdict)} reconstructed {how_many} {examples}"
+    return f"{capital(observer(facts))}{_knowing(verdict)} reconstructed {how_many} {examples}"
 
 
-def _capital(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}"
+def capital(text: str) -> str:
+    """Return ``text`` with its first letter, if any, in upper case."""
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _few_words(counts: Counts) -> str:
@@ -204,7 +205,7 @@ def _without_verdict(verdict: Verdict, kind: str) -> list[_Clause]:
         said = f"; {known} (up to {_upper(counts)} may be)"
         return [_Clause(f"No verdict: {unknown}"), _Clause(said, leads=False)]
     made = sum(c.images - c.failures for c in attacked)
-    guessed = _capital(f"{_who(verdict)} guessed {made} {kind}{'s' * (made != 1)}")
+    guessed = capital(f"{_who(verdict)} guessed {made} {kind}{'s' * (made != 1)}")
     uploads = _Clause(f", {uploads_in_words(verdict.facts, kind)}", leads=False)
     return [_Clause(guessed), uploads, _Clause(": are these yours?")]
 
@@ -340,6 +341,8 @@ _TO_DO = {
     Ground.FAILED: "The page says why; this says nothing about privacy.",
 }
 
+_NO_RESULT = (Ground.FAILED, Ground.OLDER, Ground.NO_TRUTH, Ground.NOTHING)
+
 _GRIDS = {TEXTS: "text", ROWS: "tables"}  # modality other than images -> grid that measures its defenses
 
 
@@ -366,12 +369,15 @@ def answers_of(run_dirs: Sequence[Path]) -> str:
     if len(run_dirs) == 1:
         return run_in_words(run_dirs[0])
     runs = [read_run(path) for path in run_dirs]
-    read = [(verdict, run) for run in runs if (verdict := verdict_of(run)).ground is Ground.READ]
-    if not read:
-        return f"None of {len(runs)} runs reconstructed an example. {_NO_PROOF}"
-    most, run = max(read, key=lambda pair: pair[0].counts.read / max(1, pair[0].counts.judged))
+    judged = [(verdict_of(run), run) for run in runs]
+    leaks = [(verdict, run) for verdict, run in judged if verdict.tone == LEAK]
+    if not leaks:
+        known = sum(verdict.ground not in _NO_RESULT for verdict, _ in judged)
+        none = f"None of {known} runs with a result reconstructed an example. {_NO_PROOF}"
+        return none if known else f"None of {len(runs)} runs has a result: this says nothing about privacy."
+    most, run = max(leaks, key=lambda pair: (pair[0].ground is Ground.READ, pair[0].counts.share or 0.0))
     text = headline_of(most).text
     return visible(
-        f"{len(read)} of {len(runs)} runs reconstructed examples; most in {run.path.name}:"
+        f"{len(leaks)} of {len(runs)} runs leak; most in {run.path.name}:"
         f" {text[0].lower()}{text[1:]}. The page compares them."
     )

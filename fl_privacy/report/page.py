@@ -60,6 +60,7 @@ def environment() -> Environment:
         "size": words.size,
         "metric": _unbroken(words.metric),
         "ratio": words.ratio,
+        "capital": headline.capital,
         "interval": lambda *values: words.interval(*values).replace(" %", "\N{NO-BREAK SPACE}%"),
         "title_of": words.title,
         "title_within": words.title_within,

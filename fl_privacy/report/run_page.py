@@ -225,7 +225,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         kind=kind,
         rows=[gallery.row_view(one, shown.rows) for one in first] if shown.rows else [],
         best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
-        seen="what the attacker computed of the others' updates" if verdict.facts.sites else "the client's upload",
+        seen="an undefended upload that the server made itself"
+        if verdict.facts.source is AttackedUploads.SERVER
+        else "what the attacker computed of the others' updates"
+        if verdict.facts.sites
+        else "the client's upload",
         best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
         sentences=[gallery.text_view(one, shown.sentences) for one in first] if shown.sentences else [],
         extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],
@@ -246,7 +250,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         extremes=gallery.view_extremes(run, shown.pairs) if modality.pixels else [],
         images=gallery.view_all(run, shown.pairs) if modality.pixels else [],
         images_left_out=max(0, len(run.of_kind("image")) - gallery.SHOWN),
-        gallery_title=gallery.gallery_title(run).replace("images", f"{kind}s"),
+        gallery_title=gallery.gallery_title(run, kind),
         films=films_of_run(run, shown.films, shown.pairs, shown.sentences),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],

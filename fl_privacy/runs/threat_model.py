@@ -126,7 +126,7 @@ def _sites(setup: Setup) -> list[str]:
             "updates are" if setup.config.threat_model.knows_numbers else "updates, and all numbers of examples, are"
         )
         seen += f" site's {alike} the same in these rounds)"
-    rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the steps of {plan.optimizer.name}, undone,"
+    rule = "the change of the model" if plan.optimizer.name == "sgd" else f"the undone steps of {plan.optimizer.name}"
     numbers = " and all numbers of examples" if setup.config.threat_model.knows_numbers else ""
     lines = [
         f"{who} {'active' if crafts else 'honest but curious'}. Known: each global model{numbers}. Attack: subtract"

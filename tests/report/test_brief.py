@@ -7,9 +7,10 @@ import re
 import pytest
 
 from fl_privacy.report import write_brief, write_report
-from fl_privacy.runs.folder import RunFolder
+from fl_privacy.runs.folder import Finding, RunFolder
 from fl_privacy.types import Certainty
 from tests.report import kinds
+from tests.report.test_inferred import finding
 from tests.results.runs import config, defended, record, round_report, score
 
 SECTIONS = [
@@ -65,6 +66,17 @@ def test_what_was_left_out_is_told(tmp_path):
     words = words_of(write_brief(kinds.inference(tmp_path)))
     assert "Malicious parameters, malicious architecture" in words and "Whether images can be reconstructed." in words
     assert "reveal: what the examples are like, what a client has." in words
+
+
+def test_inference_that_found_nothing_was_an_attack_and_one_that_failed_was_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(kinds, "finding", lambda *_, **__: finding(0.011))
+    words = words_of(write_brief(kinds.inference(tmp_path / "nothing")))
+    assert "The figures prove no anonymity" in words and "Nothing was attacked" not in words
+    failed = Finding(about="membership", method="a", title="a", failure="ValueError: x")
+    monkeypatch.setattr(kinds, "finding", lambda *_, **__: failed)
+    words = words_of(write_brief(kinds.inference(tmp_path / "failed")))
+    assert "Nothing was attacked: no support for anonymity" in words and "no more than chance" not in words
+    assert "What else the uploads reveal: who took part" in words
 
 
 def test_terms_are_explained_where_they_are_used(tmp_path):

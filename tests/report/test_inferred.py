@@ -82,6 +82,11 @@ def test_the_first_line_says_what_was_asked_by_how_many_attacks_of_how_many() ->
         "The server could not infer who took part better than by chance, by one attack, asked 110 questions; no image"
         " was attacked"
     )
+    failed = Finding(about="source", method="source", title="source", failure="ValueError: x")
+    assert headline_of(judged(asked(weak, failed), AttackFacts())).text == unknown.text, (
+        "nothing is known of the source"
+    )
+    assert headline_of(judged(asked(failed), AttackFacts())).text == "No image was attacked: nothing is known"
 
 
 def test_records_are_read_back() -> None:

@@ -92,8 +92,12 @@ def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: P
 def test_several_runs_end_with_the_one_that_leaks_most(tmp_path: Path) -> None:
     quiet, failed = LINES["nothing reconstructed"][0](tmp_path / "quiet"), LINES["failed"][0](tmp_path / "failed")
     leaking = kinds.attack(tmp_path / "leaking")
-    assert answers_of([quiet, leaking]).startswith(f"1 of 2 runs reconstructed examples; most in {leaking.name}: the")
-    assert answers_of([quiet, failed]).startswith("None of 2 runs reconstructed an example. This describes the attack")
+    assert answers_of([quiet, leaking]).startswith(f"1 of 2 runs leak; most in {leaking.name}: the")
+    said = answers_of([quiet, failed])
+    assert said.startswith("None of 1 runs with a result reconstructed an example. This describes the attack")
+    assert answers_of([failed, failed]) == "None of 2 runs has a result: this says nothing about privacy."
+    inferred = kinds.inference(tmp_path / "inferred")
+    assert answers_of([quiet, inferred]).startswith(f"1 of 2 runs leak; most in {inferred.name}: the server can infer")
 
 
 @pytest.mark.parametrize(("modality", "grid"), [(IMAGES, "quick"), (TEXTS, "text"), (ROWS, "tables")])

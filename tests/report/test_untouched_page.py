@@ -139,6 +139,15 @@ def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_
     assert "9 examples in 3 steps" in last and '<text x="9" y="17">not attacked</text>' in last
 
 
+def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
+    some, none = (replace(step("One", 0), counts=Counts(nothing=n, failures=3, groups=n)) for n in (1, 0))
+    page = AuditRecord(app="a", answers=[some])
+    (bar,) = pictured(page)
+    assert "0 of 1" in bar and "the attack failed on 3" in bar and "0 of 4" not in render_audit(page)
+    (bar,) = pictured(AuditRecord(app="a", answers=[none]))
+    assert ">not known</text>" in bar and "the attack failed on 3" in bar and 'class="gray"' not in bar
+
+
 def test_the_best_reconstructions_come_first_and_none_is_shown_that_does_not_count() -> None:
     def guess(level: float, *, counts: bool = True) -> Shown:
         return Shown(original=np.ones((1, 8, 8)), guess=np.full((1, 8, 8), level), reconstructed=counts)

@@ -82,7 +82,7 @@ class Verdict:
     by_round: Mapping[int, LeakageResult] = field(default_factory=dict)  # result that leaks most in each attacked round
     readings: tuple[LeakageResult, ...] = ()
     told: tuple[str, ...] = ()  # other questions answered better than by chance
-    asked: tuple[Finding, ...] = ()
+    asked: tuple[Finding, ...] = ()  # what other questions were answered by, if with figures
     bound: Bound | None = None
     exposed: Recognized | None = None  # images that came out as a defense's substitutes; ``None`` if none did
     proven: int = 0  # most examples proven by one attacker
@@ -118,6 +118,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
     ``loader`` is the name of the function that loaded the data.
     """
     found = summary.attacked
+    asked = tuple(finding for finding in summary.inferred if finding.measures)  # others failed, or had too few examples
     told, bound = told_apart(summary.inferred), _bound(summary.privacy, found, summary.inferred)
     bound = None if claim_is_false else bound
     counts = [reading.counts for reading in found]
@@ -125,7 +126,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         (tone_of(found, facts.source) == LEAK, Ground.READ),
         (told, Ground.TOLD),
         (is_read(found), Ground.REHEARSED),
-        (not found and summary.inferred, Ground.UNTOLD),
+        (not found and asked, Ground.UNTOLD),
         (not found, Ground.NOTHING),
         (any(c.older for c in counts), Ground.OLDER),
         (all(c.failures == c.images for c in counts), Ground.FAILED),
@@ -144,7 +145,7 @@ def judged(summary: Summary, facts: AttackFacts, *, claim_is_false: bool = False
         by_round={r: most for r in rounds if (most := leaks_most(in_round(found, r))) is not None},
         readings=found,
         told=told,
-        asked=tuple(summary.inferred),
+        asked=asked,
         bound=bound,
         exposed=most_exposed(found),
         proven=max((r.certainties.get(Certainty.PROVEN, 0) for r in found), default=0),
