@@ -297,7 +297,8 @@ def read_of(candidate: Candidate) -> str:
     if candidate.read:
         return f"{candidate.read} of {candidate.images} {kind}s reconstructed"
     at_most = f"up to {100 * candidate.at_most:.0f} % of such {kind}s may leak"
-    return f"none of {candidate.images} {kind}s reconstructed, though {at_most}"
+    none = f"none of {candidate.images} {kind}s" if candidate.images != 1 else f"the one {kind} not"
+    return f"{none} reconstructed, though {at_most}"
 
 
 def withheld(candidate: Candidate) -> str:
@@ -327,7 +328,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     if not candidates:
         return ""
     if not defense_choice.comparable(candidates):
-        return "Some uploads hold images and others texts: no figure compares them."
+        return "The uploads hold different kinds of examples: no figure compares them."
     if quiet := defense_choice.unread_undefended(candidates):
         return nothing_told(quiet)
     best = defense_choice.best_unread(candidates, psnr_below)

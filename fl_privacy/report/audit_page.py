@@ -207,7 +207,11 @@ class AuditRecord:
 
     @property
     def _unjudged(self) -> list[Answer]:
-        return [step for step in self.steps if step.shown and step.counts is not None and not step.counts.judged]
+        return [
+            step
+            for step in self.steps
+            if step.shown and step.counts is not None and not step.counts.judged and step.counts.unknown
+        ]
 
     @property
     def uploads_attacked(self) -> list[Answer]:
@@ -238,6 +242,8 @@ class AuditRecord:
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
             why = " yet" if self.going_on else f": {self._why}"
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
+        if any(step.counts for step in self.steps):
+            return "All attacks on single examples failed: nothing is known about them"
         if self.going_on:
             return "No upload was attacked yet"
         if self.measured:

@@ -91,20 +91,14 @@ CAPTION = ("psnr", "transformed_psnr", "ssim", "lpips")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExampleView:
-    """One attacked example in words; ``rank`` is empty unless it is among the few shown first."""
+class ImageView:
+    """One attacked image; pictures are PNGs as data URIs, empty if not available; ``rank`` if shown first."""
 
     rank: str = ""
     where: str
     figures: str
     label: str
     failure: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageView(ExampleView):
-    """One attacked image; pictures are PNGs as data URIs, empty if not available."""
-
     original: str
     guess: str
     transformed: str
@@ -239,16 +233,7 @@ class Piece:
     kind: Kind
 
 
-@dataclass(frozen=True, kw_only=True)
-class SentenceView(ExampleView):
-    """One attacked text as tokens; ``original`` is empty if not known, ``adaptive`` is ``None`` without one."""
-
-    original: Sequence[Piece]
-    guess: Sequence[Piece]
-    adaptive: Sequence[Piece] | None
-
-
-def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[SentenceView]:
+def extreme_sentences(run: Run, found: Mapping[tuple[str, int], Sentence], by: str) -> list[dict[str, Any]]:
     """View the best, median and worst text by the metric ``by``; any three if all are equal."""
     ranked = rank_by(run, by)
     if _equal(run, by):
@@ -277,17 +262,17 @@ def uncolored(tokens: Sequence[str]) -> list[Piece]:
     return [Piece(*as_shown(token), "plain") for token in tokens]
 
 
-def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> SentenceView:
-    """View the attacked text of ``record``."""
+def text_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], Sentence], rank: str = "") -> dict[str, Any]:
+    """View the attacked text of ``record`` as tokens: original, empty if not known, and guesses of the attackers."""
     sentence = found.get((record["id"], record["image"]), Sentence(None))
     original = sentence.original
-    return SentenceView(
+    return {
         **described(record, "text", TEXT_CAPTION),
-        rank=rank,
-        original=uncolored(original or ()),
-        guess=colored(sentence.guess or (), original),
-        adaptive=None if sentence.adaptive is None else colored(sentence.adaptive, original),
-    )
+        "rank": rank,
+        "original": uncolored(original or ()),
+        "guess": colored(sentence.guess or (), original),
+        "adaptive": None if sentence.adaptive is None else colored(sentence.adaptive, original),
+    }
 
 
 ROW_CAPTION = ("cells_right", "categories_right", "numbers_right")
@@ -295,16 +280,7 @@ SURE = 0.9  # least certainty of a cell shown as certain
 _RANKS = ("Best", "Second", "Third")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowView(ExampleView):
-    """One attacked row: for each column its name, the original cell and those of the attackers."""
-
-    lines: Sequence[Mapping[str, Any]]
-    known: bool
-    adaptive: bool
-
-
-def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[RowView]:
+def best_rows(run: Run, found: Mapping[tuple[str, int], RowPair]) -> list[dict[str, Any]]:
     """View three rows with many right cells, from different clients and uploads if possible."""
     ranked = rank_by(run, TABLE_METRIC)
     shown = from_many(ranked, 3, "row")
@@ -333,8 +309,8 @@ def _equal(run: Run, by: str) -> bool:
     return len({record.get(by) for attacker in Attacker for record in run.of_kind("image", attacker)} - {None}) == 1
 
 
-def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> RowView:
-    """View the attacked row of ``record``."""
+def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair], rank: str = "") -> dict[str, Any]:
+    """View the attacked row of ``record``: each column's name, original cell and those of the attackers."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
     without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
@@ -347,8 +323,8 @@ def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair]
         }
         for k, column in enumerate(pair.columns)
     ]
-    told = described(record, "row", ROW_CAPTION, without)
-    return RowView(**told, rank=rank, lines=lines, known=original is not None, adaptive=pair.adaptive is not None)
+    told = described(record, "row", ROW_CAPTION, without) | {"rank": rank, "lines": lines}
+    return told | {"known": original is not None, "adaptive": pair.adaptive is not None}
 
 
 def _cell(guess: RowGuess | None, at: int, record: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -225,11 +225,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         kind=kind,
         rows=[gallery.row_view(one, shown.rows) for one in first] if shown.rows else [],
         best_rows=gallery.best_rows(run, shown.rows) if shown.rows else [],
-        seen="an undefended upload that the server made itself"
-        if verdict.facts.source is AttackedUploads.SERVER
-        else "what the attacker computed of the others' updates"
-        if verdict.facts.sites
-        else "the client's upload",
+        facts=verdict.facts,
         best_rows_said=gallery.best_rows_in_words(run) if shown.rows else "",
         sentences=[gallery.text_view(one, shown.sentences) for one in first] if shown.sentences else [],
         extreme_sentences=gallery.extreme_sentences(run, shown.sentences, TEXT_METRIC) if shown.sentences else [],

@@ -221,9 +221,11 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
-        kind, few = kind_in_words(best), ", and few were attacked" * best.rests_on_few
-        said = f"Behind {best.name}, the attacks reconstructed none of {best.images} {kind}s"
-        return f"{said}; up to {100 * best.at_most:.0f} % of such {kind}s may leak{few}"
+        kind, few = kind_in_words(best), ", and few uploads were attacked" * best.rests_on_few
+        none = (
+            f"reconstructed none of {best.images} {kind}s" if best.images > 1 else f"did not reconstruct the one {kind}"
+        )
+        return f"Behind {best.name}, the attacks {none}; up to {100 * best.at_most:.0f} % of such {kind}s may leak{few}"
     if (plain := unread_undefended(candidates)) is not None:
         return f"The attacks reconstructed nothing undefended either: {read_of(plain)}"
     defended = [candidate for candidate in candidates if not candidate.undefended]

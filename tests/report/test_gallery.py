@@ -49,7 +49,7 @@ def test_rows_are_called_the_best_only_of_what_they_are_the_best_of(
     run = recorded(*rows)
     words = best_rows_in_words(run)
     assert said in words and bool(words) is bool(said)
-    assert [view.rank for view in best_rows(run, {})] == ranks
+    assert [view["rank"] for view in best_rows(run, {})] == ranks
 
 
 def test_one_example_is_not_all_of_them() -> None:

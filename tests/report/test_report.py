@@ -15,6 +15,7 @@ from fl_privacy.report import grid_picture, run_page as single, write_report
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.charts import line_chart
 from fl_privacy.runs.folder import LeakageResult, RunFolder
+from tests.report import kinds
 from tests.results import runs
 from tests.results.runs import config, defended, pictures, record, round_report, score
 
@@ -271,3 +272,13 @@ def test_rounds_that_were_read_exactly_stand_on_top_of_their_curve(tmp_path, mon
     (noisy, exact), title = next((curves, y) for curves, y in drawn if y.startswith("Mean PSNR"))
     assert title.endswith("exact ones on top")
     assert len(exact.y) == len(noisy.y) == 2 and max(noisy.y) < min(exact.y) < math.inf
+
+
+def test_failures_and_unknown_originals_are_not_called_unreconstructed(tmp_path):
+    text = write_report([kinds.attack(tmp_path / "failed", failures=6)]).read_text()
+    assert "the attack failed on 6" in text and "0 of 6" not in text and "All 6 attacked images" in text
+    text = write_report([kinds.attack(tmp_path / "some", failures=2, noise=0.9)]).read_text()
+    assert text.count("0 of 4") > 1 and "0 of 6" not in text and "of 6 images" not in text
+    text = write_report([kinds.audit(tmp_path / "unknown", known=False)]).read_text()
+    assert "Each original, if it is known, is next to its reconstruction from an undefended upload that the" in text
+    assert "Leakage by metric" not in text, "no empty table"

@@ -144,7 +144,10 @@ def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
     page = AuditRecord(app="a", answers=[some])
     (bar,) = pictured(page)
     assert "0 of 1" in bar and "the attack failed on 3" in bar and "0 of 4" not in render_audit(page)
-    (bar,) = pictured(AuditRecord(app="a", answers=[none]))
+    page = AuditRecord(app="a", answers=[none], lines=[LINE])
+    assert page.headline == "All attacks on single examples failed: nothing is known about them"
+    assert "No example was scored; the attack failed on 3" in render_audit(page) and "Look at" not in page.next_step
+    (bar,) = pictured(page)
     assert ">not known</text>" in bar and "the attack failed on 3" in bar and 'class="gray"' not in bar
 
 
