@@ -242,10 +242,9 @@ class AuditRecord:
             of = f"{counts.read} of {_number(counts.judged, KINDS[attacked[0].kind])} {were} reconstructed"
             why = " yet" if self.going_on else f": {self._why}"
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
-        if any(step.counts for step in self.steps):
-            return "All attacks on single examples failed: nothing is known about them"
-        if self.going_on:
-            return "No upload was attacked yet"
+        if self.going_on or any(step.counts for step in self.steps):
+            failed = "All attacks on single examples failed: nothing is known about them"
+            return "No upload was attacked yet" if self.going_on else failed
         if self.measured:
             return (
                 "No single example was attacked, and uploads revealed no more about clients than guessing does: this"

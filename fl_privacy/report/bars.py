@@ -71,9 +71,9 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
     """Return the bar of ``counts`` over the examples that could be scored."""
-    unscored = (f"the attack failed on {counts.failures}" * bool(counts.failures),)
-    unscored += (f"the originals of {counts.unknown} are not known" * bool(counts.unknown),)
-    aside = "; ".join(filter(None, [aside, *unscored]))
+    failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
+    unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
+    aside = "; ".join(filter(None, [aside, failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
     return Bar(
