@@ -26,7 +26,7 @@ def test_of_two_sites_one_has_what_the_server_has_of_the_other(tmp_path: Path) -
     assert server.path != site.path
     assert [s[:2] for s in site.scores()] == [s[:2] for s in server.scores()]
     assert [s[2] for s in site.scores()] == pytest.approx([s[2] for s in server.scores()], abs=0.5)
-    assert "subtracting its own update" in site.json("threat_model.json")[0]
+    assert "subtract its own update from the change of the model." in site.json("threat_model.json")[0]
 
 
 def test_a_sum_is_of_the_examples_of_all_other_sites(tmp_path: Path) -> None:
