@@ -177,7 +177,7 @@ def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = study_entry("few", "1", few, {"DLG": few})
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "and few were attacked<" in text and 'class="chosen few"' in text
+    assert "and few uploads were attacked<" in text and 'class="chosen few"' in text
     alone = write_trade_off(outcomes[:1], tmp_path / "trade_off.html").read_text()
     assert "Clients&#39; images were reconstructed behind the one defense that was tried" in alone
 
