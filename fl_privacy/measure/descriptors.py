@@ -61,9 +61,6 @@ class Descriptors:
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
     _inner: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
         if blur not in self._inner:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_privacy.measure import texts as text_metrics
-from fl_privacy.measure.identification import PublicImages, aligned, control, identify, near_lead
+from fl_privacy.measure.identification import PublicImages, aligned, control, identify, larger, near_lead
 from fl_privacy.measure.intervals import Coincidences, chance_of_upload, chance_of_words, either
 from fl_privacy.measure.matching import Match
 from fl_privacy.measure.outcome import LEAD, MARGIN_PSNR, PROVEN_PSNR, ROUNDING, SAME, GuessComparison
@@ -50,16 +50,22 @@ def other_updates(victims: Sequence[VictimId], guesses: Sequence[Tensor | None],
 
     These are the next ``OTHER_UPDATES`` victims of other clients that share no image with the victim; if all victims
     are of one client, its other updates. ``guesses`` and ``truths`` of the ``victims`` of one attack are (B, C, H, W);
-    ``None`` without a guess.
+    ``None`` without a guess. Guesses that are not finite, or of another shape, are left out.
     """
     found, flat = {}, [truth.flatten(1).float() for truth in truths]
+    usable = [
+        guess[guess.isfinite().flatten(1).all(1)].detach().cpu().clamp(0, 1)
+        if guess is not None and guess.shape[1:] == truth.shape[1:]
+        else truth[:0]
+        for guess, truth in zip(guesses, truths, strict=True)
+    ]
     for place, victim in enumerate(victims):
         following = [(place + step) % len(victims) for step in range(1, len(victims))]
         distances = {other: torch.cdist(flat[other], flat[place]) / flat[other].shape[1] ** 0.5 for other in following}
         apart = [other for other in following if not bool((distances[other] <= NEARLY).any())]
         foreign = [other for other in apart if victims[other].client != victim.client]
         apart = foreign or (apart if len({each.client for each in victims}) == 1 else [])
-        made = [guess for guess in (guesses[other] for other in apart) if guess is not None][:OTHER_UPDATES]
+        made = [usable[other] for other in apart if len(usable[other])][:OTHER_UPDATES]
         if made:
             found[victim] = torch.cat(made)[:MOST_CONTROLS]
     return found
@@ -98,7 +104,7 @@ def compare_images(
     for place, (truth, label) in enumerate(zip(originals, match.labels[found].tolist(), strict=True)):
         top_psnr, top_ssim = control(truth, label, others.candidates, extra)
         tries = {place, int(nearest[place])}
-        own_psnr, own_ssim = aligned(guesses[sorted(tries)], truth)
+        own_psnr, own_ssim = larger(aligned(guesses[guess], truth) for guess in sorted(tries))
         figures[place] = own = replace(
             figures[place],
             control_psnr=_round(top_psnr),

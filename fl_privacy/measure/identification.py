@@ -2,10 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,9 +40,7 @@ class PublicImages:
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     # original -> cached lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
-    _seen: dict[bytes, "Seen"] = field(default_factory=dict, init=False, repr=False)
-    shifted: dict[bytes, ShiftedDescriptors] = field(default_factory=dict, init=False, repr=False)
-    _originals: dict[bytes, Gallery] = field(default_factory=dict, init=False, repr=False)
+    _turnings: dict[bytes, Turning] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -64,12 +61,15 @@ class PublicImages:
     def gallery(self) -> Gallery:
         return Gallery(self.rivals)
 
-    def seen(self, guess: Tensor, rivals: Tensor, usual: Tensor) -> "Seen":
-        key = _digest(guess, rivals)
-        return _latest(self._seen, key, lambda: Seen(key=key, guess=guess, others=self, rivals=rivals, usual=usual))
-
-    def originals(self, images: Tensor) -> Gallery:
-        return _latest(self._originals, _digest(images), lambda: Gallery(images))
+    def turning(self, guess: Tensor, rivals: Tensor, usual: Tensor) -> Turning:
+        """Return a guess next to the images of these indices, with what was computed for it if that was lately."""
+        key, kept = hashlib.blake2b(guess.numpy().tobytes() + rivals.numpy().tobytes()).digest(), self._turnings
+        kept[key] = found = kept.pop(key, None) or Turning(
+            guess=guess.clone(), others=self.gallery, rivals=rivals, usual=usual
+        )
+        while len(kept) > MOST_LATEST:
+            del kept[next(iter(kept))]
+        return found
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the image most similar to ``original`` (C, H, W), if any, and almost equal ones (K, C, H, W)."""
@@ -113,25 +113,7 @@ def _as_bytes(images: Tensor) -> Tensor:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
 
 
-T = TypeVar("T")
 MOST_LATEST = 18  # guesses kept with what was computed for them: a victim's controls are its neighbors' guesses
-
-
-def _latest(kept: dict[bytes, T], key: bytes, make: Callable[[], T]) -> T:
-    kept[key] = found = kept.pop(key) if key in kept else make()
-    while len(kept) > MOST_LATEST:
-        del kept[next(iter(kept))]
-    return found
-
-
-def _digest(*tensors: Tensor) -> bytes:
-    made = hashlib.blake2b(digest_size=16)
-    for tensor in tensors:
-        made.update(repr((tensor.shape, tensor.dtype)).encode())
-        made.update(tensor.contiguous().numpy().tobytes())
-    return made.digest()
-
-
 RIVALS = 10  # nearest candidates for the foreign share of a guess
 LUCK = 0.3
 """Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
@@ -169,53 +151,14 @@ class Identified:
         return {name: figure for name, figure in named.items() if figure is not None}
 
 
-Rest = tuple[Tensor, Tensor, Tensor]  # strengths (W, R) of the rivals by W ways; mean and spread (W, 1) of the usual z
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
-    """A guess next to the rivals, whatever the originals are."""
-
-    key: bytes
-    guess: Tensor  # (1, C, H, W) in [0, 1]
-    others: PublicImages
-    rivals: Tensor  # (R,) indices of the rivals, sorted
-    usual: Tensor  # (U,) indices that define the usual correlation
-    _rest: dict[bytes, Rest] = field(default_factory=dict, init=False, repr=False)
-
-    @cached_property
-    def turning(self) -> Turning:
-        usual = self.usual[:: REFERENCE // USUAL_TURNED].contiguous()
-        return Turning(guess=self.guess, others=self.others.gallery, rivals=self.rivals, usual=usual)
-
-    def shifted(self, sight: DescriptorScale) -> ShiftedDescriptors:
-        key = self.key + bytes([sight.side])
-        return _latest(self.others.shifted, key, lambda: ShiftedDescriptors(self.guess, sight))
-
-    def rest(self, sight: DescriptorScale, rivals: Tensor) -> Rest:
-        def make() -> Rest:
-            standing = self.others.gallery.standing(sight)
-            every = len(standing) == len(rivals)
-            rows = [standing.rows(to, window) for _, to, window in sight.ways]
-            found = self.correlations(sight, rows if every else [each[rivals] for each in rows])
-            return z_scores(found, torch.searchsorted(rivals, self.usual))
-
-        return _latest(self._rest, _digest(rivals) + bytes([sight.side]), make)
-
-    def correlations(self, sight: DescriptorScale, rows: Sequence[Tensor]) -> Tensor:
-        shifted = self.shifted(sight)  # result: (W, N)
-        pairs = zip(sight.ways, rows, strict=True)
-        return torch.stack([largest(shifted.rows(of, window), each) for (of, _, window), each in pairs])
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Look:
     """Similarities of G guesses to B originals and R rivals at one resolution."""
 
-    guesses: Sequence[Seen]
+    guesses: Sequence[Turning]
     originals: Gallery
-    others: PublicImages
     rivals: Tensor  # (R,) indices of the rivals, sorted
+    usual: Tensor  # (U,) indices that define the usual correlation
     sight: DescriptorScale
 
     def ranked(self, candidates: int) -> Identified:
@@ -242,28 +185,46 @@ class Look:
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return correlations (G, W, B) of W ways, their strengths (G, W, B), and the rivals' strengths (G, W, R)."""
-        standing = self.originals.standing(self.sight)
-        rows = [standing.rows(to, window) for _, to, window in self.sight.ways]
-        raw = torch.stack([seen.correlations(self.sight, rows) for seen in self.guesses])
-        rests = zip(*(seen.rest(self.sight, self.rivals) for seen in self.guesses), strict=True)
-        rest, mean, spread = map(torch.stack, rests)
-        return raw, (_fisher_z(raw) - mean) / spread, rest
+        every, at = torch.arange(len(self.originals.images)), torch.searchsorted(self.rivals, self.usual)
+        raw = [self._correlations(number, self.originals, every) for number in range(len(self.guesses))]
+        strengths = [relative(own, self._among(number), at) for number, own in enumerate(raw)]
+        own, rest = (torch.stack(each) for each in zip(*strengths, strict=True))
+        return torch.stack(raw), own, rest
+
+    def _among(self, number: int) -> Tensor:
+        kept, key = self.guesses[number].among, (self.sight, self.rivals.numpy().tobytes())
+        if key not in kept:
+            kept[key] = self._correlations(number, self.guesses[number].others, self.rivals)
+        return kept[key]
+
+    def _correlations(self, number: int, images: Gallery, which: Tensor) -> Tensor:
+        """Return a guess's largest absolute correlations (W, K) with ``which`` (K,) images, of each way."""
+        found = []
+        for of, to, window in self.sight.ways:
+            rows = images.standing(self.sight).rows(to, window)
+            rows = rows if len(rows) == len(which) else rows[which]
+            found.append(largest(self._shifted[number].rows(of, window), rows))
+        return torch.stack(found)
+
+    @cached_property
+    def _shifted(self) -> list[ShiftedDescriptors]:
+        return [ShiftedDescriptors(each.guess, self.sight) for each in self.guesses]
 
     def _foreign(self, original: int, at: int) -> float:
         number, way = divmod(at, self._strengths[1].shape[1])
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
         of, to, window = list(self.sight.ways)[way]
-        rows = self.guesses[number].shifted(self.sight).rows(of, window)
-        truth = self.originals.standing(self.sight).rows(to, window)[original]
+        rows = self._shifted[number].rows(of, window)
+        truth = Descriptors(self.originals.images[original][None], self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
-        return shared_beyond(shown, truth, self.others.gallery.standing(self.sight).rows(to, window)[self.rivals[near]])
+        others = self.guesses[number].others.standing(self.sight)
+        return shared_beyond(shown, truth, others.rows(to, window)[self.rivals[near]])
 
 
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals by the best of several ``ways`` of comparison; their leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
-    scored = [(way.own, *z_scores(way.rest[None], way.usual)) for _, way in every]
-    strengths = [((_fisher_z(own[None]) - mean) / spread, rest) for own, rest, mean, spread in scored]
+    strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
     leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
     lead, place = leads.max(0)
     found = []
@@ -282,15 +243,12 @@ def luck(guesses: int, candidates: int) -> float:
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
-def _fisher_z(correlations: Tensor) -> Tensor:
-    return torch.atanh(correlations.clamp(max=_CEILING))
-
-
-def z_scores(rest: Tensor, usual: Tensor) -> Rest:
-    """Return Fisher's z (W, R), relative to the usual one."""
-    z = _fisher_z(rest)
-    mean, spread = z[:, usual].mean(1, keepdim=True), z[:, usual].std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
-    return (z - mean) / spread, mean, spread
+def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+    """Convert correlations (W, B) and (W, R) to Fisher's z, relative to the typical ones of each way."""
+    z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
+    typical = z_rest[:, usual]
+    mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
+    return (z_own - mean) / spread, (z_rest - mean) / spread
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
@@ -333,8 +291,9 @@ def identify(
     images = left.nonzero().flatten()
     rivals = torch.cat([images, torch.arange(len(left), len(others.rivals))])
     usual = images[torch.linspace(0, len(images) - 1, min(REFERENCE, len(images))).long()]
-    seen, truths = [others.seen(guess, rivals, usual) for guess in torch.split(guesses, 1)], others.originals(originals)
-    coarse = Look(guesses=seen, originals=truths, others=others, rivals=rivals, sight=COARSE)
+    few = usual[:: REFERENCE // USUAL_TURNED].contiguous()
+    turnings = [others.turning(guess, rivals, few) for guess in torch.split(guesses, 1)]
+    coarse = Look(guesses=turnings, originals=Gallery(originals), rivals=rivals, usual=usual, sight=COARSE)
     found = coarse.ranked(len(images))
     settled = (found.figures["lead"] >= SURE) | (coarse.behind() > HOPELESS * len(images))
     if not bool(settled.all()):
@@ -351,7 +310,7 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
     if not len(doubtful) or min(images.shape[-2:]) < LEAST_SIDE:
         return found
     gallery = look.originals if len(doubtful) == len(images) else Gallery(images[doubtful])
-    ways = [seen.turning.ways(gallery) for seen in look.guesses]
+    ways = [each.ways(gallery) for each in look.guesses]
     turned = best_of(ways, candidates)
     if bool((turned.figures["lead"] < SURE).any()):
         ways = [[*own, *(near for way in own if (near := way.closer()) is not None)] for own in ways]
@@ -389,25 +348,20 @@ def _expect_alike(candidates: PublicImages | None, originals: Tensor) -> PublicI
 _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 
 
-def aligned(guesses: Tensor, original: Tensor) -> tuple[float, float]:
-    """Return the largest PSNR in dB and SSIM of ``guesses`` ([K, ]C, H, W) over harmless changes.
+def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
+    """Return the largest PSNR in dB and SSIM of ``guess`` over harmless changes, both (C, H, W) in [0, 1].
 
     These are none, and a least-squares change of each channel's intensity of the guess, its mirror image, or the mirror
     image and quarter turn shifted to its best correlation.
     """
-    guesses, truth = guesses.reshape(-1, *original.shape), Gallery(original[None])
-    placed = torch.stack([_best_place(guess, truth) for guess in guesses])
     # fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]
-    x, y = torch.cat([guesses, guesses.flip(-1), placed]).flatten(2).double(), original.flatten(1).double()
+    x = torch.stack([guess, guess.flip(-1), _best_place(guess, original)]).flatten(2).double()
+    y = original.flatten(1).double()
     dx, dy = x - x.mean(2, keepdim=True), y - y.mean(1, keepdim=True)
     slope = (dx * dy).sum(2, keepdim=True) / dx.square().sum(2, keepdim=True).clamp_min(1e-9)
     fitted = (y.mean(1, keepdim=True) + slope * dx).clamp(0, 1).view(-1, *original.shape).to(original.dtype)
-    changed, most = torch.cat([guesses, fitted]), max(4, _VALUES // original.numel())
-    pairs = zip(torch.split(changed, most), torch.split(original.expand_as(changed), most), strict=True)
-    return _larger([(float(psnr(*pair).max()), float(ssim(*pair).max())) for pair in pairs])
-
-
-_VALUES = 1 << 18  # values of images that are compared at once, which bounds the memory
+    changed = torch.cat([guess[None], fitted])
+    return float(psnr(changed, original[None]).max()), float(ssim(changed, original.expand_as(changed)).max())
 
 
 def control(
@@ -424,14 +378,15 @@ def control(
     kept: dict[tuple[bytes, int | None], tuple[float, float]] = {} if candidates is None else candidates.controls
     if (key := (original.numpy().tobytes(), label)) not in kept:
         own_color = original.mean((1, 2), keepdim=True).expand_as(original)
-        found = [(float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None])))]
-        public = list(_public(original, label, candidates))
-        kept[key] = _larger([*found, aligned(torch.stack(public), original)] if public else found)
-    return _larger([kept[key], aligned(torch.stack(list(extra)), original)] if len(extra) else [kept[key]])
+        found = float(psnr(own_color[None], original[None])), float(ssim(own_color[None], original[None]))
+        kept[key] = larger([found, *(aligned(guess, original) for guess in _public(original, label, candidates))])
+    return larger([kept[key], *(aligned(guess, original) for guess in extra)])
 
 
-def _larger(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return max(one for one, _ in pairs), max(other for _, other in pairs)
+def larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Return the largest PSNR and the largest SSIM of several pairs of them."""
+    best_psnr, best_ssim = (max(values) for values in zip(*pairs, strict=True))
+    return best_psnr, best_ssim
 
 
 def _public(original: Tensor, label: int | None, candidates: PublicImages | None) -> Iterator[Tensor]:
@@ -463,21 +418,15 @@ def laid_otherwise(image: Tensor) -> list[Tensor]:
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
-_laid: dict[bytes, list[tuple[ShiftedDescriptors, ShiftedDescriptors]]] = {}  # guess -> its turns, coarse and fine
-
-
-def _best_place(guess: Tensor, truth: Gallery) -> Tensor:
-    """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``truth``."""
+def _best_place(guess: Tensor, original: Tensor) -> Tensor:
+    """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``original``."""
+    truth = Gallery(original[None])
     coarse, still = truth.standing(_FAR).rows(0, 0), truth.standing(_SIGHT).rows(0, 0)[0]
-
-    def turns() -> list[tuple[ShiftedDescriptors, ShiftedDescriptors]]:
-        every = [each[None] for each in laid_otherwise(guess)]
-        return [(ShiftedDescriptors(each, _FAR), ShiftedDescriptors(each, _SIGHT)) for each in every]
-
-    every = _latest(_laid, _digest(guess), turns)
-    shifted = max(every, key=lambda pair: float(largest(pair[0].rows(0, 0), coarse)))[1]
-    guess, places, original = shifted.image[0], shifted.rows(0, 0), truth.images
-    height, width = small(original, _SIGHT.side).shape[-2:]
+    guess = max(
+        laid_otherwise(guess), key=lambda each: float(largest(ShiftedDescriptors(each[None], _FAR).rows(0, 0), coarse))
+    )
+    places = ShiftedDescriptors(guess[None], _SIGHT).rows(0, 0)
+    height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1
     mirrored, place = divmod(int((places @ still).abs().argmax()) % (2 * down * across), down * across)

@@ -1,7 +1,6 @@
 """Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into tiles."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
@@ -171,6 +170,8 @@ class Way(ABC):
     rest: Tensor
     rivals: Tensor
     usual: Tensor
+    turning: "Turning"
+    originals: Gallery
 
     def closer(self) -> "Way | None":
         """Repeat the comparison at higher resolution; ``None`` if that changes nothing."""
@@ -187,94 +188,104 @@ class _Placed:
     poses: Poses  # its poses there
     gray: Tensor  # (K, 1, H, W) gray guess drawn for each
 
-    def __getitem__(self, which: Tensor) -> "_Placed":
-        return _Placed(self.values[which], self.poses[which], self.gray[which])
-
-    def refined(self, images: Tensor, side: int) -> "_Placed":
-        values, taken = self.values, self.poses
+    def refined(self, images: Tensor, side: int, which: Tensor) -> "_Placed":
+        values, taken, gray = self.values[which], self.poses[which], self.gray[which]
         for steps in ROUNDS[side]:
             tried = taken.around(steps)
-            value, step = _tried(tried, self.gray.repeat_interleave(len(steps), 0), images, side).max(1)
+            value, step = _tried(tried, gray.repeat_interleave(len(steps), 0), images[which], side).max(1)
             values = torch.maximum(values, value)
             taken = tried[torch.arange(len(values)) * len(steps) + step]
-        return _Placed(values, taken, self.gray)
+        moved = replace(self.poses, place=self.poses.place.index_copy(0, which, taken.place))
+        return _Placed(self.values.index_copy(0, which, values), moved, self.gray)
 
-    def closer(self, images: Tensor) -> "_Placed":
-        return replace(self, values=_tried(self.poses, self.gray, images, CLOSE)[:, 0])
+    def closer(self, images: Tensor, which: Tensor, number: int) -> "_Placed":
+        poses, gray = self.poses[which], self.gray[which]
+        placed = _Placed(_tried(poses, gray, images, CLOSE)[:, 0], poses, gray)
+        return placed.refined(images, CLOSE, torch.arange(number))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Turning:
-    """A guess, and the images with which it is compared in all poses."""
+    """A guess next to the rivals, whatever the originals are."""
 
     guess: Tensor  # (1, C, H, W) in [0, 1]
     others: Gallery
     rivals: Tensor  # (R,) indices of the candidates that count, sorted
     usual: Tensor  # (U,) indices of the candidates that define the usual correlation
-    _drawn: dict[int, list[tuple[Tensor, float, Tensor]]] = field(default_factory=dict, init=False, repr=False)
-    _tiled: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
+    among: dict[tuple[DescriptorScale, bytes], Tensor] = field(default_factory=dict, init=False, repr=False)
+    _drawn: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def ways(self, originals: Gallery) -> Sequence[Way]:
+    def ways(self, originals: Gallery) -> list[Way]:
         """Compare the guess in all poses, and in tiles of each grid."""
-        posed = self._posed(originals)
-        return [*([] if posed is None else [posed]), *(self._in_pieces(grid, originals) for grid in GRIDS)]
+        usual = torch.searchsorted(self.rivals, self.usual)
+        tiled = [
+            _Tiled(
+                own=_arranged(pieces, originals.tiles(grid)).amax(0),
+                rest=rest,
+                rivals=self.rivals,
+                usual=usual,
+                turning=self,
+                originals=originals,
+                grid=grid,
+                pieces=pieces,
+            )
+            for grid, pieces, rest in self._pieces
+        ]
+        return [*self._posed(originals), *tiled]
 
-    def _posed(self, originals: Gallery) -> Way | None:
+    def _posed(self, originals: Gallery) -> list[Way]:
         own = self._search(originals.at(FAR), FAR).amax(0)
         if bool(((self._far >= own[:, None]).sum(1) > HOPELESS * len(self._far)).all()):
-            return None
-        placed, rest = self._placed(originals.at(NEAR)), self._rest
-        if refines := bool((placed.values >= rest.values[self._first[:AMONG][-1]]).any()):
-            placed, rest = placed.refined(originals.at(NEAR), NEAR), self._refined
-        return _Posed(
-            own=placed.values,
-            rest=rest.values,
-            rivals=self._chosen,
-            usual=torch.searchsorted(self._chosen, self.usual),
-            turning=self,
-            originals=originals,
-            side=NEAR,
-            placed=placed,
-            refines=refines,
-        )
+            return []
+        placed, (chosen, rest, first) = self._placed(originals.at(NEAR)), self._near
+        if refines := bool((placed.values >= rest.values[first[:AMONG][-1]]).any()):
+            placed, rest = placed.refined(originals.at(NEAR), NEAR, torch.arange(len(own))), self._refined
+        return [
+            _Posed(
+                own=placed.values,
+                rest=rest.values,
+                rivals=chosen,
+                usual=torch.searchsorted(chosen, self.usual),
+                turning=self,
+                originals=originals,
+                side=NEAR,
+                placed=placed,
+                refines=refines,
+            )
+        ]
 
     @cached_property
     def _gray(self) -> Tensor:
         return grays(small(self.guess.float(), CLOSE))
 
     @cached_property
+    def _pieces(self) -> list[tuple[int, Tensor, Tensor]]:
+        every = [(grid, _tiles(grays(self.guess.float()), grid)) for grid in GRIDS]
+        return [(grid, own, _arranged(own, self.others.tiles(grid)[self.rivals]).amax(0)) for grid, own in every]
+
+    @cached_property
     def _far(self) -> Tensor:
         return self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
 
     @cached_property
-    def _chosen(self) -> Tensor:
+    def _near(self) -> tuple[Tensor, _Placed, Tensor]:  # the chosen rivals, and the positions of the nearest of them
         nearest = self.rivals[self._far.topk(min(NEAREST, len(self._far))).indices]
-        return torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
-
-    @cached_property
-    def _rest(self) -> _Placed:
-        return self._placed(self.others.at(NEAR)[self._chosen])
-
-    @cached_property
-    def _first(self) -> Tensor:
-        return self._rest.values.topk(min(REFINED, len(self._chosen))).indices
+        chosen = torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
+        placed = self._placed(self.others.at(NEAR)[chosen])
+        return chosen, placed, placed.values.topk(min(REFINED, len(chosen))).indices
 
     @cached_property
     def _refined(self) -> _Placed:
-        first, rest = self._first, self._rest
-        found = rest[first].refined(self.others.at(NEAR)[self._chosen[first]], NEAR)
-        moved = replace(rest.poses, place=rest.poses.place.index_copy(0, first, found.poses.place))
-        return _Placed(rest.values.index_copy(0, first, found.values), moved, rest.gray)
+        chosen, placed, first = self._near
+        return placed.refined(self.others.at(NEAR)[chosen], NEAR, first)
 
     @cached_property
     def close(self) -> tuple[Tensor, Tensor, Tensor]:  # ``rest``, ``rivals`` and ``usual`` at this side
-        usual = torch.searchsorted(self._chosen, self.usual)
-        kept = torch.cat([self._first, usual[:: max(1, len(usual) // USUAL_CLOSELY)]])
-        images = self.others.at(CLOSE)[self._chosen[kept]]
-        placed, number = self._refined[kept].closer(images), len(self._first)
-        first = placed[torch.arange(number)].refined(images[:number], CLOSE)
-        rest = torch.cat([first.values, placed.values[number:]])
-        return rest, self._chosen[kept], torch.arange(number, len(kept))
+        chosen, _, first = self._near
+        usual = torch.searchsorted(chosen, self.usual)
+        kept = torch.cat([first, usual[:: max(1, len(usual) // USUAL_CLOSELY)]])
+        placed = self._refined.closer(self.others.at(CLOSE)[chosen[kept]], kept, len(first))
+        return placed.values, chosen[kept], torch.arange(len(first), len(kept))
 
     def _placed(self, images: Tensor) -> _Placed:
         every = poses(few=False)
@@ -283,36 +294,16 @@ class Turning:
 
     def _search(self, images: Tensor, side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
+        every = poses(few=side == FAR)
         if side not in self._drawn:
-            every = poses(few=side == FAR)
-            for number, gray in enumerate(self._gray):
-                drawn = _looks(every.drawn(gray[None]), side)
-                for slack in sorted(set(every.slack.tolist())):
-                    which = (every.slack == slack).nonzero().flatten()
-                    rows = _middle(drawn[which], slack).flatten(2).permute(1, 2, 0)
-                    self._drawn.setdefault(side, []).append((number * len(every) + which, slack, rows))
-        parts = []
-        for _, slack, middles in self._drawn[side]:
-            rows, lengths = _windows(images, slack)
-            slid = ((rows.flatten(1, 2) @ middles).view(*lengths.shape, -1) / lengths[..., None]).mean(0)
-            parts.append(slid.abs_().amax(1).T)
-        return torch.cat(parts)[torch.cat([which for which, *_ in self._drawn[side]]).argsort()]
-
-    def _in_pieces(self, grid: int, originals: Gallery) -> Way:
-        if grid not in self._tiled:
-            pieces = _tiles(grays(self.guess.float()), grid)
-            self._tiled[grid] = pieces, _arranged(pieces, self.others.tiles(grid)[self.rivals]).amax(0)
-        pieces, rest = self._tiled[grid]
-        return _Tiled(
-            own=_arranged(pieces, originals.tiles(grid)).amax(0),
-            rest=rest,
-            rivals=self.rivals,
-            usual=torch.searchsorted(self.rivals, self.usual),
-            turning=self,
-            originals=originals,
-            grid=grid,
-            pieces=pieces,
-        )
+            self._drawn[side] = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
+        found, slacks = torch.empty(len(self._drawn[side]), len(images)), every.slack.repeat(len(self._gray))
+        for slack in sorted(set(slacks.tolist())):
+            which = slacks == slack
+            middles, (windows, lengths) = _middle(self._drawn[side][which], slack), _windows(images, slack)
+            slid = windows.flatten(1, 2) @ middles.flatten(2).permute(1, 2, 0)
+            found[which] = (slid.view(*lengths.shape, -1) / lengths[..., None]).mean(0).abs_().amax(1).T
+        return found
 
 
 def _arranged(pieces: Tensor, tiles: Tensor) -> Tensor:
@@ -337,8 +328,6 @@ TINY = 1e-6
 class _Posed(Way):
     """The pose and place of greatest likeness to each image."""
 
-    turning: Turning
-    originals: Gallery
     side: int
     placed: _Placed  # the guess next to each original
     refines: bool  # ``False`` if a comparison at a higher resolution is in vain
@@ -347,7 +336,7 @@ class _Posed(Way):
         if not self.refines:
             return None
         images, (rest, rivals, usual) = self.originals.at(CLOSE), self.turning.close
-        placed = self.placed.closer(images).refined(images, CLOSE)
+        placed = self.placed.closer(images, torch.arange(len(images)), len(images))
         close = replace(self, own=placed.values, rest=rest, rivals=rivals, usual=usual)
         return replace(close, side=CLOSE, placed=placed, refines=False)
 
@@ -381,8 +370,6 @@ def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
 class _Tiled(Way):
     """Tiles of a grid, each at its place of greatest likeness."""
 
-    turning: Turning
-    originals: Gallery
     grid: int
     pieces: Tensor
 

@@ -38,6 +38,15 @@ def test_a_generator_that_always_makes_the_same_image_reads_nobody(prior, expect
     assert ("control_lead" in record) is prior
 
 
+@pytest.mark.parametrize("bad", [torch.full((1, 1, 28, 28), torch.nan), torch.zeros(1, 3, 8, 8)])
+def test_a_guess_that_is_no_image_does_not_hide_another_control(bad):
+    truths = [torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    victims = [VictimId(client, 1, 0) for client in range(3)]
+    guesses = [truths[0], bad, (1.5 * truths[0] - 0.1).requires_grad_()]
+    (control,) = other_updates(victims, guesses, truths)[victims[0]]
+    assert torch.equal(control, guesses[2][0].detach().clamp(0, 1))
+
+
 def test_an_update_of_nearly_the_same_image_is_no_control():
     image = torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     truths = [image, (image + 0.01).clamp(0, 1), 1 - image]

@@ -144,6 +144,16 @@ def test_what_a_prior_makes_of_other_updates_too_is_not_identified(digits, publi
     assert outcomes == [Outcome.IDENTIFIED, Outcome.NOTHING]
 
 
+def test_a_guess_is_judged_by_its_pixels_whatever_was_judged_before(digits, public):
+    guess = (digits[0].inputs[:1] + 0.4 * public.images[:1]).clamp(0, 1)
+    alone = [identify(guess, other[None], PublicImages(images=public.images)).lead for other in digits[0].inputs]
+    kept, changed = PublicImages(images=public.images), guess.clone()
+    assert torch.equal(identify(changed, digits[0].inputs[:1], kept).lead, alone[0])
+    changed.zero_()
+    assert identify(changed, digits[0].inputs[:1], kept).lead < alone[0]
+    assert [identify(guess, other[None], kept).lead for other in digits[0].inputs] == alone
+
+
 def test_candidates_of_another_shape_are_refused(digits, public):
     with pytest.raises(UserError, match=r"\(1, 12, 12\) are expected"):
         identify(torch.rand(1, 1, 12, 12), torch.rand(1, 1, 12, 12), public)
@@ -173,6 +183,7 @@ def test_no_guess_does_worse_than_its_control_of_a_constant_color():
 def test_a_control_that_saw_no_update_may_be_given(digits, public):
     original = digits[0].inputs[0]
     plain, given = control(original, 0, public), control(original, 0, public, [original])
+    assert control(original, 0, public) == plain
     assert given[0] > plain[0] and given[1] == pytest.approx(1)
 
 
