@@ -99,8 +99,8 @@ def test_data_in_replies_come_first(tmp_path: Path) -> None:
 
 
 def test_clients_that_all_fail_are_not_called_unattackable(tmp_path: Path) -> None:
-    broken = TREES.replace("    text = json.dumps", "    raise IndexError(7)\n    text = json.dumps")
-    record = audited(tmp_path, "app_that_fails", broken)
+    broken = TREES.replace("    text = json.dumps", "    raise next(ERRORS, KeyError('so'))\n    text = json.dumps")
+    record = audited(tmp_path, "app_that_fails", f"ERRORS = iter([IndexError(7)])\n{broken}", nodes=3)
     assert record["headline"] == "Nothing to audit: no client answered: IndexError: 7" and record["tone"] == "open"
     page = next(tmp_path.rglob("report.html")).read_text()
     assert "No client sent anything that could be examined" in page and "None was found: no rows" not in page
