@@ -245,8 +245,8 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
     if int((values > _RANK * values[0]).sum()) < places:
         return None
     if places == 1:  # the taps that see the one place are slopes times its channels
-        left, rest = (float(1 - share) for share in (values[:2].square() / values.square().sum()))
-        return BlindInputs((right[0] / right[0].abs().mean()).reshape(layer.shape), left, rest)
+        left = 1 - float(values[0].square() / values.square().sum())
+        return BlindInputs((right[0] / right[0].abs().mean()).reshape(layer.shape), left, next=1.0)
     basis = right[:places].T / values[:places] * values[0]
     # each tap's input place of each output, (K, P, N) of zeros and ones
     size = layer.outputs(gradient.new_zeros(1, *layer.shape)).shape[2:]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.adaptive.constraints import AT_BOUND
+from fl_privacy.attacks.adaptive.constraints import beyond_cut
 from fl_privacy.attacks.exact.certificate import model_as_sent
 from fl_privacy.attacks.exact.convolution import (
     Convolution,
@@ -113,23 +113,28 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Complete the values of layer ``head`` that a known defense cut to a bound, of one example after one SGD step.
+    """Complete the values of layer ``head`` that a known defense cut or zeroed, of one example after one step of SGD.
 
-    The weight's gradient is slopes times features, and the bias's is the slopes: values within the bound suffice.
+    The weight's gradient is slopes times features, and the bias's is the slopes: the other values suffice.
     """
-    if not any(isinstance(part.effect, Truncated) for part in observation.knowledge.defense or ()):
+    effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
+    if effect is None or observation.plan.weight_decay:
         return observation
-    update, tensors = observation.update(), dict(observation.upload.tensors)
-    bound = (1 - AT_BOUND) * max(float(t.abs().max()) for t in update.values())
-    weight, bias = (update[f"{head}.{name}"].double() for name in ("weight", "bias"))
-    kept, slopes = (weight.abs() < bound) & (weight != 0), bias.where(bias.abs() < bound, 0.0)
-    tiny = torch.finfo(weight.dtype).tiny
+    tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
+    update = {name: tensor.double() for name, tensor in observation.update().items()}
+    bounds, (weight, bias) = beyond_cut(effect, update, 0.0), (update[name] for name in names)
+    kept, stated = (
+        (update[name] != 0) & (bounds[name][0] > -torch.inf) & (bounds[name][1] < torch.inf) for name in names
+    )
+    if not stated.any():
+        return observation
+    slopes, tiny = bias * stated, torch.finfo(weight.dtype).tiny
     features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
     own = (kept * features) @ features
-    slopes = torch.where(bias.abs() < bound, bias, (weight * kept) @ features / own.clamp_min(tiny))
+    slopes = torch.where(stated, bias, (weight * kept) @ features / own.clamp_min(tiny))
     features = slopes @ (weight * kept) / (slopes.square() @ kept.double()).clamp_min(tiny)
-    tensors[f"{head}.weight"] = tensors[f"{head}.weight"] + torch.where(kept, 0, slopes[:, None] * features - weight)
-    tensors[f"{head}.bias"] = tensors[f"{head}.bias"] + (slopes - bias)
+    completed = torch.where(kept, weight, slopes[:, None] * features), slopes
+    tensors |= {name: tensors[name] + (value - update[name]) for name, value in zip(names, completed, strict=True)}
     return replace(observation, upload=replace(observation.upload, tensors=tensors))
 
 

@@ -291,7 +291,7 @@ def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim])
         own = channel(first.knowledge.defense or (), updates, clientele, like)
         values, plan = first.assumed().parameters, first.plan
         same = (
-            plan == o.plan
+            (plan, first.knowledge.defense) == (o.plan, o.knowledge.defense)
             and (o.sent is first.sent or all(torch.equal(v, values[n]) for n, v in o.assumed().parameters.items()))
             for o in sent
         )

@@ -314,9 +314,9 @@ def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _Text
     (size, *_), labels = prepared.shape, victim.labels
     if labels is not None and labels.dim() == 1 and victim.label_source == "known":
         return labels.to(drawn.device)
-    combined = list(itertools.combinations_with_replacement(range(prepared.num_classes), size))
-    if size > 1 and len(combined) > _MOST_LABELS:
+    if size > 1 and math.comb(prepared.num_classes + size - 1, size) > _MOST_LABELS:
         return torch.zeros(size, dtype=torch.long) if labels is None or labels.dim() != 1 else labels.to(drawn.device)
+    combined = list(itertools.combinations_with_replacement(range(prepared.num_classes), size))
     few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // len(combined)))]
     tried = [torch.tensor(each, device=drawn.device) for each in combined]
     return min(tried, key=lambda each: float(likelihood.losses(few, each).mean()))

@@ -23,9 +23,10 @@ from fl_privacy.attacks.exact.residual import complete_head, find_residual, know
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.defenses import percentile
+from fl_privacy.effects import Part, Truncated
 from fl_privacy.measure.images import psnr
 from fl_privacy.models import ResNet20
-from fl_privacy.types import Batch, LocalPlan
+from fl_privacy.types import Batch, LocalPlan, Observation
 from tests.attacks.victims import observe
 
 EVAL = LocalPlan(batch_norm="eval")
@@ -122,13 +123,44 @@ def test_inputs_of_one_place_are_a_direction_of_the_gradient():
     torch.testing.assert_close(found.values.abs(), inputs / inputs.mean())
     gradient[:, :, 1, 1] += torch.rand(9, 6, generator=rng) / 100
     assert not inputs_up_to_a_factor(layer, gradient).unique
+    single = nn.Conv2d(1, 9, 3, padding=1, bias=False).double()
+    found = inputs_up_to_a_factor(Convolution(single, (1, 1, 1)), product(slopes, inputs[:1], single))
+    assert found.unique and float(found.values.abs()) == pytest.approx(1)
+
+
+def with_head() -> tuple[Observation, str, tuple[str, str]]:
+    seen = observe(blocks(), picture(), plan=EVAL)
+    head = str(find_residual(seen).head.target)
+    return seen, head, (f"{head}.weight", f"{head}.bias")
+
+
+def test_a_head_is_completed_if_some_slopes_are_zeroed_and_one_tensor_is_not_cut():
+    seen, head, names = with_head()
+    whole = seen.upload.tensors
+    sizes, gamma = whole[names[1]].abs(), float(whole[names[1]].abs().median())
+    filtered = {n: t.clamp(-gamma, gamma) for n, t in whole.items()}
+    filtered[names[1]] = filtered[names[1]].where(sizes > sizes.min(), 0.0)
+    untouched = next(name for name in whole if name not in names)
+    filtered[untouched] = whole[untouched].clone().index_fill_(0, torch.tensor([0]), 9 * gamma)
+    cut = replace(seen, upload=replace(seen.upload, tensors=filtered))
+    found = complete_head(cut.told(defense=(Part("cut", effect=Truncated(bound=gamma)),)), head).upload.tensors
+    for name in names:
+        assert (found[name] - whole[name]).norm() < 1e-4 * whole[name].norm()
+
+
+def test_a_head_without_a_slope_or_behind_weight_decay_is_left_as_it_is():
+    seen, head, _ = with_head()
+    known = seen.told(defense=(Part("cut", effect=Truncated(bound=1e-6)),))
+    assert complete_head(known, head) is known
+    decayed = replace(
+        seen.told(defense=(Part("cut", effect=Truncated(bound=0.3)),)), plan=replace(EVAL, weight_decay=0.1)
+    )
+    assert complete_head(decayed, head) is decayed
 
 
 def test_a_head_that_a_filter_cut_is_completed():
     """NVFlare's PercentilePrivacy zeroes the smallest values and cuts the largest: those between suffice."""
-    seen = observe(blocks(), picture(), plan=EVAL)
-    head = str(find_residual(seen).head.target)
-    names = (f"{head}.weight", f"{head}.bias")
+    seen, head, names = with_head()
     gamma = float(seen.upload.tensors[names[1]].abs().sort().values[2])
     whole, filtered = seen.upload.tensors, percentile(percentile=10, gamma=gamma).apply(dict(seen.upload.tensors))
     cut = replace(seen, upload=replace(seen.upload, tensors=filtered))

@@ -6,8 +6,13 @@ import pytest
 import torch
 
 from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
+from fl_privacy.attacks.attack import no_progress
+from fl_privacy.attacks.gradient_inversion.grouping import Groups
+from fl_privacy.attacks.gradient_inversion.preparation import prepare
+from fl_privacy.attacks.likelihood.attack import likelihood_of_victims
 from fl_privacy.attacks.pixel_prior import learn_prior, prior_of_photographs
 from fl_privacy.data import load_data
+from fl_privacy.effects import Clipped, Gaussian, Part
 from fl_privacy.measure.images import psnr
 from fl_privacy.runs.config.compose import compose_run
 from fl_privacy.runs.setup import build_untrained
@@ -50,6 +55,24 @@ def test_a_victim_does_not_depend_on_others():
     short = MaximumAPosteriori(iterations=5, attempts=1)
     both, alone = short(seen, seed=0)[0], short(seen[:1], seed=0)[0]
     assert torch.allclose(both.batch.inputs, alone.batch.inputs, atol=1e-4)
+
+
+def test_updates_behind_noise_of_different_sizes_are_not_joined():
+    seen, truth = uploads("defense=dp_noise", "defense.clip_norm=1", "defense.scale=0.03", victims=1, rounds=3)
+    loud = Part("noise", effect=Gaussian(std=3.0, clip=Clipped(norm=1.0)))
+    seen = [seen[0].told(defense=(loud,)), *seen[1:]]
+
+    def likelihood(observations):
+        (group,) = Groups(observations, progress=no_progress)
+        prepared = prepare(SHORT._settings, group, 0)
+        return likelihood_of_victims(prepared, prepared.victims)
+
+    together = likelihood(seen)
+    assert sorted([one.uploads for one in channels] for _, channels in together.states) == [[1], [2]]
+    (rows,), labels = truth[None, None], torch.zeros(1, 1, dtype=torch.long)
+    with torch.no_grad():
+        apart = sum(float((own := likelihood([one]))(rows, labels) - own(1 - rows, labels)) for one in seen)
+        assert float(together(rows, labels) - together(1 - rows, labels)) == pytest.approx(apart, rel=1e-2)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from fl_privacy.attacks import attack
 from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.auto.other_modalities import TextMembers
-from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, why_not_searched
+from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, _likely_labels, why_not_searched
 from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
 from fl_privacy.models import Bert
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
@@ -163,3 +164,10 @@ def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> N
     assert found.batch is not None and found.history[-1] < found.history[0]
     (known,) = LikeliestText(evaluations=12)([alone.told(previous=text[None])], seed=0)
     assert known.batch is not None and torch.equal(known.batch.inputs[0], text)
+
+
+def test_classes_of_many_are_not_listed_for_several_texts() -> None:
+    likelihood, victim = Mock(), Mock(labels=None, label_source="inferred")
+    found = _likely_labels(Mock(shape=(4, 8), num_classes=20_000), victim, likelihood, torch.zeros(3, 4, 8))
+    assert found.tolist() == [0, 0, 0, 0]
+    likelihood.losses.assert_not_called()
