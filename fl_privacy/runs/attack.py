@@ -159,7 +159,7 @@ def captured_updates(config: RunSettings) -> tuple[Setup, Sequence[Observation]]
         )
     for observation in observations:
         expect_of(setup, observation)
-    rounds = records_of(read_records(folder / METRICS)[0], "round", Attacker.PLAIN)
+    rounds = records_of(read_records(captures.parent / METRICS)[0], "round", Attacker.PLAIN)
     setup.excluded.update({r["round"]: frozenset(c for c in setup.clients if str(c) in r["excluded"]) for r in rounds})
     return setup, observations
 

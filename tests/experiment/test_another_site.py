@@ -94,6 +94,8 @@ def test_a_client_that_the_server_excludes_is_not_behind_the_mean(tmp_path: Path
     later = run("attack", f"captured={made.path}", "attack.iterations=3", out=tmp_path)
     assert later.status == 0
     assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
+    folder = run("attack", f"captured={made.path / 'captures'}", *UPDATES, *SITE, *settings, out=tmp_path)
+    assert folder.status == 0 and len(folder.records("image")) == len(later.records("image"))
 
 
 def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:

@@ -237,3 +237,20 @@ def test_a_step_of_adam_is_not_taken_for_values_that_the_own_examples_alone_chan
     mean = {"w": share * own["w"] + sum(left * other["w"] for other in signs[1:])}
     found = estimated_share(mean, own, {"w": torch.full_like(own["w"], 1e-9)})
     assert found == (pytest.approx(share, rel=1e-3), "the other sign's values")
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_the_weight_decay_of_adamw_does_not_blur_the_signs(share: float) -> None:
+    rng, plan = torch.Generator().manual_seed(0), ServerPlan()
+    local = LocalPlan(shares="delta", lr=1e-3, steps=1, optimizer="adamw", weight_decay=0.05)
+    sent = ModelState({"w": torch.randn(64, 100, generator=rng) / 5})
+    examples, uploads = (round(10 * (1 - share)), round(10 * share)), dict[int, Upload]()
+    for client, number in enumerate(examples):
+        signs = torch.randn(64, 1, generator=rng).sign().expand(-1, 100)
+        step = -local.lr * (signs + local.weight_decay * sent.parameters["w"])
+        uploads[client] = Upload(tensors={"w": step}, num_examples=number)
+    server = Server(state=sent, local_plan=local, plan=plan, clients=[0, 1], seed=0)
+    server.receive(uploads, 1)
+    site = AnotherSite(plan=plan, local_plan=local, knows_numbers=False)
+    site.rest(sent, server.state, {1: uploads[1]}, {0: 10**6, 1: examples[1]})
+    assert site.shares == [(pytest.approx(share, rel=1e-2), "the other sign's values")]
