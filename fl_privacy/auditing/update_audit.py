@@ -17,7 +17,7 @@ from fl_privacy.auditing.scenario_scores import Counted, compared, count_images,
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.auditing.session import AuditSession
 from fl_privacy.auditing.update_given import SiteExamples, entrance_of, network_of, place_of, read_examples, shape_of
-from fl_privacy.auditing.update_observed import inferred, observation_of, updates_of
+from fl_privacy.auditing.update_observed import UNKNOWN_RATE, inferred, observation_of, updates_of
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import make_out_folder
@@ -41,7 +41,7 @@ from fl_privacy.types.schema import Schema, with_schema
 
 KIND_OF: Mapping[Modality, Kind] = {IMAGES: "image", ROWS: "row", TEXTS: "text"}
 _EXAMPLES, _MOST_INFERRED, _MOST_LINES = (1, 2, 4), 4, 200
-_DISTRACTORS, _SAME = 1000, 1e-6
+_DISTRACTORS, _SAME, _WHOLE = 1000, 1e-6, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class UpdateAudit(AuditSession):
                 examples=examples,
                 source=f"{what}, taken for {_of(examples, 'example')} in {_of(steps, 'step')}",
             )
-            self.tell(f"Attacking {what}, taken for {examples} examples in {steps} steps")
+            self.tell(f"Attacking {scenario.source}")
             begun = time.perf_counter()
             late = bool(self.answers) and begun - self.started > self.asked.seconds
             made = Failure("--seconds were over") if late else attempt(partial(self._answer, examples, steps))
@@ -334,15 +334,25 @@ class UpdateAudit(AuditSession):
     def facts(self) -> list[tuple[str, str]]:
         """Return what was given or inferred, in words."""
         found, shape, bias = self.found, "x".join(map(str, self.shape)), "the output layer's bias"
+        sums = [float(f.classes.sum()) for f in found if f.classes is not None]
+        one_step = all(number == 1 for number in self.asked.steps or [f.steps for f in found])
+        exact = one_step and all(abs(total - 1) < _WHOLE for total in sums)
+        doubt = "" if exact else "; behind several steps or a filter it can be 5 times too low, and classes are rough"
         return [
             ("Network", f"{type(self.network).__name__}, {self.num_classes} outputs"),
             ("Kind of examples", f"{self.kind.data}: the first layer is {self.entrance}"),
             ("Shape of an example", f"{shape}, {'given' if self.asked.shape else 'inferred'}"),
-            ("Examples", _said(self.asked.examples, [f.examples for f in found], "the rank of a layer's change")),
-            ("Local steps", _said(self.asked.steps, [f.steps for f in found], "batch norm's counter, or the file")),
+            (
+                "Examples",
+                _said(self.asked.examples, [f.examples for f in found], "the rank of a layer's change", "each below"),
+            ),
+            (
+                "Local steps",
+                _said(self.asked.steps, [f.steps for f in found], "batch norm's counter, or the file", "1"),
+            ),
             (
                 "Learning rate" + " times steps" * (not self.asked.lr),
-                _said(self.asked.lr, [f.rate for f in found], bias),
+                _said(self.asked.lr, [f.rate for f in found], bias + doubt, f"a learning rate of {UNKNOWN_RATE}"),
             ),
             ("Classes", _classes(found[0].classes)),
         ]
@@ -356,11 +366,11 @@ def _of(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
-def _said(given: Any, found: Sequence[float | None], how: str) -> str:
+def _said(given: Any, found: Sequence[float | None], how: str, otherwise: str) -> str:
     if given:
         return f"{', '.join(map(str, given)) if isinstance(given, Sequence) else given}, given"
     if not (known := [one for one in found if one is not None]):
-        return "not inferred; each assumption is attacked"
+        return f"not inferred; assumed: {otherwise}"
     return f"about {' to '.join(dict.fromkeys(f'{one:.3g}' for one in (min(known), max(known))))}, from {how}"
 
 

@@ -23,7 +23,7 @@ from fl_privacy.types import LocalPlan, ModelState, Observation, Upload, VictimI
 from fl_privacy.types.modality import TEXTS, modality_of
 from fl_privacy.types.user_gradients import examples_by_rank
 
-MOST_UPDATES, _UNKNOWN_RATE = 1000, 0.01
+MOST_UPDATES, UNKNOWN_RATE = 1000, 0.01
 _COUNTER = "num_batches_tracked"
 
 
@@ -191,7 +191,7 @@ def observation_of(
     rate = found.rate / steps if lr is None and found.rate is not None else lr
     plan = LocalPlan(
         shares="delta" if update.is_change else "weights",
-        lr=rate or _UNKNOWN_RATE,
+        lr=rate or UNKNOWN_RATE,
         steps=steps,
         batch_size=examples,
         buffers="shared" if update.buffers else "withheld",

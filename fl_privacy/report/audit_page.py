@@ -227,7 +227,8 @@ class AuditRecord:
         most = max(self.uploads_attacked, key=attrgetter("share"))
         assert most.counts is not None
         of = f"{most.counts.read} of {_number(most.counts.judged, KINDS[most.kind])}"
-        said = f"The server's attacks reconstructed {of} from uploads, no more than chance allows"
+        source = most.scenario.source if self.subject == "update" else "uploads"
+        said = f"The server's attacks reconstructed {of} from {source}, no more than chance allows"
         words = max(map(_single_words, self.uploads_attacked), default=0)
         return f"{said}, but {words} single word{'s' * (words != 1)} of them" if words else said
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -19,6 +19,7 @@ from fl_privacy.auditing.update_observed import inferred, sent_of, update_of, up
 from fl_privacy.cli.main import app, run_command_line
 from fl_privacy.errors import UserError
 from fl_privacy.files.updates import SavedArrays
+from fl_privacy.measure.answer import Answer, Scenario
 from fl_privacy.measure.counts import Counts
 from fl_privacy.types import Batch, Reconstruction
 from fl_privacy.types.modality import ROWS
@@ -58,6 +59,30 @@ def test_an_image_is_reconstructed_and_judged(place: Path) -> None:
         record["command"] == "audit-update" and record["tone"] == "leak" and record["rungs"][0]["counts"]["read"] == 1
     )
     assert "audit of an update" in page and "Flower app" not in page and "begin with module." in page
+
+
+def test_facts_state_what_is_assumed_and_when_the_learning_rate_is_too_low(place: Path) -> None:
+    def facts(**settings: object) -> tuple[str, str]:
+        audit = UpdateAudit(asked(place, **settings), network_of(f"{place}/nets.py:Net"), lambda text: None)
+        found = dict(audit.facts())
+        return found["Local steps"], found["Learning rate times steps"]
+
+    unknown, doubted = facts()
+    given, exact = facts(steps=(1,))
+    assert (unknown, given) == ("not inferred; assumed: 1", "1, given")
+    assert "5 times too low" in doubted and exact.startswith("about 0.") and "too low" not in exact
+    net = network_of(f"{place}/nets.py:Net")
+    sent = dict(zip(net.state_dict(), torch.load(place / "before.pt").values(), strict=True))
+    cut = {n: sent[n] + (v - sent[n]).clamp(-0.005, 0.005) for n, v in load_file(place / "after.safetensors").items()}
+    save_file(cut, place / "cut.safetensors")
+    assert "5 times too low" in facts(steps=(1,), after=place / "cut.safetensors")[1]
+
+
+def test_nothing_reconstructed_is_said_of_the_assumption_alone(place: Path) -> None:
+    audit = UpdateAudit(asked(place), network_of(f"{place}/nets.py:Net"), lambda text: None)
+    scenario = Scenario(name="update 1 3", source="the update, taken for 1 example in 3 steps")
+    audit.answers = [Answer(kind="image", counts=Counts(nothing=1, groups=1), scenario=scenario)]
+    assert "0 of 1 image from the update, taken for 1 example in 3 steps, no more than" in audit.record().headline
 
 
 @pytest.mark.parametrize(
