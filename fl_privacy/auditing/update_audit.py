@@ -333,27 +333,19 @@ class UpdateAudit(AuditSession):
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what was given or inferred, in words."""
-        found, shape, bias = self.found, "x".join(map(str, self.shape)), "the output layer's bias"
-        sums = [float(f.classes.sum()) for f in found if f.classes is not None]
-        one_step = all(number == 1 for number in self.asked.steps or [f.steps for f in found])
-        exact = one_step and all(abs(total - 1) < _WHOLE for total in sums)
+        found, asked, shape = self.found, self.asked, "x".join(map(str, self.shape))
+        numbers, steps, rates = zip(*((one.examples, one.steps, one.rate) for one in found), strict=True)
+        exact = all(number == 1 for number in asked.steps or steps)
+        exact &= all(abs(float(one.classes.sum()) - 1) < _WHOLE for one in found if one.classes is not None)
         doubt = "" if exact else "; behind several steps or a filter it can be 5 times too low, and classes are rough"
+        how, assumed = f"the output layer's bias{doubt}", f"a learning rate of {UNKNOWN_RATE}"
         return [
             ("Network", f"{type(self.network).__name__}, {self.num_classes} outputs"),
             ("Kind of examples", f"{self.kind.data}: the first layer is {self.entrance}"),
-            ("Shape of an example", f"{shape}, {'given' if self.asked.shape else 'inferred'}"),
-            (
-                "Examples",
-                _said(self.asked.examples, [f.examples for f in found], "the rank of a layer's change", "each below"),
-            ),
-            (
-                "Local steps",
-                _said(self.asked.steps, [f.steps for f in found], "batch norm's counter, or the file", "1"),
-            ),
-            (
-                "Learning rate" + " times steps" * (not self.asked.lr),
-                _said(self.asked.lr, [f.rate for f in found], bias + doubt, f"a learning rate of {UNKNOWN_RATE}"),
-            ),
+            ("Shape of an example", f"{shape}, {'given' if asked.shape else 'inferred'}"),
+            ("Examples", _said(asked.examples, numbers, "the rank of a layer's change", "each below")),
+            ("Local steps", _said(asked.steps, steps, "batch norm's counter, or the file", "1")),
+            ("Learning rate" + " times steps" * (not asked.lr), _said(asked.lr, rates, how, assumed)),
             ("Classes", _classes(found[0].classes)),
         ]
 

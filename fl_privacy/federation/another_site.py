@@ -70,8 +70,8 @@ class AnotherSite:
         if not self.knows_numbers:
             plan = self.local_plan  # all clients' weight decay is the same
             shrunk = plan.lr * plan.weight_decay * (plan.shares != "gradient" and plan.optimizer != "adam")
-            decay = {n: shrunk * sent[n].double() for n in names}
-            numbers = self._estimated({n: mean[n] + decay[n] for n in names}, changes, decay, last, numbers)
+            undone = {c: {n: one[n].double() + shrunk * sent[n] for n in names} for c, one in changes.items()}
+            numbers = self._estimated({n: mean[n] + shrunk * sent[n] for n in names}, undone, last, numbers)
         total, left = sum(numbers.values()), sum(numbers[c] for c in others)
         rest = _less({n: mean[n] for n in names}, changes, numbers, left / total)
         last = {n: t * total / left for n, t in last.items()}
@@ -94,19 +94,14 @@ class AnotherSite:
         )
 
     def _estimated(
-        self,
-        mean: Tensors,
-        changes: Mapping[int, Tensors],
-        decay: Tensors,
-        last: Tensors,
-        numbers: Mapping[int, float],
+        self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
         """Return the own ``numbers`` of examples, and for each other client its part of what the estimate leaves."""
         own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
         total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:
-            held = {n: sum((k / total * changes[c][n].double() for c, k in own.items()), decay[n]) for n in mean}
-            found = estimated_share(mean, held, last) or found
+            held = {n: sum(k / total * changes[c][n] for c, k in own.items()) for n in mean}
+            found = estimated_share(mean, held, last) or found  # type: ignore[arg-type]
         self.shares.append(found)
         left = max(len(others), round(total / found[0]) - total) if own else len(others)
         return own | dict.fromkeys(others, left / len(others))

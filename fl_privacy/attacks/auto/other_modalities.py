@@ -70,18 +70,9 @@ class TextMembers(_Members):
         for among, share in (([k for k in left if k not in single], 1.0), (single, _BEFORE_SEARCH)):
             if among:
                 until = shown + share * part * len(among) / len(left)
+                said, shown = part_of_work(progress, shown, until), until
                 with within(seconds_left() * (share if among is single else part * len(among) / len(left))):
-                    self._descend(
-                        observations,
-                        best,
-                        bags,
-                        limit,
-                        among=among,
-                        share=share,
-                        seed=seed,
-                        progress=part_of_work(progress, shown, until),
-                    )
-                shown = until
+                    self._descend(observations, best, bags, limit, among=among, share=share, seed=seed, progress=said)
         attack = LikeliestText(evaluations=self.evaluations or EVALUATIONS["standard"], device=self.device)
         unsure = {k: one for k, one in unsure.items() if best[k].certainty is Certainty.APPROXIMATE}
         starts = [one if (own := best[k].batch) is None else one.told(previous=own.inputs) for k, one in unsure.items()]

@@ -123,9 +123,7 @@ def complete_head(observation: Observation, head: str) -> Observation:
     tensors, names = dict(observation.upload.tensors), (f"{head}.weight", f"{head}.bias")
     update = {name: tensor.double() for name, tensor in observation.update().items()}
     bounds, (weight, bias) = beyond_cut(effect, update, 0.0), (update[name] for name in names)
-    kept, stated = (
-        (update[name] != 0) & (bounds[name][0] > -torch.inf) & (bounds[name][1] < torch.inf) for name in names
-    )
+    kept, stated = ((update[name] != 0) & (bounds[name][1] - bounds[name][0]).isfinite() for name in names)
     if not stated.any():
         return observation
     slopes, tiny = bias * stated, torch.finfo(weight.dtype).tiny
