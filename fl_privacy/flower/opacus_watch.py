@@ -266,7 +266,8 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         watch.poisson = given.get("poisson_sampling", True)
         watch.begin(given["module"], made[1])
         _watch_steps(watch, made[1])
-        given["module"].register_forward_pre_hook(watch.enters, with_kwargs=True)
+        enters = lambda *told: watch.enters(*told)  # noqa: E731, PLW0108 - copies of the network have no watch of their own
+        given["module"].register_forward_pre_hook(enters, with_kwargs=True)
         return made
 
     def make_private_with_epsilon(self: Any, **given: Any) -> Any:

@@ -65,6 +65,7 @@ OPACUS = """
         module=model, optimizer=optimizer, data_loader=torch.utils.data.DataLoader(data, batch_size=4),
         noise_multiplier=1.0, max_grad_norm=1.0, {more})
     torch.optim.lr_scheduler.StepLR(optimizer, step_size=1000)  # takes the method's ``__func__``
+    __import__('copy').deepcopy(model)  # without the watch, whose optimizer has no copies then
     for inputs, labels in loader:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()

@@ -205,6 +205,8 @@ def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_p
         assert "let through is the app's" not in said, "its network is not the app's"
         images, labels = torch.load("client_0_train.pt")[:4]
         assert images.shape == (4, 1, 28, 28) and labels.tolist() == [0, 1, 0, 1]
+        net.load_state_dict(torch.load("round_3.pt"))
+        assert torch.equal(net.weight, before)
         net.load_state_dict(torch.load(there))
     assert torch.equal(net.weight, before + 1)
     with pytest.raises(FileNotFoundError):
