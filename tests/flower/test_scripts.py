@@ -2,6 +2,8 @@
 
 import importlib
 import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,14 @@ def test_a_client_script_sets_up_its_log_as_in_a_process_of_its_own(tmp_path: Pa
     runner = _Runner(folder)
     for partition in range(2):
         assert any(runner.run(folder / "client.py", (), partition=partition).values())
+
+
+def test_a_client_script_that_answers_signals_begins_in_another_thread(tmp_path: Path) -> None:
+    script = "import signal\nsignal.signal(signal.SIGTERM, print)\nimport flwr as fl\nfl.client.start_client()\n"
+    folder, before = project(tmp_path, client=script), signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        assert any(pool.submit(_Runner(folder).run, folder / "client.py", ()).result().values())
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedProx"])

@@ -8,6 +8,7 @@ import inspect
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 from collections import Counter, defaultdict
@@ -271,6 +272,7 @@ class _Runner:
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
+            stack.enter_context(replaced(signal, "signal", _in_main_thread))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
@@ -294,6 +296,11 @@ class _Runner:
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
+
+
+def _in_main_thread(original: Any, number: int, handler: Any) -> Any:
+    """Set what answers a signal, as a script does in a process of its own, unless this is another thread."""
+    return original(number, handler) if threading.current_thread() is threading.main_thread() else None
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
