@@ -227,6 +227,13 @@ WRONG: Mapping[str, str] = {
     "ibrahim-Cypher10/TraceFL-Flower-Baseline": "Flower has moved these names, and nothing is to be installed",
     "matheusprv/Flower_Federated_Learning": "pixels enter the network in bytes, and no words do",
     "Aria-Kalantari/Federated-Learning-System-Implementation-with-Flower": "its notebooks start simulations",
+    "Pradyumna-SV/Federated-Leearning-Flower-Simulation": "the arrays are the model's; an evaluation was looked at",
+    "hoangducanh1865/flower-tutorial": "no client trained: its strategy sends no settings",
+    "shakibyzn/fl_with_dp_using_flwr": "the audit's watch of Opacus made PyTorch's scheduler fail",
+    "zerroukines/FL-simulation-without-compression": "its clients shared a logger, as they would not by themselves",
+    "SohaibAShah/Flower-Tutorials": "a folder of the tracker's runs was taken for its package",
+    "dstripelis/aws_flwr_demo": "the first client failed without a network, the others for lack of what it loads",
+    "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 
