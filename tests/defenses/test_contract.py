@@ -101,10 +101,11 @@ def moved_within(share):
 
 
 def within(radius):
-    """Every element moves, and the whole gradient by no more than ``radius``."""
+    """Every element moves, but one of 1,000 that rounds to itself, and the whole gradient by at most ``radius``."""
 
     def check(clean, defended):
-        return all_moved(clean, defended) and (defended.double() - clean.double()).norm() <= radius * (1 + 1e-6)
+        moved = (clean != defended).double().mean() > 0.999
+        return moved and (defended.double() - clean.double()).norm() <= radius * (1 + 1e-6)
 
     return check
 

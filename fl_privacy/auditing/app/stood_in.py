@@ -204,7 +204,8 @@ class Hooks:
         """Find the name of a table, which its reader draws, in a folder without any."""
         place = Path(*map(str, given))
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
-        tables = place.suffix.lower() in stand_in.DRAWN and not (_WRITTEN.search(root.name) or kwargs.get("root_dir"))
+        tables = place.suffix.lower() in stand_in.DRAWN and root != place
+        tables = tables and not (_WRITTEN.search(root.name) or kwargs.get("root_dir"))
         own = _is_missing(root) or root.absolute().is_relative_to(Path.cwd())
         found = [] if tables and _is_missing(root) else list(original(*given, **kwargs))
         return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables and own else []))
