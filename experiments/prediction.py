@@ -53,19 +53,19 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Planne
         large = row["network"] == "efficientnet"
         model = EfficientNetLite0() if large else Published(FILES[row["network"]][1])
         form = (3, 224, 224) if large else SHAPE
-        told = PlannedTraining(row["batch"], row["mode"])
-        yield "trained_resnet", row["network"], False, model, form, told, row["identified"], row["of"]
+        plan = PlannedTraining(row["batch"], row["mode"])
+        yield "trained_resnet", row["network"], False, model, form, plan, row["identified"], row["of"]
     for row in rows("many_steps"):
         if row["attack"].startswith("auto") and row["version"] == "after":
             optimizer = "adam" if row["optimizer"] == "adam" else "sgd"
-            told = PlannedTraining(row["images"], "eval", row["steps"], optimizer)
+            plan = PlannedTraining(row["images"], "eval", row["steps"], optimizer)
             yield (
                 "many_steps",
                 row["network"],
                 False,
                 of_steps(row["network"]),
                 SHAPE,
-                told,
+                plan,
                 row["identified"],
                 row["of"],
             )
@@ -75,20 +75,20 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Planne
         name = f"MLP, {row['outputs']} outputs"
         yield "exact_batches", name, False, model, SHAPE, PlannedTraining(row["batch"]), found, of
     for row in rows("map_of_trainings"):
-        told = PlannedTraining(row["batch"], row["mode"], row["steps"])
+        plan = PlannedTraining(row["batch"], row["mode"], row["steps"])
         name, found = row["network"], max(0, row["identified"] - row["control_identified"])
         source, model = "map_of_trainings" + ", trained" * row["trained"], NETWORKS[name]()
         if row["trained"]:
-            TRAINED[source, name, told] = {"predicted": row["predicted"], "layer": row["layer"]}
-        yield source, name, name not in BUILT_ON, model, SHAPE, told, found, row["of"]
+            TRAINED[source, name, plan] = {"predicted": row["predicted"], "layer": row["layer"]}
+        yield source, name, name not in BUILT_ON, model, SHAPE, plan, found, row["of"]
 
 
-def predicted(model: nn.Module, form: tuple[int, ...], told: PlannedTraining) -> dict[str, Any]:
+def predicted(model: nn.Module, form: tuple[int, ...], plan: PlannedTraining) -> dict[str, Any]:
     """Return the predicted outcome, the layer that decides, its equations and unknowns, and those of the images."""
-    found = predict(model, form, told)
+    found = predict(model, form, plan)
     layer = next((each for each in found.layers if each.name == found.layer), None)
     counts = {"equations": layer and layer.equations, "unknowns": layer and layer.unknowns}
-    in_all = {"in_all": sum(each.gradient for each in found.layers), "pixels": told.batch_size * math.prod(form)}
+    in_all = {"in_all": sum(each.gradient for each in found.layers), "pixels": plan.batch_size * math.prod(form)}
     return {"predicted": found.outcome, "layer": found.layer, **counts, **in_all}
 
 
@@ -98,17 +98,17 @@ def main() -> None:
     kept = RowFile(parser.parse_args().out)
     torch.manual_seed(0)
     joined: dict[tuple[Any, ...], list[Any]] = {}
-    for source, name, held_out, model, form, told, found, of in cells():
-        key = (source, name, told)
+    for source, name, held_out, model, form, plan, found, of in cells():
+        key = (source, name, plan)
         joined.setdefault(key, [held_out, model, form, 0, 0])
         joined[key][3:] = joined[key][3] + found, joined[key][4] + of
     counts = {held: [0, 0, 0, 0] for held in (False, True)}
-    for (source, name, told), (held_out, model, form, found, of) in joined.items():
-        said = TRAINED.get((source, name, told)) or predicted(model, form, told)
+    for (source, name, plan), (held_out, model, form, found, of) in joined.items():
+        said = TRAINED.get((source, name, plan)) or predicted(model, form, plan)
         outcome = said["predicted"]
         agrees = None if outcome == "unknown" else (outcome == "reconstructible") == (found > 0)
-        key = {"source": source, "network": name, "batch": told.batch_size, "mode": told.batch_norm}
-        key |= {"steps": told.steps, "optimizer": told.optimizer}
+        key = {"source": source, "network": name, "batch": plan.batch_size, "mode": plan.batch_norm}
+        key |= {"steps": plan.steps, "optimizer": plan.optimizer}
         figures = {"held_out": held_out, **said, "found": found, "of": of}
         print(kept.add(key, {**figures, "agrees": agrees}), flush=True)
         wrong = outcome == "not by these attacks" and found > 0

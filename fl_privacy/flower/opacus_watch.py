@@ -266,7 +266,10 @@ def watched_opacus() -> Iterator[OpacusWatch]:
         watch.poisson = given.get("poisson_sampling", True)
         watch.begin(given["module"], made[1])
         _watch_steps(watch, made[1])
-        enters = lambda *told: watch.enters(*told)  # noqa: E731, PLW0108 - copies of the network have no watch of their own
+
+        def enters(*inputs: Any) -> None:  # a function, which copies of the network share, and not the watch's method
+            watch.enters(*inputs)
+
         given["module"].register_forward_pre_hook(enters, with_kwargs=True)
         return made
 

@@ -128,6 +128,12 @@ def written(site: Path, runs: str, more: str = "") -> Path:
     return place
 
 
+def leaving_every(site: Path, seconds: float) -> Path:
+    place = written(site, f"{{allow: [{{fab: {digest(fab())}}}]}}")
+    place.write_text(place.read_text().replace("sends:", f"sends:\n  every_seconds: {seconds}"))
+    return place
+
+
 def gate_of(site: Path, runs: str, more: str = "") -> Gate:
     return Gate(written(site, runs, more))
 
@@ -583,8 +589,7 @@ def test_no_reply_leaves_of_a_run_that_is_revoked_while_its_app_works(
 def test_no_reply_leaves_of_a_run_that_is_revoked_before_it_may_leave(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = written(site, f"{{allow: [{{fab: {digest(fab())}}}]}}")
-    place.write_text(place.read_text().replace("sends:", "sends:\n  every_seconds: 0.5"))
+    place = leaving_every(site, 0.5)
     bundles = Bundles(Gate(place))
     monkeypatch.setattr(Cell, "__call__", lambda _, message, context: Message(message.content.copy(), reply_to=message))
     revokes = threading.Timer(0.2, lambda: bundles.approvals.decide("1", REVOKED))
@@ -623,8 +628,7 @@ def test_what_others_do_is_no_delay_of_a_reply_that_leaves_at_a_multiple(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one run's app could choose when a reply to another leaves."""
-    place = written(site, f"{{allow: [{{fab: {digest(fab())}}}]}}")
-    place.write_text(place.read_text().replace("sends:", "sends:\n  every_seconds: 1"))
+    place = leaving_every(site, 1)
     bundles, begun, took = Bundles(Gate(place)), threading.Event(), list[float]()
 
     def reply_of(cell: Cell, message: Message, context: Context) -> Message:

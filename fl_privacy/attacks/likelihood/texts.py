@@ -250,7 +250,10 @@ class LikeliestText(GroupAttack):
         for done, victim in enumerate(counted(MEMBER, prepared.victims)):
             shown = part_of(report, done / len(prepared.victims), (done + 1) / len(prepared.victims))
             with even_share(len(prepared.victims) - done), cpu_threads(1):
-                results[victim.position] = self._searched(begin_search(prepared, victim), victim, shown)
+                try:
+                    results[victim.position] = self._searched(begin_search(prepared, victim), victim, shown)
+                except NotAttackableError as error:
+                    results[victim.position] = failed(victim.observation, str(error))
         return results
 
     def _searched(self, search: _TextSearch, victim: PreparedVictim, report: Report) -> Reconstruction:
@@ -315,7 +318,9 @@ def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _Text
     if labels is not None and labels.dim() == 1 and victim.label_source == "known":
         return labels.to(drawn.device)
     if size > 1 and math.comb(prepared.num_classes + size - 1, size) > _MOST_LABELS:
-        return torch.zeros(size, dtype=torch.long) if labels is None or labels.dim() != 1 else labels.to(drawn.device)
+        if labels is None or labels.dim() != 1:
+            raise NotAttackableError(f"The classes of {size} texts are expected to be known: they are too many to try.")
+        return labels.to(drawn.device)
     combined = list(itertools.combinations_with_replacement(range(prepared.num_classes), size))
     few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // len(combined)))]
     tried = [torch.tensor(each, device=drawn.device) for each in combined]

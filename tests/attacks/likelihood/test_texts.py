@@ -12,6 +12,7 @@ from fl_privacy.attacks import attack
 from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.auto.other_modalities import TextMembers
+from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, _likely_labels, why_not_searched
 from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
 from fl_privacy.models import Bert
@@ -168,6 +169,6 @@ def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> N
 
 def test_classes_of_many_are_not_listed_for_several_texts() -> None:
     likelihood, victim = Mock(), Mock(labels=None, label_source="inferred")
-    found = _likely_labels(Mock(shape=(4, 8), num_classes=20_000), victim, likelihood, torch.zeros(3, 4, 8))
-    assert found.tolist() == [0, 0, 0, 0]
+    with pytest.raises(NotAttackableError, match="classes of 4 texts are expected to be known"):
+        _likely_labels(Mock(shape=(4, 8), num_classes=20_000), victim, likelihood, torch.zeros(3, 4, 8))
     likelihood.losses.assert_not_called()
