@@ -171,7 +171,7 @@ def uploads_in_words(facts: AttackFacts, kind: str) -> str:
 
 def _who(verdict: Verdict) -> str:
     facts = verdict.facts
-    by = f"{observer(facts)} with {facts.attack}" if facts.sites and facts.attack else observer(facts)
+    by = f"{observer(facts)} with the attack {facts.attack}" if facts.sites and facts.attack else observer(facts)
     by = f"the attack {facts.attack}" if facts.attack and not facts.sites else by
     return by + _knowing(verdict)
 
@@ -304,9 +304,9 @@ def _open_ends(verdict: Verdict, kind: str) -> list[str]:
             f"Only {number} upload{'' if number == 1 else 's'} {'was' if number == 1 else 'were'} attacked."
         )
     if verdict.facts.undefended and not bounded:
+        stronger = "attack.budget=thorough" if verdict.facts.attack == "auto" else "more iterations, attack=auto"
         sentences.append(
-            "Clients had no defense, so nothing protects them: a stronger attack (more iterations, attack=auto) may"
-            " reconstruct more."
+            f"Clients had no defense, so nothing protects them: a stronger attack ({stronger}) may reconstruct more."
         )
     if verdict.bound is not None and not bounded:
         sentences.append(
