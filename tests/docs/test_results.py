@@ -65,7 +65,9 @@ def test_without_its_rows_a_table_is_not_run(results: ModuleType, rows: Path) ->
     page, findings = (pages[results.PAGES[name]] for name in ("RESULTS.md", "findings.md"))
     lines = [line for line in section(page, head).splitlines() if line.startswith("| 0.5")]
     assert lines == ["| 0.5 | 13.2 | not run |", "| 0.5, the defense as printed | | not run |"]
-    assert "**Not run.**" in section(page, head) and "fl-privacy trade-off" in section(page, head)
+    assert "**Not run.**" in section(page, head)
+    assert "Commands as for *PSNR over beta, the weight of privacy*." in section(page, head)
+    assert "fl-privacy trade-off" in section(page, "Table 5: PSNR over beta")
     assert "knows_the_defense.png" in (ROOT / "docs" / "findings.md").read_text()
     assert "knows_the_defense.png" not in findings and "A stronger attacker matters" not in findings
     assert "*Not run:* `fl-privacy train-evaluator" in findings
