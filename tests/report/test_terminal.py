@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do
+from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do, tried_in_words
+from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run, verdict_of
-from fl_privacy.runs.folder.leakage import AttackFacts
+from fl_privacy.runs.folder.identity import Identity
+from fl_privacy.runs.folder.leakage import AttackFacts, described_facts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict, judged
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 from tests.report import kinds
@@ -85,8 +87,54 @@ def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: P
         "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
         " all other images, perhaps only after both are blurred; it may look different. In this way, 54 to 100 % of"
         " such images can be reconstructed (95 % confidence). Attack: inverting_gradients (4,800 iterations), run by an"
-        " honest-but-curious server, on one upload per image, without an image prior."
+        " honest-but-curious server, on one upload per image, with an image prior (total variation)."
     )
+
+
+NO_PRIOR, SMOOTH = "without an image prior", "with an image prior (total variation"
+PRIORS = {
+    "attack=dlg": NO_PRIOR,
+    "attack=dlg attack.total_variation=1e-6": f"{SMOOTH})",
+    "attack=dlg threat_model.public_images=9": NO_PRIOR,
+    "attack=dlg attack.start=public threat_model.public_images=9": "with an image prior (public images)",
+    "attack=inverting_gradients": f"{SMOOTH})",
+    "attack=inverting_gradients attack.total_variation=0": NO_PRIOR,
+    "attack=refiner_solved": f"{SMOOTH})",
+    "attack=refiner_solved attack.base=idlg": NO_PRIOR,
+    "attack=ats_adam_l1": f"{SMOOTH})",
+    "attack=ats_lbfgs_l2": NO_PRIOR,
+    "attack=ats_lbfgs_l2_code": f"{SMOOTH})",
+    "attack=auto": f"{SMOOTH})",
+    "attack=auto threat_model.public_images=9": f"{SMOOTH}, public images)",
+    "attack=auto data=sst2": "without a text prior",
+    "attack=auto data=heart_disease threat_model.public_images=9": "with a row prior (public rows)",
+    "attack=lamp data=sst2 threat_model.public_images=9": "with a text prior (public texts)",
+    "attack=ggl": "with an image prior (a generator)",
+    "attack=maximum_a_posteriori": "with an image prior (photographs)",
+    "attack=maximum_a_posteriori threat_model.public_images=null": "with an image prior (public images)",
+    "attack=cocktail_party": NO_PRIOR,
+    "attack=blind_deconvolution threat_model.public_images=9": "with an image prior (public images)",
+}
+"""Settings of an attack -> what the page says of its prior."""
+
+
+@pytest.mark.parametrize("settings", PRIORS)
+def test_a_page_names_what_an_attack_knows_of_how_examples_look(settings: str) -> None:
+    config = compose_run(settings.split())
+    identity = Identity.of("", config.plain(), undefended=True)
+    modality = {"sst2": TEXTS, "heart_disease": ROWS}.get(config.called("data"), IMAGES)
+    verdict = Verdict(tone=LEAK, ground=Ground.READ, modality=modality, facts=described_facts(identity, []))
+    assert tried_in_words(verdict, modality.one).endswith(f"on one upload per {modality.one}, {PRIORS[settings]}.")
+
+
+def test_smoothness_against_noise_is_a_prior_and_unknown_settings_name_none() -> None:
+    said = "Among the images that fit it prefers smooth ones (total variation)."
+    records = [{"kind": "attack", "round": 1, "countermeasures": [said]}]
+    for attack, prior in (({"_target_": "fl_privacy.attacks.dlg", "lr": 1}, f", {SMOOTH})"), ({"name": "mine"}, "")):
+        settings = {"attack": attack, "choices": {"attack": "dlg"}}
+        identity = Identity.of("", settings, undefended=False)
+        verdict = Verdict(tone=LEAK, ground=Ground.READ, modality=IMAGES, facts=described_facts(identity, records))
+        assert tried_in_words(verdict, "image").endswith(f"on one upload per image{prior}.")
 
 
 def test_several_runs_end_with_the_one_that_leaks_most(tmp_path: Path) -> None:

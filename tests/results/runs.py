@@ -24,7 +24,7 @@ def config(**changes):
         "model": {"name": "lenet", "activation": "relu"},
         "federation": {"clients": 4, "rounds": 12, "lr": 0.1},
         "defense": {"_target_": "fl_privacy.defenses.none"},
-        "attack": {"name": "inverting_gradients", "iterations": 4800},
+        "attack": {"name": "inverting_gradients", "iterations": 4800, "total_variation": 1e-4},
         "choices": {"defense": "none", "attack": "inverting_gradients", "backend": "loop"},
         "victims": 6,
     }

@@ -120,8 +120,8 @@ REHEARSED = (
 """Sentence in the threat model of an audit whose clients' uploads were not worth attacking."""
 
 NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
+SMOOTH, PUBLIC = "total variation", "public"  # priors: smooth images; examples that nobody attacks
 _BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
-_PRIORS = ("generator", "prior", "image_prior", "denoiser")
 
 
 class AttackedUploads(StrEnum):
@@ -142,7 +142,7 @@ class AttackFacts:
     sites: int = 0  # number of sites that look instead of the server; 0 for the server
     summed: int = 1  # number of other sites whose mean they see; 0 if it differs between rounds
     knowledge: tuple[str, ...] = ()  # attacker's knowledge by the threat model, a sentence each
-    prior: str = ""  # name of the image prior; empty without one
+    priors: tuple[str, ...] | None = ()  # what it uses of how examples usually look; ``None`` if not recorded
     source: AttackedUploads = AttackedUploads.PROBES
     # fewest and most examples behind an attacked upload; ``None`` if nothing was attacked
     examples: tuple[int, int] | None = None
@@ -187,7 +187,7 @@ def described_facts(
         sites=sites,
         summed=summed,
         knowledge=tuple(line for line in threats if line.startswith("The attacker")),
-        prior=next((str(section[name]) for name in _PRIORS if section.get(name)), ""),
+        priors=_priors(attack, section, threat, records),
         source=source,
         examples=(min(sizes.values()), max(sizes.values())) if sizes else None,
         uploads=max(sources.values(), default=1),
@@ -196,6 +196,28 @@ def described_facts(
         defenses=tuple(defenses),
         untried=tuple(line.removeprefix(NOT_TESTED).strip() for line in threats if line.startswith(NOT_TESTED)),
     )
+
+
+def _priors(
+    attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
+) -> tuple[str, ...] | None:
+    """List what ``attack`` uses of how examples usually look; ``None`` if its settings are not recorded."""
+    if attack not in ("", "none", "auto") and not section.keys() - {"name"}:
+        return None
+    weight, own = section.get("total_variation", False), section.get("prior")
+    if weight is None:  # the preset's own weight; L-BFGS in ATS's paper has none
+        weight = (section.get("variant"), section.get("optimizer")) != ("paper", "lbfgs")
+    countered = (said for record in records if record["kind"] == "attack" for said in record["countermeasures"])
+    smooth = attack == "auto" or weight or section.get("base") == "inverting_gradients"
+    looks = attack in ("auto", "blind_deconvolution") or section.get("start") == "public" or own
+    public = threat.get("public_images", 0) != 0 and looks and own != "photographs"
+    used = {
+        "a generator": "generator" in section,
+        SMOOTH: smooth or any(SMOOTH in said for said in countered),
+        "photographs": isinstance(own, str) and not public,
+        PUBLIC: public,
+    }
+    return tuple(name for name, there in used.items() if there)
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
