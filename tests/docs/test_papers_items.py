@@ -68,6 +68,19 @@ def test_nothing_stands_twice_and_no_table_speaks_for_two_items(docs: Any) -> No
     assert sorted(set(tables)) == sorted(tables)
 
 
+def test_no_reason_holds_a_figure_that_no_row_gives(docs: Any) -> None:
+    reasons = [item.why or item.open or "" for _, items in docs("paper_items").load_items().values() for item in items]
+    measured = re.compile(r"\d ?(dB|%|s\b)|\b(dozen|hundred|thousand|million)s? times|\d times")
+    assert [reason for reason in reasons if measured.search(reason)] == []
+
+
+def test_every_judged_table_says_how_ours_differs(docs: Any) -> None:
+    kept = docs("kept_rows").Kept()
+    judged = [(p.name, t) for p in docs("paper_tables").load_papers() if p.name in PAPERS for t in p.tables]
+    silent = [(paper, t.name) for paper, t in judged if (found := t.judged(kept)) and found.measured and not t.ours]
+    assert silent == []
+
+
 def test_ten_drawn_items_have_the_status_that_their_facts_give(docs: Any) -> None:
     """Other items are drawn every day; FL_PRIVACY_ITEMS_SEED draws those of another one."""
     paper_items, settings, kept = docs("paper_items"), docs("paper_settings"), docs("kept_rows").Kept()
