@@ -152,8 +152,11 @@ def audits_table(name: str, folder: Path = ROWS) -> str:
             sum(row.get("control") is not None for row in rows),
         )
         shown = f"{control} of {of}" if asked == len(rows) else ""
-        lines.append([*map(str, key), f"{found} of {of}", ends, shown, rows[0]["first_line"]])
-    heads = [*_OF_AUDITS, "reconstructed", "95 % interval", "control", "first line of a page"]
+        first = next((row for row in rows if "begin" in row), None)
+        begin = f"{first['begin']} of {first['convolutions']}" if first else ""
+        lines.append([*map(str, key), f"{found} of {of}", ends, shown, begin, rows[0]["first_line"]])
+    begins = "convolutions at which equations behind blocks begin"
+    heads = [*_OF_AUDITS, "reconstructed", "95 % interval", "control", begins, "first line of a page"]
     return markdown(heads, lines) if lines else "Not run."
 
 

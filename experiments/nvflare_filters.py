@@ -6,7 +6,10 @@
 A row for each audit, of ``--each`` updates: lossless CIFAR-10 images that ``fl-privacy audit-update`` reconstructs
 without knowledge of the filter, next to the control, the guesses at other updates; and the share of values that the
 filter made zero, and the number that it cut, in an update. Networks have their initial values; batch norm normalizes by
-the statistics sent.
+the statistics sent. A number as ``--budget`` is seconds for an image.
+
+Behind blocks, equations of one image begin at a convolution whose input all paths pass, if it has channels and taps
+enough for the positions. The row counts convolutions, those passed by all paths, and those where equations can begin.
 """
 
 import argparse
@@ -23,6 +26,7 @@ from row_file import RowFile, takes_rows
 from safetensors.torch import save_file
 from torch import nn
 
+from fl_privacy.attacks.exact.residual import Residual, _input_of, _shapes, can_be_blind, traced
 from fl_privacy.auditing.update_audit import UpdateAuditRequest, audit_update
 from fl_privacy.data import load_data
 from fl_privacy.defenses import percentile
@@ -41,8 +45,20 @@ def made(network: str) -> nn.Module:
     return NETWORKS[network][0]().eval()
 
 
+def equations_of(network: str) -> dict[str, int]:
+    """Count a network's convolutions, and those at which equations can begin; nothing for a chain of layers."""
+    graph, side = traced(made(network).double()), NETWORKS[network][1]
+    assert graph is not None and graph.logits is not None
+    found = Residual(graph, graph.logits, _shapes(graph, torch.zeros(1, 3, side, side, dtype=torch.float64)))
+    passed = [node for node in found.convolutions if _input_of(node) in set(found.cuts)]
+    if len(passed) == len(found.convolutions):
+        return {}
+    begin = sum(can_be_blind(found.convolution(node)) for node in passed)
+    return {"convolutions": len(found.convolutions), "passed_by_all": len(passed), "begin": begin}
+
+
 def audited(
-    network: str, place: Path, *, first: int, victims: int, share: float, gamma: float, budget: str
+    network: str, place: Path, *, first: int, victims: int, share: float, gamma: float, budget: str | float
 ) -> dict[str, object]:
     net, side = made(network), NETWORKS[network][1]
     test = load_data("cifar10_exact").test
@@ -96,6 +112,7 @@ def audited(
         "low": counts.interval[0],
         "high": counts.interval[1],
         "control": None if control is None else control.read,
+        **equations_of(network),
         "share_dropped": round(dropped, 6),
         "values_cut": round(cut / victims),
         "first_line": done.record().headline,
@@ -119,7 +136,8 @@ def main() -> None:
         own = {**key, "first": first, "victims": min(each, options.victims - first)}
         if kept.find(own) is None:
             with tempfile.TemporaryDirectory() as place:
-                given = {"share": options.percentile, "gamma": options.gamma, "budget": options.budget}
+                budget = float(options.budget) if options.budget.isdigit() else options.budget
+                given = {"share": options.percentile, "gamma": options.gamma, "budget": budget}
                 row = audited(options.network, Path(place), first=first, victims=own["victims"], **given)
             print(kept.add(own, row), flush=True)
 

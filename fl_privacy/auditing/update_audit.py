@@ -71,7 +71,7 @@ class UpdateAuditRequest:
     others: Path | None = None
     normalization: Normalization | None = None
     out: Path = Path("audit")
-    budget: str = "quick"
+    budget: str | float = "quick"
     seconds: float = 600.0
     seed: int = 0
     device: str = "cpu"

@@ -1,6 +1,6 @@
 """Count the examples reconstructed by one attacker in one round, and the chance of that count."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -95,11 +95,6 @@ class Counts:
     def as_plain(self) -> dict[str, Any]:
         """Return plain values for JSON: every count, and the interval of the reconstructed share."""
         return {**asdict(self), "read": self.read, "judged": self.judged, "interval95": list(self.interval)}
-
-
-def counts_of(records: Iterable[Mapping[str, Any]]) -> Counts:
-    """Count the ``image`` records of one attacker and round."""
-    return count((str(record["id"]), ImageScore.of_record(record)) for record in records)
 
 
 def count(scores: Iterable[tuple[str, ImageScore]]) -> Counts:

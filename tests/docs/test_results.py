@@ -210,9 +210,12 @@ def test_audits_of_the_same_settings_are_summed_up(docs: Any, tmp_path: Path) ->
     (tmp_path / "audits").mkdir()
     settings = {"network": "net", "percentile": 10, "gamma": 0.01, "budget": "quick", "of": 2, "first_line": "Read 1"}
     rows = [{**settings, "first": k, "reconstructed": k, "control": 0} for k in (0, 1, 2)]
+    rows[1] |= {"begin": 0, "convolutions": 120}
     (tmp_path / "audits" / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    last = docs("kept_rows").audits_table("audits", tmp_path).splitlines()[-1]
-    assert last == "| net | 10 | 0.01 | quick | 3 of 6 | 12 to 88 % | 0 of 6 | Read 1 |"  # Clopper and Pearson
+    last = docs("kept_rows").audits_table("audits", tmp_path).splitlines()[-1]  # Clopper and Pearson
+    assert (
+        last == "| net | 10 | 0.01 | quick | 3 of 6 | 12 to 88 % | 0 of 6 | 0 of 120 | Read 1 |"
+    )  # Clopper and Pearson
     assert docs("kept_rows").audits_table("none", tmp_path) == "Not run."
 
 

@@ -8,6 +8,7 @@ import torch
 from fl_privacy.effects import Part
 from fl_privacy.federation import Evaluation, RoundReport
 from fl_privacy.measure import ImageScore, VictimScore
+from fl_privacy.measure.counts import count
 from fl_privacy.runs.config.study import AttackCell
 from fl_privacy.runs.folder import Attacker, RunFolder
 from fl_privacy.runs.folder.study import StudyEntry
@@ -36,6 +37,11 @@ def defended(**settings):
         "defense": {"_target_": "fl_privacy.defenses.dp_noise", **settings},
         "choices": {"defense": "dp_noise", "attack": "inverting_gradients", "backend": "loop"},
     }
+
+
+def counts_of(records):
+    """Count the ``image`` records of one attacker and round."""
+    return count((str(record["id"]), ImageScore.of_record(record)) for record in records)
 
 
 def study_entry(family, strength, training, attacks=(), overrides=()):

@@ -12,7 +12,7 @@ from fl_privacy.auditing.scenario_scores import count_rows, score
 from fl_privacy.auditing.scenario_words import scored_words
 from fl_privacy.measure import evaluate_all
 from fl_privacy.measure.answer import Answer
-from fl_privacy.measure.counts import Counts, counts_of
+from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.roc import Estimate
@@ -21,6 +21,7 @@ from fl_privacy.runs.folder.leakage import AttackFacts
 from fl_privacy.runs.folder.summary import summarize
 from fl_privacy.runs.folder.verdict import judged
 from fl_privacy.types import Batch, Reconstruction, VictimId
+from tests.results.runs import counts_of
 from tests.tables.tables import dataset
 
 UPLOADS = {1: 6}

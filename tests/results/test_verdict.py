@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fl_privacy.measure.counts import Words, counts_of
+from fl_privacy.measure.counts import Words
 from fl_privacy.measure.outcome import CHANCE
 from fl_privacy.measure.roc import identification_bound
 from fl_privacy.report.headline import headline_of
@@ -22,6 +22,7 @@ from fl_privacy.runs.folder.leakage import (
 from fl_privacy.runs.folder.summary import Spent, summarize
 from fl_privacy.runs.folder.verdict import BOUNDED_AT_MOST, Ground, judged
 from fl_privacy.types.modality import IMAGES, TEXTS
+from tests.results.runs import counts_of
 
 NOTHING = {
     "kind": "image", "round": 1, "client": 0, "image": 0, "failure": None, "certainty": "approximate",

@@ -204,20 +204,15 @@ def _priors(
     """List what ``attack`` uses of how examples usually look; ``None`` if its settings are not recorded."""
     if attack not in ("", "none", "auto") and not section.keys() - {"name"}:
         return None
-    weight, own = section.get("total_variation", False), section.get("prior")
+    weight, own = section.get("total_variation", attack == "auto"), section.get("prior")
     if weight is None:  # the preset's own weight; L-BFGS in ATS's paper has none
         weight = (section.get("variant"), section.get("optimizer")) != ("paper", "lbfgs")
-    countered = (said for record in records if record["kind"] == "attack" for said in record["countermeasures"])
-    smooth = attack == "auto" or weight or section.get("base") == "inverting_gradients"
-    looks = attack in ("auto", "blind_deconvolution") or section.get("start") == "public" or own
-    public = threat.get("public_images", 0) != 0 and looks and own != "photographs"
-    used = {
-        "a generator": "generator" in section,
-        SMOOTH: smooth or any(SMOOTH in said for said in countered),
-        "photographs": isinstance(own, str) and not public,
-        PUBLIC: public,
-    }
-    return tuple(name for name, there in used.items() if there)
+    said = [sentence for record in records if record["kind"] == "attack" for sentence in record["countermeasures"]]
+    smooth = weight or section.get("base") == "inverting_gradients" or any(SMOOTH in sentence for sentence in said)
+    looks = own or attack in ("auto", "blind_deconvolution") or section.get("start") == "public"
+    public = looks and own != "photographs" and threat.get("public_images", 0) != 0
+    used = ["a generator"] * ("generator" in section) + [SMOOTH] * bool(smooth) + [PUBLIC] * bool(public)
+    return (*used, "photographs") if isinstance(own, str) and not public else tuple(used)
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:
