@@ -207,7 +207,7 @@ def _priors(
     weight, own = section.get("total_variation", attack == "auto"), section.get("prior")
     if weight is None:  # the preset's own weight; L-BFGS in ATS's paper has none
         weight = (section.get("variant"), section.get("optimizer")) != ("paper", "lbfgs")
-    said = [sentence for record in records if record["kind"] == "attack" for sentence in record["countermeasures"]]
+    said = [sentence for record in records for sentence in record.get("countermeasures", ())]
     smooth = weight or section.get("base") == "inverting_gradients" or any(SMOOTH in sentence for sentence in said)
     looks = own or attack in ("auto", "blind_deconvolution") or section.get("start") == "public"
     public = looks and own != "photographs" and threat.get("public_images", 0) != 0
