@@ -15,7 +15,7 @@ from fl_privacy.runs.folder import Counts, Recognized, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import TOLD
 from fl_privacy.runs.folder.leakage import PUBLIC, SMOOTH, AttackedUploads, AttackFacts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Tone, Verdict
-from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
+from fl_privacy.types.modality import IMAGES, ROWS, TEXTS
 
 
 @dataclass(frozen=True)
@@ -276,14 +276,11 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     knows = f", {'with and ' * adaptive}without knowledge of the defense"
     knows = "" if facts.undefended or not facts.defenses else knows
     uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
-    prior = "" if facts.priors is None else f", {_prior(facts.priors, verdict.modality, kind)}"
+    article, images = "an" if kind.startswith(tuple("aeiou")) else "a", verdict.modality is IMAGES
+    used = [f"public {kind}s" if one == PUBLIC else one for one in facts.priors or () if one != SMOOTH or images]
+    prior = "" if facts.priors is None else f", without {article} {kind} prior"
+    prior = f", with {article} {kind} prior ({', '.join(used)})" if used else prior
     return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}{prior}."
-
-
-def _prior(priors: Sequence[str], modality: Modality, kind: str) -> str:
-    used = [f"public {kind}s" if name == PUBLIC else name for name in priors if name != SMOOTH or modality is IMAGES]
-    prior = f"{'an' if kind.startswith(tuple('aeiou')) else 'a'} {kind} prior"
-    return f"with {prior} ({', '.join(used)})" if used else f"without {prior}"
 
 
 def _others(verdict: Verdict) -> list[str]:

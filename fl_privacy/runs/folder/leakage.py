@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from fl_privacy.checks import fits
 from fl_privacy.measure import FEW, METRICS, Statistic
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC, TEXT_METRIC
 from fl_privacy.runs.config.parse import called
@@ -121,7 +122,7 @@ REHEARSED = (
 
 NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
 SMOOTH, PUBLIC = "total variation", "public"  # priors: smooth images; examples that nobody attacks
-_BUDGETS = {"iterations": "iterations", "restarts": "restarts", "budget": "budget", "seconds": "seconds"}
+_BUDGETS = ("iterations", "restarts", "budget", "seconds")
 
 
 class AttackedUploads(StrEnum):
@@ -201,7 +202,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """List what ``attack`` uses of how examples usually look; ``None`` if its settings are not recorded."""
+    """List the priors of ``attack``; ``None`` if its settings are not recorded."""
     if attack not in ("", "none", "auto") and not section.keys() - {"name"}:
         return None
     weight, own = section.get("total_variation", attack == "auto"), section.get("prior")
@@ -237,12 +238,10 @@ def chosen_option(identity: Identity, group: str) -> tuple[str, Mapping[str, Any
 
 def _budget(section: Mapping[str, Any]) -> list[str]:
     words = []
-    for name, unit in _BUDGETS.items():
+    for name in _BUDGETS:
         value = section.get(name)
-        if isinstance(value, bool) or value is None or (name == "restarts" and value == 1):
-            continue
-        if isinstance(value, int | float):
-            words.append(f"{value:,} {unit[:-1] if value == 1 and unit.endswith('s') else unit}")
-        elif isinstance(value, str):
-            words.append(f"{unit} {value}")
+        if isinstance(value, str):
+            words.append(f"{name} {value}")
+        elif fits(value, float) and (name, value) != ("restarts", 1):
+            words.append(f"{value:,} {name.removesuffix('s') if value == 1 else name}")
     return words
