@@ -202,7 +202,7 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """List the priors of ``attack``; ``None`` if its settings are not recorded."""
+    """List the priors; ``None`` if the settings are unrecorded."""
     if attack not in ("", "none", "auto") and not section.keys() - {"name"}:
         return None
     weight, own = section.get("total_variation", attack == "auto"), section.get("prior")
