@@ -154,7 +154,9 @@ def audits_table(name: str, folder: Path = ROWS) -> str:
         shown = f"{control} of {of}" if asked == len(rows) else ""
         first = next((row for row in rows if "begin" in row), None)
         begin = f"{first['begin']} of {first['convolutions']}" if first else ""
-        lines.append([*map(str, key), f"{found} of {of}", ends, shown, begin, rows[0]["first_line"]])
+        *settings, budget = map(str, key)
+        budget = f"{budget} seconds" if budget.isdigit() else budget
+        lines.append([*settings, budget, f"{found} of {of}", ends, shown, begin, rows[0]["first_line"]])
     begins = "convolutions at which equations behind blocks begin"
     heads = [*_OF_AUDITS, "reconstructed", "95 % interval", "control", begins, "first line of a page"]
     return markdown(heads, lines) if lines else "Not run."
