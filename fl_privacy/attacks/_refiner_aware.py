@@ -78,9 +78,8 @@ def refiner_aware(
 ) -> GradientInversion:
     """Search images whose gradient is epsilon away from Refiner's upload, or images unlike noise.
 
-    Both are ours, after the paper's Appendix M (``refiner_solved``), and weaker than ``base`` in our measurements: the
-    sphere's middle is a better guess than any point on it. ``threat_model=adaptive`` averages uploads of an image over
-    rounds.
+    Both are ours, after the paper's Appendix M, and weaker than ``base`` in our measurements: the sphere's middle is a
+    better guess than any point on it.
 
     Args:
         base: attack whose objective and optimizer are used.

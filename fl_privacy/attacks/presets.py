@@ -168,9 +168,8 @@ def dlg(
     """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
 
     A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
-    ``accept``; 1e-9 is about the 1e-6 at which iDLG's code stops on its LeNet. Later work adds ``total_variation``
-    (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides by the observed squared norm, without which L-BFGS stops
-    at once on a trained model's small gradients.
+    ``accept``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides by the
+    observed squared norm, without which L-BFGS stops at once on a trained model's small gradients.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -253,9 +252,9 @@ def tableak(
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others
-    (:mod:`fl_privacy.attacks.gradient_inversion.other_modalities`); a third of the paper's work then reconstructs more.
-    ``pooled`` takes the median of the attempts' ordered rows instead of the best.
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
+    third of the paper's work then reconstructs more. ``pooled`` takes the median of the attempts' ordered rows instead
+    of the best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -316,13 +315,12 @@ def lamp(
     Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
     that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
     embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, there GPT-2, is made of public
-    texts (:class:`fl_privacy.attacks.gradient_inversion.word_order.LanguageModel`).
+    texts.
 
-    Four things differ. Slopes are clipped, as published for the largest model only: they fall to a thousandth within
-    dozens of iterations, and Adam, which remembers a thousand, would hardly move. Decoded tokens are ordered, since
-    embeddings make up for their position. Orders are compared after the descent: every 75 iterations, as published
-    (``burn_in=0.1``), sets it back on our small models, as does the best of 500 random ``starts``. The language model
-    counts as much as the usual mismatch of orders, which differs between models.
+    Four things differ. Slopes are clipped, as published for the largest model only, since they fall faster than Adam
+    forgets. Decoded tokens are ordered, since embeddings make up for their position. Orders are compared after the
+    descent: earlier (``burn_in=0.1``, as published) is worse on our small models, as is the best of 500 random
+    ``starts``. The language model counts as much as the usual mismatch of orders.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.

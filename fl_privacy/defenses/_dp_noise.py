@@ -168,8 +168,7 @@ def dp_sgd(*, clip_norm: float = 1.0, noise_multiplier: float = 1.0) -> Defense:
     """Clip each example's gradient, add Gaussian noise to the sum, divide by the batch size (Abadi et al. 2016).
 
     Compose it before other gradient defenses, since it recomputes the gradient. Private parameters are included, since
-    they shape later uploads. An empty batch (Poisson sampling) gives noise alone, divided by 1. ``privacy.guarantee``
-    turns the noise multiplier into epsilon.
+    they shape later uploads. ``privacy.guarantee`` turns the noise multiplier into epsilon.
 
     Args:
         clip_norm: bound C on the l2 norm of one example's gradient, above 0.

@@ -30,8 +30,8 @@ def gs_wgan(
     """Train on images of a Wasserstein generator with sanitized gradients (GS-WGAN, Chen et al. 2020).
 
     Each iteration draws one of the ``critics``, among which the client's examples are split. The generator receives
-    each generated image's gradient, clipped to norm 1 and noised; the noise follows from ``epsilon`` and
-    ``iterations``. The paper takes 1,000 critics and 20,000 iterations; the defaults are for CPUs.
+    each generated image's gradient, clipped to norm 1 and noised. The paper takes 1,000 critics and 20,000 iterations;
+    the defaults are for CPUs.
 
     Args:
         images_per_class: number of images of every class.

@@ -24,7 +24,7 @@ def recup_fl(*, budget: float = 0.5, iterations: int = 10, substitutes: int = 4,
 
     At every local step the client trains substitutes for the attacker's classifier on gradients of public examples. In
     turn each plays the unknown attacker: a step against the others is followed by one against it, up the loss of the
-    currently inferred attribute, within a ball around the gradient. It needs data with an attribute.
+    inferred attribute, within a ball around the gradient.
 
     Args:
         budget: radius of the ball in units of the gradient's norm, at least 0.

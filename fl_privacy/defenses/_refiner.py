@@ -121,9 +121,8 @@ def refiner(
 
     From ``(1 - alpha) x + alpha v``, v uniform noise, the robust data x* descend on ``UM - beta PM`` (Eq. 2): UM is the
     weighted distance of the gradients (Eq. 4), PM the noise ratio estimated by the evaluation network. The gradient is
-    projected within ``epsilon`` of the true one (appendix J). The paper does not name its optimizer; gradient descent
-    with its step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's
-    (LeNet); ``utility="relative"`` divides UM by that of pure noise.
+    projected within ``epsilon`` of the true one (appendix J). The paper names no optimizer; gradient descent with its
+    step size reaches its noise ratio. As printed, UM's slope is three to eight orders of magnitude below PM's (LeNet).
 
     Compose it before other defenses, since it replaces the gradient. Shared batch-norm statistics are still those of
     the true images. For texts (appendix F), the robust data are word embeddings in the box around those of all tokens,

@@ -145,8 +145,8 @@ def soteria(
     input (Soteria, section 4). The bias gradient and all other layers stay.
 
     The paper divides by the feature alone, approached by a small epsilon. ``form="code"`` follows the authors' scripts
-    for the cosine attack, with epsilon 0.1. There a negative feature has a negative score, and is kept if the score's
-    magnitude reaches the interpolated percentile ``rate`` of the scores.
+    for the cosine attack, with epsilon 0.1. There a negative feature has a negative score, and the score's magnitude is
+    compared with the interpolated percentile ``rate``.
 
     Args:
         rate: share of the features withheld, in [0, 1).

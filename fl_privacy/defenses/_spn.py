@@ -34,9 +34,8 @@ def spn(
     """Train backbone and public head with alpha1 CE + alpha2 LP (secret polarization network, Fan et al. 2020, Eq. 4).
 
     LP pulls a private head's output to random codes of the classes; its gradient by the backbone is the upload's secret
-    perturbation. The public head's gradient is that of alpha1 CE alone. ``alpha2=0`` trains exactly like without
-    defense. The paper's body has alpha1 + alpha2 = 1, its experiments alpha1 = 1. Whoever knows the client's seed knows
-    head and codes; a seed common to all clients is known to all.
+    perturbation. The public head's gradient is that of alpha1 CE alone. The paper's body has alpha1 + alpha2 = 1, its
+    experiments alpha1 = 1. Whoever knows the client's seed knows head and codes.
 
     Args:
         alpha1: factor of the cross entropy, above 0. If it is not 1, the measured perturbation includes (alpha1 - 1)

@@ -173,9 +173,9 @@ def mixture_noise_multiplier(*, epsilon: float, share: float, steps: int, delta:
 def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, noise_var: float = 0.1) -> float:
     """Compute the epsilon (delta 0) of one upload by ``svt`` against a change of the client's whole update.
 
-    The threshold and each accepted query are paid for (Lyu, Su and Li 2017, theorem 4), and each value that is shared.
-    The filter accepts queries until enough are there, all of a pass at once, hence up to all ``elements``, where
-    NVFlare's accountant counts those that are shared.
+    The threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each shared value are paid for. The filter
+    accepts all queries of a pass at once, hence up to all ``elements``; NVFlare's accountant counts those that are
+    shared.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are shared.

@@ -114,9 +114,9 @@ class Client:
         seed: source of this client's random streams, with ``id``. A number makes it a simulation: anyone who knows it
             can repeat every draw and remove the noise. By default a secret is drawn, as a deployed client needs; a kept
             one (``flower.node_secret``) outlives the process, which private layers need in a Flower app. With a secret,
-            the streams are new for each upload, also if a server repeats a round.
+            each upload has new streams.
         audit_seed: public number that decides the probed batches of a deployed client.
-        threads: CPU threads; they affect the last bits of results, hence are the same for every backend.
+        threads: CPU threads, which affect the last bits of results.
         test: examples on which a client with a private part tests its own model; ``None`` takes its own.
         guard: check of each model before training, if any. On a deployed client that promises differential privacy it
             checks the weights alone, since a model's answers reveal a bit about the examples.

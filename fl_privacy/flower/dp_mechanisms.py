@@ -142,9 +142,8 @@ def mechanism_of_strategy(
 ) -> ByRound:
     """Make a function of ``strategy``: from one client's update to the change of the model, times ``clients``.
 
-    The other clients reply the arrays they were sent. All report one example, so that the mean times ``clients`` is the
-    sum, which one client moves by at most its clipping norm. Adaptive clipping also releases the logarithm of its next
-    norm, under ``clipping_norm``.
+    The other clients reply the arrays they were sent. All report one example, so that the mean times ``clients`` is
+    their sum. Adaptive clipping also releases the logarithm of its next norm, under ``clipping_norm``.
 
     Args:
         strategy: a strategy, or its maker for each call if it changes between rounds (adaptive clipping).

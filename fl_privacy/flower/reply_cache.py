@@ -91,8 +91,7 @@ class Answers:
             work: the client's computation; if it fails, the answer is ``instead`` or ``WITHHELD``, also kept.
             instead: maker of an answer of an earlier form, for a client that promises differential privacy, which
                 errors would break. It takes as long as that answer did. Without an earlier form, the client gets no
-                more such messages until its operator allows it: alternating errors and answers would reveal the
-                examples bit by bit.
+                more such messages until its operator allows it, since errors would reveal the examples bit by bit.
 
         Raises:
             UserError: see ``again``, ``expect_new`` and ``note``.

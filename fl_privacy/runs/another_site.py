@@ -88,8 +88,8 @@ def seen_next_to(
     """Return what one of ``sites`` computes about the others' uploads, and the uploads behind it.
 
     Each group of as many uploads stands in for a round, of which the last is the site's own; the server moves by
-    ``rule``. Uploads of other steps than one are left out if there are more than two sites, and if the server's
-    optimizer is adaptive those of later rounds, of which its steps leave two means.
+    ``rule``. Uploads of several steps are left out if there are more than two sites, and those of later rounds if the
+    server's optimizer is adaptive.
     """
     found = list[tuple[Observation, Sequence[VictimId]]]()
     ordered = sorted(observations, key=lambda o: (o.id.round, o.id.probe or 0, o.id.client))

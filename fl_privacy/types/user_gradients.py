@@ -196,7 +196,7 @@ class _LinearCalls(TorchFunctionMode):
 def _watched(model: nn.Module, shape: tuple[int, ...], parameters: Mapping[str, Tensor]) -> tuple[int, frozenset[str]]:
     """Return K, and the linear layers whose gradients distinguish examples: called once, on one vector per example.
 
-    If features hardly differ between images, the gradient of two of one class equals that of one to all digits.
+    If features hardly differ between images, the gradient of two of a class equals that of one.
     """
     copied = detached_copy(model).eval().requires_grad_(True)
     own = dict(copied.named_parameters())

@@ -311,10 +311,9 @@ class AutoAttack:
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Victims that are proven,
     or whose update is reproduced to rounding, need no descent.
 
-    For the others descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
+    For the others, descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
     distance of the updates, others signed Adam with little and with much total variation. Batch-norm statistics are
-    used if they were sent. Unproven solutions are starts, too. Features leaked by a hidden layer in front of a ReLU
-    give labels to all, and one attempt is held to them. All answer a defense that is known or that the update shows
+    used if they were sent; unproven solutions are starts. All answer a defense that is known or that the update shows
     (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
     (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
@@ -323,8 +322,8 @@ class AutoAttack:
             seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
             seconds. An attempt always has 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
-            budget in seconds repeats its descents. It repeats their starts unless a search for exact solutions took
-            more than ``evaluations / 12`` rounds or was cut by the clock.
+            budget in seconds repeats its descents, and their starts unless the clock cut the search for exact
+            solutions.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

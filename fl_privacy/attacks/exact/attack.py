@@ -194,8 +194,8 @@ class ExactInversion(GroupAttack):
       by a descent in front of that, smooth images first.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
-    zeros behind the ReLU, and the whole update is reproduced. Proven are the model's inputs: a defense may have changed
-    the images before.
+    zeros behind the ReLU, and the whole update is reproduced. The proof is of the model's inputs, which a defense may
+    have changed.
 
     Attributes:
         rounds: maximal number of searches for sparse directions, for each victim.

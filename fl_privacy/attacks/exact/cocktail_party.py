@@ -158,8 +158,8 @@ class CocktailParty(GroupAttack):
     The gradient is separated so that differences of neighboring pixels are independent and heavy-tailed (Kariyappa et
     al., ICML 2023, "Cocktail Party Attack"). Behind a ReLU, the zeros of the gradient may then prove the batch
     (:func:`fl_privacy.attacks.exact.spear.factors_near`); behind a smooth activation, the network determines the mixing
-    (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as there are examples, and
-    images have to look like photographs.
+    (:mod:`fl_privacy.attacks.exact.unmixing`). The layer needs at least as many outputs as examples, and images that
+    look like photographs.
 
     Attributes:
         iterations: number for each of the two searches for independent components.

@@ -263,7 +263,7 @@ class AnalyticInversion(GroupAttack):
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
     give that example; the ratios shared by most rows are taken. Several local steps count as a gradient to first order;
-    Adam's, which hide the ratios, are refused.
+    Adam's are refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).

@@ -227,7 +227,7 @@ def _same(some: Tensor, others: Tensor) -> Tensor:
 
 
 class _Search:
-    """Rounds of local searches of several kinds in turn, every second from what the found directions leave out."""
+    """Rounds of local searches of several kinds, every second in the complement of the found directions."""
 
     def __init__(self, gradient: _Gradient, rng: torch.Generator, starts: int) -> None:
         rows = gradient.rows

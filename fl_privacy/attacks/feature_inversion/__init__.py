@@ -244,8 +244,7 @@ class ModelInversion(GroupAttack):
     O is the output of the victim's private layers, which enters the first public layer; F are the private layers of a
     colluding client or other stand-ins, or the first layer as sent if nothing is private.
 
-    With ``front="joint"`` the values of F are found with each image; as public gradients depend on both through O
-    alone, this is the joint attack on them, too.
+    With ``front="joint"`` the values of F are found with each image.
 
     Attributes:
         recover_at: later module whose input is recovered instead, such as one where Lemma 1 has a closed form.

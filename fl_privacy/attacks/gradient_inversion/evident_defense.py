@@ -77,10 +77,9 @@ def smoothing_of(
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
     """Return weights (V,) of total variation at which noise doesn't show, for the attack's objective and the angle.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is rehearsed: if the
-    gradient of public images is matched but for noise as loud as the update's, ``ratios`` (V,), all of the slope is
-    noise. The move of a pixel follows from the objective's rise towards other images; moves below ``_EDGE`` are
-    smoothed less. Weights are zero if a rehearsal shows nothing.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is measured on public
+    images: their gradient, with noise as loud as the update's, ``ratios`` (V,), has a slope of noise alone. Moves of a
+    pixel below ``_EDGE`` are smoothed less. Weights are zero if that shows nothing.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")

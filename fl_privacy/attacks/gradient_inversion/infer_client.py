@@ -170,10 +170,9 @@ _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find 
 def without_adam(observation: Observation) -> Observation:
     """Return the observation of the gradient behind one step of Adam; other observations are unchanged.
 
-    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. A weight
-    in single precision holds r to half of its last digit over the learning rate. With PyTorch's settings sizes below
-    1e-3 are known, to a few percent below 1e-4. For one example a linear layer's gradient is a product of two vectors,
-    which gives the rest.
+    Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. With
+    PyTorch's settings and single precision, sizes below 1e-3 are known, to a few percent below 1e-4. For one example a
+    linear layer's gradient is a product of two vectors, which gives the rest.
 
     If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
     """

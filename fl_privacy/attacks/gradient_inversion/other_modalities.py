@@ -60,9 +60,9 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    With d_i the gradient that row x_i sends back, the weight's gradient is ``sum d_i x_i'`` and the bias' ``sum d_i``:
-    a category's column without shift and scale sums d_i over its rows. In a young network a class's d_i are alike, so
-    that the sum shows their number. ``counts`` (K,) are the known rows of each class.
+    With d_i the gradient that row x_i sends back, a category's column sums d_i over its rows, and the bias' gradient
+    over all. In an untrained network a class's d_i are alike, so that the sum shows their number. ``counts`` (K,) are
+    the known rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)

@@ -32,10 +32,9 @@ _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of 
 class SurrogateModel(GroupAttack):
     """Match an update of many local steps by one gradient of all images, at a model between its start and end.
 
-    The way from the weights sent, w, to those that came back, w + u, points along the images' mean gradient at some
-    model w + a u. Images and a are found together, by signed Adam on the angle between that gradient and the update,
-    with total variation (Zhu et al. 2023, "Surrogate model extension"). An iteration costs one pass over the images. Up
-    to 16 victims share one call, which may change the last digits.
+    The update u of the weights w points along the images' mean gradient at some model w + a u. Images and a are found
+    together, by signed Adam on the angle between that gradient and the update, with total variation (Zhu et al. 2023,
+    "Surrogate model extension"). An iteration costs one pass over the images.
 
     With Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
 

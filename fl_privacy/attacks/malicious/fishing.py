@@ -25,8 +25,7 @@ class Fishing(ServerAttack):
 
     With all rows zero but that of class c, far behind, only examples of c have a gradient in the network (class
     fishing). With a threshold, the difference to class fishing is the gradient of all examples above it, and the bias
-    gradient counts them, at any scaling by the client. With repeated replies the server bisects until one is left; Wen
-    et al. use one threshold.
+    gradient counts them. With repeated replies the server bisects until one is left; Wen et al. use one threshold.
 
     Attributes:
         target: class c.

@@ -177,8 +177,7 @@ def is_one_image(
     single one always does.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
-    second, third, fifth or seventh, count as mixtures. Images of even levels alone, mixed half and half to a
-    ten-thousandth, pass; their own gradient distinguishes them.
+    second, third, fifth or seventh, count as mixtures.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

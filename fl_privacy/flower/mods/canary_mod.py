@@ -55,9 +55,8 @@ def canary_mod(
 
     A canary's update is its own direction, scaled to the clipping norm, with probability 1/2, else zero; the output of
     ``mods`` is compared with the direction. With ``claimed`` the same canaries take part in all rounds; otherwise each
-    round has new ones, and the claim is the mods' for one round. No canary is sent, random streams are unchanged, and
-    scores and seed stay in ``context.state``. Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...),
-    out="claims")])``.
+    round has new ones, and the claim is the mods' for one round. No canary is sent, and random streams are unchanged.
+    Use it as ``ClientApp(mods=[canary_mod(LocalDpMod(...), out="claims")])``.
 
     Args:
         mods: mods that protect an update, the outermost first.

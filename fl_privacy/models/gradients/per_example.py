@@ -161,9 +161,9 @@ def clipped_sum(
     """Return the sum of example gradients scaled by min(1, clip_norm / l2 norm), and the mean loss.
 
     Parameters that are ``held`` count in no norm and have no gradient. Norms come from inner products if these cost
-    less (ghost clipping, Li et al. 2022, Sec. 4); otherwise gradients of up to 256 MB are held at once. An example
-    without finite norm adds nothing; an empty batch gives 0. ``UserError`` if batch norm in training mode leaves no
-    example its own gradient, or nothing is trained.
+    less (ghost clipping, Li et al. 2022, Sec. 4); otherwise up to 256 MB of gradients are held. An example without
+    finite norm adds nothing; an empty batch gives 0. ``UserError`` if batch norm in training mode leaves no example its
+    own gradient, or nothing is trained.
     """
     if plan.batch_norm == "train" and has_batch_norm(model):
         raise UserError(
