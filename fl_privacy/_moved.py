@@ -53,7 +53,7 @@ _NAMES = """
     attacks.trees.exchanges=attacks.trees.grid attacks.trees.ubjson=attacks.trees.model
     auditing.app.drawn=auditing.app.stand_in auditing.app.loaded=auditing.app.environment
     auditing.regression.comparison=auditing.regression.measurement checkpointing=models.unwrap_model
-    cli.leakage=cli.dp_check cli.nodes=cli.main cli.train_evaluator=cli.train_networks
+    cli.leakage=cli.dp_check cli.nodes=cli.main cli.terminal=cli.faults cli.train_evaluator=cli.train_networks
     cli.train_generator=cli.train_networks cli.underway=cli.console cli.workers=cli.studies config=runs.config
     config.foreign=runs.config.untrusted config.reading=runs.config.parse cores=federation.cores
     data.attributes=data.datasets data.columns=data.examples data.transformations.operations=data.transformations
@@ -66,13 +66,14 @@ _NAMES = """
     experiment.ladder_members=auditing.scenario_members experiment.ladder_problem=auditing.scenario_problem
     experiment.ladder_scores=auditing.scenario_scores experiment.ladder_words=auditing.scenario_words
     experiment.run_folder=runs.run_location experiment.server_reading=runs.server_attack
-    experiment.unattacked=runs.distractors federation.audit=federation.interception_plan
+    experiment.unattacked=runs.distractors federation.audit=federation.rounds
     federation.evaluation=federation.server
     federation.interception.local_batch_norm=federation.interception.infer_plan
-    federation.interception.observation_buffer=federation.interception.capture_writer film=types.film
-    fitted=attacks.fitted flower._audit=auditing.strategy flower._defend=flower.mods.defend
-    flower._defense_mod=flower.mods.defend flower._guard_mod=flower.mods.guard_mod
-    flower._train_step=flower.mods.train_step flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
+    federation.interception.observation_buffer=federation.interception.capture_writer
+    federation.interception_plan=federation.rounds film=types.film fitted=attacks.fitted
+    flower._audit=auditing.strategy flower._defend=flower.mods.defend flower._defense_mod=flower.mods.defend
+    flower._guard_mod=flower.mods.guard_mod flower._train_step=flower.mods.train_step
+    flower.answers=flower.reply_cache flower.app_claims=auditing.app_claims
     flower.audit_report=auditing.strategy_report flower.audited_claims=auditing.strategy_claims
     flower.audited_model=auditing.strategy_model flower.cell=flower.app_process
     flower.dp_subjects=flower.dp_mechanisms flower.forms=flower.reply_cache flower.gate_defense=flower.gate
@@ -91,23 +92,23 @@ _NAMES = """
     measure.comparison=measure.identification measure.inferred=measure.roc measure.pinned_rows=measure.tables
     measure.public_images=measure.identification measure.spn=measure.distortion measure.trade_off=measure.intervals
     metrics=measure metrics.controls=measure.distractors metrics.looks=measure.descriptors modality=types.modality
-    models.alexnet_vgg=models.small_networks models.cut=models.layers models.gradients.batch=models.gradients.victims
-    models.gradients.layer_rules=models.gradients.layered models.gradients.normalization=models.gradients.convolution
-    models.gradients.sketch=models.gradients.per_example
+    models.alexnet_vgg=models.small_networks models.cut=models.layers
+    models.gradients.batch=models.gradients.victims models.gradients.layer_rules=models.gradients.layered
+    models.gradients.normalization=models.gradients.convolution models.gradients.sketch=models.gradients.per_example
     models.pretrained.find_words=models.pretrained.evaluator_files
     models.pretrained.generator_files=models.pretrained.generator
     models.pretrained.word_evaluator=models.pretrained.evaluator models.resnet=models.small_networks
     network_files=files.networks packages=checks.packages parallel=federation.parallel pieces=types.modality
-    plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search pretrained=models.pretrained
-    processes=federation.processes regression=auditing.regression report.benchmark=report.benchmark_page
-    report.claims=report.inferred report.cost=report.settings report.film=report.gallery report.mechanisms=report.ppc
-    report.numbers=report.words report.paper=report.ppc report.recommendation=report.advice report.rows=report.gallery
-    report.terminal=report.headline report.texts=report.gallery report.trade_off_page=report.write
-    report.verify=report.brief results=runs.folder results.candidates=runs.folder.defense_choice
-    results.counts=measure.counts results.findings=measure.roc results.folder=runs.folder.writer
-    results.made=runs.folder.records results.readings=runs.folder.leakage results.row_files=runs.folder.pictures
-    results.rule=measure.rule results.survivors=measure.aggregate_leakage runs.app_captures=runs.attack
-    runs.config._options=runs.config.parse runs.config.keys=runs.config.settings
+    plain_models=models.unwrap_model plan=types.plan policy_search=defenses.policy_search
+    pretrained=models.pretrained processes=federation.processes regression=auditing.regression
+    report.benchmark=report.benchmark_page report.claims=report.inferred report.cost=report.settings
+    report.film=report.gallery report.mechanisms=report.ppc report.numbers=report.words report.paper=report.ppc
+    report.recommendation=report.advice report.rows=report.gallery report.terminal=report.headline
+    report.texts=report.gallery report.trade_off_page=report.write report.verify=report.brief results=runs.folder
+    results.candidates=runs.folder.defense_choice results.counts=measure.counts results.findings=measure.roc
+    results.folder=runs.folder.writer results.made=runs.folder.records results.readings=runs.folder.leakage
+    results.row_files=runs.folder.pictures results.rule=measure.rule results.survivors=measure.aggregate_leakage
+    runs.app_captures=runs.attack runs.config._options=runs.config.parse runs.config.keys=runs.config.settings
     runs.config.plugins=runs.config.settings runs.destination=runs.run_location
     runs.distractors_of_app=runs.distractors runs.folder.environment=runs.folder.identity
     runs.folder.from_json=runs.folder.records runs.folder.measured=runs.folder.study

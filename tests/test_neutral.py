@@ -10,8 +10,8 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+from fl_privacy.cli.faults import Terminal
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import neutral, say
 from fl_privacy.report import write_brief, write_report
 from fl_privacy.report.page import TEMPLATES, render

@@ -1,21 +1,32 @@
-"""Early ends of a command: faults, in one line and an exit status, and signals, as one exception."""
+"""Early ends of a command (faults, in one line and an exit status; signals), and the terminal, which obeys no text."""
 
 import errno
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from fl_privacy.checks.packages import missing_extra
-from fl_privacy.errors import UserError, is_out_of_memory, say, visible, what_was_asked
+from fl_privacy.errors import UserError, is_out_of_memory, neutral, say, visible, what_was_asked
 
 EXIT_ERROR = 2
 EXIT_NOTHING = 3
 FAULTS = (UserError, OSError, MemoryError)  # of input, disk and machine: a job keeps its files, and others go on
 STOPPING = (*FAULTS, RuntimeError, ImportError, SystemExit)  # exceptions that may be faults, as ``recognized`` decides
+
+
+class Terminal(Console):
+    """Rich's console, on which text can't move the cursor, nor color or reorder other text."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render ``renderable``; only Rich's own controls stay."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else neutral(text), style, control)
 
 
 class NothingReconstructedError(UserError):

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
-from fl_privacy.cli.terminal import Terminal
+from fl_privacy.cli.faults import Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation import Client, ClientSource, Failure, Round, Server
 from fl_privacy.federation.replies import attempt

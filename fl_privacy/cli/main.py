@@ -25,7 +25,6 @@ from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.predict import predict
 from fl_privacy.cli.studies import advise, benchmark, trade_off
 from fl_privacy.cli.supernode import OWN_APP, run_node
-from fl_privacy.cli.terminal import Terminal
 from fl_privacy.cli.watching import watch
 from fl_privacy.errors import UserError, say, visible
 from fl_privacy.files import UNENCODABLE
@@ -75,7 +74,7 @@ def run(
 
     Several values: `-m defense=none,pruning seed=0,1` runs all combinations, skips what has finished, and compares.
     """
-    run_jobs("run", overrides or [], console=Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
+    run_jobs("run", overrides or [], console=faults.Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
 
 
 @app.command()
@@ -88,7 +87,9 @@ def attack(
     model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
     A paper's preset, such as experiment=sapag_paper, runs in a short form with its baselines; paper=full as published.
     """
-    run_jobs("attack", overrides or [], console=Terminal(), multirun=multirun, show_config=cfg, open_page=open_page)
+    run_jobs(
+        "attack", overrides or [], console=faults.Terminal(), multirun=multirun, show_config=cfg, open_page=open_page
+    )
 
 
 app.command("trade-off")(trade_off)
@@ -105,7 +106,7 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     say_what_takes_time()
     from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
-    say(train(overrides or [], console=Terminal()))
+    say(train(overrides or [], console=faults.Terminal()))
 
 
 @app.command("train-generator")
@@ -118,7 +119,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     say_what_takes_time()
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
 
-    say(make_generator(overrides or [], console=Terminal()))
+    say(make_generator(overrides or [], console=faults.Terminal()))
 
 
 @app.command("search-policies")
@@ -138,7 +139,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.runs.policy_search import search_policies  # noqa: PLC0415
 
-    say(search_policies(config, RichMonitor(Terminal())))
+    say(search_policies(config, RichMonitor(faults.Terminal())))
 
 
 @app.command()
@@ -246,7 +247,7 @@ def list_(
     from fl_privacy.cli.catalog import catalog_tables  # noqa: PLC0415
 
     for table in catalog_tables(kinds or ()):
-        Terminal().print(table)
+        faults.Terminal().print(table)
 
 
 def supernode(
@@ -349,7 +350,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     A fault of user, disk or memory gives status 2, an attack that failed on all victims 3, an interrupt 130, SIGTERM
     143, SIGHUP 129. Without a command, help is printed.
     """
-    handler = RichHandler(console=Terminal(stderr=True), show_path=False, show_time=False)
+    handler = RichHandler(console=faults.Terminal(stderr=True), show_path=False, show_time=False)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
     debug = DEBUG in arguments
     rest = [argument for argument in arguments if argument != DEBUG]

@@ -18,9 +18,8 @@ from rich.markup import escape
 
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
-from fl_privacy.cli.faults import STOPPING, Interrupted, in_a_line, interruptible, recognized
+from fl_privacy.cli.faults import STOPPING, Interrupted, Terminal, in_a_line, interruptible, recognized
 from fl_privacy.cli.jobs import end_with, expect_reconstructions, run_job, say_what_takes_time
-from fl_privacy.cli.terminal import Terminal
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit, shared_among
 from fl_privacy.files import CONFIG_DIR

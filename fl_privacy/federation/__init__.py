@@ -10,19 +10,17 @@ if TYPE_CHECKING:
         ClientSource as ClientSource,
         Personalized as Personalized,
     )
-    from fl_privacy.federation.interception_plan import (
-        Audit as Audit,
-        Probe as Probe,
-        audited_rounds as audited_rounds,
-        spread_probes as spread_probes,
-    )
     from fl_privacy.federation.replay import Replay as Replay, examples_behind as examples_behind
     from fl_privacy.federation.replies import Failure as Failure, attempt as attempt
     from fl_privacy.federation.rounds import (
+        Audit as Audit,
+        Probe as Probe,
         Round as Round,
         RoundReport as RoundReport,
+        audited_rounds as audited_rounds,
         plain_rounds as plain_rounds,
         run_all as run_all,
+        spread_probes as spread_probes,
     )
     from fl_privacy.federation.server import (
         Evaluation as Evaluation,
