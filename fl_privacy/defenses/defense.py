@@ -101,7 +101,7 @@ class Defense:
 
     Attributes:
         parts: components in order: names, settings and effects, known to an adaptive attacker and shown in reports.
-            Only the undefended client has none; hooks without parts get the part ``unnamed``.
+            Only the undefended client has none.
         model: (Module, ClientState, rng) -> new Module. Additional parameters and buffers are private: kept in the
             ClientState, not uploaded. Initial values come from ``rng``, the same stream in every round.
         examples: (Batch, LocalData) -> Batch, replaces all examples for training and probes. If their number changes,

@@ -82,9 +82,8 @@ def descend(
 ) -> Iterator[Tensor]:
     """Minimize UM / unit - beta PM (Eq. 2) by gradient descent; yield each iterate, clamped to [0, 1].
 
-    The slope is that of the sum over the batch, so that the batch size does not change an example's step. Down UM the
-    step is at most Polyak's, UM / ||slope||^2. ``start`` is (B, C, H, W) in [0, 1], or (B, L, d) of words, ``privacy``
-    the PM of each example, ``unit`` (G,).
+    The slope is that of the sum over the batch. Down UM the step is at most Polyak's, UM / ||slope||^2. ``start`` is
+    (B, C, H, W) in [0, 1], or (B, L, d) of words, ``privacy`` the PM of each example, ``unit`` (G,).
     """
     images = start
     for _ in counted("refining images", range(iterations)):
@@ -205,9 +204,8 @@ def integrated_gradients(
 ) -> Tensors:
     """Compute value x mean gradient on the line from zero to ``values`` (Sundararajan et al. 2017, Eq. 1 and 3).
 
-    The gradient is taken at the middles of ``points`` equal pieces. The sum over all elements approximates the loss at
-    ``values`` minus that at zero. ``gradient_at`` turns values into gradients, in their shapes or with one more leading
-    dimension.
+    The gradient is taken at the middles of ``points`` equal pieces. ``gradient_at`` turns values into gradients, in
+    their shapes or with one more leading dimension.
     """
     sums: dict[str, Tensor] = {}
     for number in range(points):

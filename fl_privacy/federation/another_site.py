@@ -32,7 +32,7 @@ class AnotherSite:
     """Sites that pool their updates and subtract them from the global model's change.
 
     Attributes:
-        plan: server's rule, as all sites know it; ``rest`` is called for each round, as moments last.
+        plan: server's rule; ``rest`` is called for each round, as moments last.
         knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
         shares: estimated share of a round's mean and how it was found, the last one last.
     """
@@ -172,9 +172,9 @@ def _share_by_rank(mean: Tensor, own: Tensor, last: Tensor) -> float | None:
 def single_uploads(means: Sequence[tuple[Mapping[int, int], Upload]]) -> dict[int, Upload]:
     """Solve the means of rounds with different participants for single uploads, as far as they determine them.
 
-    Exact for uploads that do not change between rounds, as of full batches at small steps; each client's are the last
-    rounds that suffice (Lam et al., Gradient Disaggregation, ICML 2021, with known participants). ``means`` are counted
-    examples of the others that took part in a round, by client, and ``AnotherSite.rest`` of it.
+    Exact for uploads that do not change between rounds; the last rounds that suffice are taken (Lam et al., Gradient
+    Disaggregation, ICML 2021, with known participants). ``means`` are counted examples of the others that took part in
+    a round, by client, and ``AnotherSite.rest`` of it.
     """
     clients = sorted({client for numbers, _ in means for client in numbers})
     shares = [[numbers.get(client, 0) / sum(numbers.values()) for client in clients] for numbers, _ in means]

@@ -136,7 +136,7 @@ def encrypted_rounds(
 
     Each client scales its update by its share of the round's examples and by the tensor's largest value over all
     clients, which all reveal. The clients share the secret key and decrypt the sum into ``server.state``, which the
-    server itself does not learn. Cryptography counts as time of the defense.
+    server itself does not learn.
 
     Raises:
         UserError: TenSEAL is missing, a setting is out of range, or all clients of a round failed.

@@ -73,7 +73,7 @@ def worker_processes(
 ) -> Iterator[Any]:
     """Yield loky's executor of ``number`` processes, kept from an earlier call with the same arguments, to submit to.
 
-    Processes have this one's working directory, end with it, and do not receive what a terminal sends to all.
+    Processes end with this one, and do not receive what a terminal sends to all.
 
     Args:
         threads: CPU threads of each.

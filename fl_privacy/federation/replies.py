@@ -150,10 +150,9 @@ def sort_out(
 ) -> Sorted:
     """Separate usable replies from excluded ones.
 
-    Each is first checked by ``fault``. Of three or more, those are excluded whose change of the parameters, of
+    Each is first checked by ``fault``. With three or more, those are excluded whose change of the parameters, of
     floating-point or of whole-number buffers has a norm over ``factor`` times the median of this round or, if larger,
-    of an earlier one (``usual``): an honest gradient of a new client may be thousands of times the median. A client
-    counts as at most ``factor`` times the (lower) median number of examples.
+    of an earlier one (``usual``). A client counts as at most ``factor`` times the (lower) median number of examples.
     """
     largest = dict(usual or {})
     excluded: dict[int, str] = {}

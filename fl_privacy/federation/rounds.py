@@ -38,9 +38,8 @@ class Audit:
 
     Attributes:
         rounds: intercepted rounds, from 1.
-        uploads: ``probe``: uploads of ``batch_size`` examples, computed with the client's defense and the round's model
-            as if they were all its data (the papers' setting). ``update``: updates that train the model. ``both``:
-            those and all probes.
+        uploads: ``probe``: uploads of ``batch_size`` examples, defended, as if they were all of the client's data (the
+            papers' setting). ``update``: updates that train the model. ``both``: those and all probes.
         clients: clients whose updates are intercepted under ``update``; ``both`` takes all.
         listens: ``True`` if training updates are also observed next to probes.
     """

@@ -87,7 +87,7 @@ def rounds_on_ray(
 ) -> Generator[Round, None, dict[int, ClientState]]:
     """Run ``rounds_on_grid`` with the clients in Ray's processes; return each client's state.
 
-    Ray starts on this machine's loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
+    Ray starts on the loopback interface and stops at the end, unless RAY_ADDRESS or a running Ray is used.
     ``UserError`` if no process fits into the machine, or ``rounds_on_grid`` raises.
 
     Args:

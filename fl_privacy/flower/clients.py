@@ -44,7 +44,7 @@ class PrivacyClient(NumPyClient):
 
     Args:
         memory: private state and answered rounds: ``context.state``, which a restart empties, or
-            ``node_memory(context)``, which outlives it. Neither answers a round twice.
+            ``node_memory(context)``.
 
     Example:
         class QuantizingClient(PrivacyClient):

@@ -50,9 +50,9 @@ class RayGrid(LocalGrid):
 
     Args:
         capacity: function that counts the actors fitting into the cluster.
-        actors: number of actors; one that dies is replaced if it fits. Its message gets an error reply, unless its
-            machine is gone: then another actor gets the message and the client's unchanged memory.
-        timeout: seconds for one message, from the actor's readiness on, after which the actor is ended and replaced.
+        actors: number of actors; one that dies is replaced if it fits. Its message gets an error reply, or goes to
+            another actor if the machine is gone.
+        timeout: seconds for one message, after which the actor is ended and replaced.
     """
 
     def __init__(

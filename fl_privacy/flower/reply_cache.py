@@ -48,9 +48,9 @@ Instead = Callable[[RecordDict], RecordDict | None]
 class Answers:
     """Record of the messages that the client of ``context`` has answered, by kind and round.
 
-    They are counted in the node's context and in a file next to the node's secret, which survives a restart. A
-    simulated node counts in its context alone and keeps no answer. ``rounds``: largest number of a round; ``None``
-    takes the run's. If a run states none, a round is at most ``memory.MOST_AHEAD`` after the last one.
+    They are counted in the node's context and in a file next to the node's secret, which survives a restart; a
+    simulated node keeps no file and no answer. ``rounds``: largest number of a round; ``None`` takes the run's. If a
+    run states none, a round is at most ``memory.MOST_AHEAD`` after the last one.
     """
 
     context: Context

@@ -292,7 +292,7 @@ def secure_rounds_on_grid(
 
     New nodes take part from the next round on. A round that too few finish is repeated without those that broke the
     protocol. ``UserError`` if ``secure_rounds`` raises, or the nodes do not fit the server's clients. ``nodes``: node
-    of each partition. ``timeout``: seconds to wait for the replies of each of the protocol's four stages.
+    of each partition. ``timeout``: seconds for each of the protocol's four stages.
     """
     expect_all_shared(server)
     prompt = PromptGrid(grid)

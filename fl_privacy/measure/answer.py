@@ -53,7 +53,7 @@ QUESTIONS: Mapping[QuestionName, Question] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """The uploads of a question."""
+    """The uploads that a question is about."""
 
     name: str = ""
     title: str = ""

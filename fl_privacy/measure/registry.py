@@ -208,8 +208,8 @@ METRICS: dict[str, Metric] = {
         leaks="high",
         range=(0.0, 1.0),
         title="Likeness",
-        description="Correlation of guess and original after the best harmless change: negative, brightness and"
-        " contrast, mirror image, shift, blur, one half alone.",
+        description="Correlation of guess and original after the best harmless change (negative, brightness,"
+        " contrast, mirror image, shift, blur, or one half alone).",
     ),
     "aligned_psnr": Metric(
         function=None,

@@ -205,9 +205,8 @@ def identification_bound(*, epsilon: float, delta: float, candidates: int) -> fl
     """Return the largest probability with which (epsilon, delta) lets an attacker identify the one example in the data.
 
     It is e^epsilon times the prior 1 / (candidates + 1) plus delta, whatever else the attacker knows (Kairouz et al.
-    2015). It also bounds reconstruction up to any event of that prior (Balle, Cherubin and Hayes 2022, "Reconstructing
-    Training Data with Informed Adversaries", Thm. 2; Hayes, Mahloujifar and Balle 2023, "Bounding Training Data
-    Reconstruction in DP-SGD", Thm. 2). The other ``candidates``, at least 1, are equally likely.
+    2015). It also bounds reconstruction up to any event of that prior (Balle, Cherubin and Hayes 2022, Thm. 2; Hayes,
+    Mahloujifar and Balle 2023, Thm. 2). The other ``candidates``, at least 1, are equally likely.
 
     >>> round(identification_bound(epsilon=1.0, delta=1e-5, candidates=1000), 4)
     0.0027

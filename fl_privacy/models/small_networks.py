@@ -71,8 +71,8 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
 
-    2x2 pooling follows the first two convolutions; only the first pads: 28x28 images end as 1x1. Any number of channels
-    and images from 28x28 fit.
+    2x2 pooling follows the first two convolutions; only the first pads. Any number of channels and images from 28x28
+    fit.
 
     Args:
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
@@ -200,9 +200,9 @@ class AlexNet(BlockNetwork):
 class VGG16(BlockNetwork):
     """VGG16 of SPN (Fan et al., 2020, Table 5): thirteen 3x3 convolutions, group norm, 8192 -> 256 -> K.
 
-    As published it is ``norm="group"``. Pooling follows the first, second and last block: 32x32 images end as 4x4,
-    which gives 512 x 4 x 4 = 8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first
-    block's number of channels. Images from 8x8 fit.
+    As published it is ``norm="group"``. Pooling follows the first, second and last block, so that 32x32 images give
+    8192 inputs of the first linear layer, not the table's 4096. ``width`` is the first block's number of channels.
+    Images from 8x8 fit.
     """
 
     blocks = (((1, 1), 3, True), ((2, 2), 3, True), ((4, 4, 4), 3, False), ((8, 8, 8), 3, False), ((8, 8, 8), 3, True))
@@ -253,8 +253,8 @@ class BasicBlock(nn.Module):
 class ResNet18(ImageNetwork):
     """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
 
-    Any image size and number of channels fit. DLG's and SAPAG's variant, twice differentiable everywhere, is
-    ``activation="sigmoid", strides=(1, 1, 1, 1)``.
+    Any image size and number of channels fit. DLG's and SAPAG's variant is ``activation="sigmoid", strides=(1, 1, 1,
+    1)``.
 
     Args:
         width: channels of the first stage; each stage doubles them.

@@ -68,8 +68,7 @@ def advice_from(
 ) -> list[str]:
     """Recommend the cheapest defense within both bounds, or name the nearest one, with its limits.
 
-    Cost is time, to one digit and at least ``LITTLE_TIME``, then bytes, then leakage. ``UserError`` if the threat was
-    not measured, or modalities are mixed.
+    Cost is time, then bytes, then leakage. ``UserError`` if the threat was not measured, or modalities are mixed.
 
     Args:
         accuracy_loss: most percentage points below the undefended accuracy.
@@ -351,7 +350,7 @@ def answer(candidates: Sequence[Candidate], psnr_below: float | None = None) -> 
     kept = f", {points(best.pmm)} of the undefended" if best.pmm is not None else ""
     price = f"accuracy {percent(best.accuracy)}{kept}; {leakage_in_words(best)}"
     said = f"{number} of {len(candidates)} meet the goal ({goal}); the most accurate is {best.name} ({price})."
-    said = f"Only {best.name} of {len(candidates)} meets the goal ({goal}): {price}." if number == 1 else said
+    said = f"Only 1 of {len(candidates)} meets the goal ({goal}): {best.name}, {price}." if number == 1 else said
     open_kind = "" if modality_judged_by(best.judged_by).pixels else _OTHER_KINDS.format(kind_in_words(best))
     return " ".join(filter(None, [said, open_kind or withheld(best), doubts(best)]))
 

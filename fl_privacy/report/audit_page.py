@@ -126,7 +126,7 @@ class AuditRecord:
         members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
-            person.append("Yes, from uploads as in the red bars: the examples themselves were reconstructed")
+            person.append("Yes: from uploads like those with red bars, the examples themselves were reconstructed")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
         if any(one.question == "continued" and one.leaks for one in self.aggregate):
@@ -134,8 +134,9 @@ class AuditRecord:
         for one, estimate in sorted(members, key=lambda pair: not pair[0].leaks)[:1]:
             control = f"; control {one.control.value:.2f}" if isinstance(one.control, Estimate) else ""
             figure = f"({estimate.value:.2f}{control})"
-            no_better = f"no better than chance allows {figure}, though other attacks may succeed"
-            person.append(f"From the whole training: {f'better than by guessing {figure}' if one.leaks else no_better}")
+            no_better = f"no better than chance {figure}, though other attacks may succeed"
+            better = f"better than guessing does {figure}" if one.leaks else no_better
+            person.append(f"The whole training's uploads reveal it {better}")
         person += [f"This is of {_DRAWN}"] if self.drawn and person else []
         found_none = "these attacks found no leak, which is no guarantee"
         approval = f"Not by this page alone: {found_none}"
@@ -154,7 +155,8 @@ class AuditRecord:
     @property
     def next_step(self) -> str:
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
-            return f"Remove {found[0].where} from the app's replies"
+            accepted = "" if found[0].severity == "data" else ", or decide that it may leave"
+            return f"Remove {found[0].where} from the app's replies{accepted}"
         if self.defense and (self.tone == LEAK or self.uploads_attacked):
             stronger = "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
             put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"

@@ -313,7 +313,7 @@ def row_view(record: Mapping[str, Any], found: Mapping[tuple[str, int], RowPair]
     """View the attacked row of ``record``: each column's name, original cell and those of the attackers."""
     pair = found.get((record["id"], record["image"]), RowPair(None))
     original, control = pair.original, record.get("control_cells")
-    without = [] if control is None else [f"without the update up to {metric(control, TABLE_METRIC)}"]
+    without = [] if control is None else [f"a guess without the update: up to {metric(control, TABLE_METRIC)}"]
     lines = [
         {
             "column": column,

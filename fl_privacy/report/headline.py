@@ -260,8 +260,8 @@ def _ways(counts: Counts, kind: str, psnr: Statistic | None) -> str:
         blurred = "" if psnr and psnr.min >= CLEAR else ", perhaps only after both are blurred; it may look different"
         apart = f" Identified: the guess is nearer to the original than to all other {kind}s{blurred}."
     return (
-        f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} In this way,"
-        f" {100 * low:.0f} to {100 * high:.0f} % of such {kind}s can be reconstructed (95 % confidence)."
+        f"Reconstructed: {', '.join(way for way, number in ways.items() if number)}.{apart} With 95 %"
+        f" confidence, this attack reconstructs {100 * low:.0f} to {100 * high:.0f} % of such {kind}s."
     )
 
 

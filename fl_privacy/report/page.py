@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fl_privacy.errors import UserError, neutral
 from fl_privacy.report import headline, words
@@ -65,9 +66,13 @@ def environment() -> Environment:
         "title_of": words.title,
         "title_within": words.title_within,
         "few": readings.few,
+        "options": lambda text: Markup(_OPTION.sub(r'<span class="option">\1</span>', str(escape(text)))),
         "read_in_words": headline.read_in_words,
     }
     return made
+
+
+_OPTION = re.compile(r"(--[a-z]+(?:-[a-z]+)*)")  # such as --with-defense, in which no line breaks
 
 
 def _unbroken(show: Callable[..., str]) -> Callable[..., str]:

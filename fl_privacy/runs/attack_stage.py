@@ -186,7 +186,7 @@ def update_distortion(
 
     If the model's first layer is fully connected and the update is of one example, also return figures of the equations
     for its input: ``condition`` of all rows, and ``contraction``, ``error_bound`` and ``solvable`` (1 or 0) of the row
-    with the largest uploaded bias gradient, which an attacker would trust most.
+    with the largest uploaded bias gradient.
     """
     clean, seen = replace(observation, upload=truth.replay(observation).undefended()).update(), observation.update()
     alone = observation.upload.num_examples == 1 and is_sum_of_gradients(observation.plan)

@@ -36,8 +36,8 @@ class LocalPlan:
         frozen: name patterns of parameters neither trained nor uploaded, such as ``words.weight``.
         trained: name patterns of the only trained parameters; by default the adapters of a model with some.
         batch_norm: ``train`` normalizes by the batch and updates the running statistics, ``eval`` uses those sent.
-        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; normalized by itself, a single
-            image leaks far less.
+        probe_batch_norm: mode for probes. Published attacks ran in evaluation mode; in training mode a single image
+            leaks far less.
         mode: mode of all other layers for a shared gradient; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` leaves the server's initial ones.
         loss_scale: factor on the mean cross entropy of a batch.

@@ -28,8 +28,7 @@ class Column:
 
     Attributes:
         categories: names, in the order of their values; empty for a number.
-        shift, scale: offset and divisor of each value: usually mean and standard deviation of a number, 0 and 1 for
-            categories.
+        shift, scale: offset and divisor of each value: mean and standard deviation of a number, 0 and 1 for categories.
         low, high: least and largest number.
         std: standard deviation for the tolerance of right numbers; 0 stands for ``scale``.
     """
@@ -156,7 +155,8 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the mean of an encoded row (F,): shares of categories; for numbers 0, or the nearest bound."""
+        """Return the mean encoded row (F,): shares of categories; for numbers 0 or, if that is out of bounds, the
+        nearest bound."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

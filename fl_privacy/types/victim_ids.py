@@ -13,7 +13,7 @@ _VICTIM_ID = re.compile(r"round-([0-9]{1,9})/client-([0-9]{1,9})(?:/victim-([0-9
 class VictimId:
     """Name of an attacked update, its random streams and its files.
 
-    ``str()`` gives ``round-3/client-2/victim-0``, or ``round-3/client-2`` for a training update.
+    As text: ``round-3/client-2/victim-0``, or ``round-3/client-2`` for a training update.
 
     Attributes:
         round: number from 1; 0 if no round was trained.

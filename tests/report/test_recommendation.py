@@ -72,7 +72,9 @@ def test_what_failed_or_was_read_in_place_of_the_images_does_not_come_closest():
     wide = replace(GOOD, name="wide", upper=16.0)
     text = answer([exposed, failing, wide, replace(OPEN, undefended=True)], 15)
     assert "; wide comes closest" in text
-    assert answer([exposed, failing, wide, replace(OPEN, undefended=True)]).startswith("Only wide of 4 meets the goal")
+    assert answer([exposed, failing, wide, replace(OPEN, undefended=True)]).startswith(
+        "Only 1 of 4 meets the goal (no attacked image reconstructed): wide, "
+    )
 
 
 def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
@@ -81,7 +83,9 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
     unknown = replace(candidate("unknown", 0.55, None, 5.0), unjudged=3)
     for tempting in (one_read, negatives, unknown):
         assert best_unread([OPEN, tempting, USELESS]) == USELESS
-    assert answer([OPEN, one_read, USELESS]).startswith("Only useless of 3 meets the goal")
+    assert answer([OPEN, one_read, USELESS]).startswith(
+        "Only 1 of 3 meets the goal (no attacked image reconstructed): useless, "
+    )
     assert answer([OPEN, one_read]).startswith(
         "None of 2 meets the goal (no attacked image reconstructed); one read comes closest (1 of 20 images"
     )
@@ -98,7 +102,7 @@ def test_the_answer_names_it_with_its_price():
         " dB for the best reconstruction)" in text
     )
     assert "open comes closest (20 of 20 images reconstructed, mean PSNR 30.0 dB" in answer([OPEN])
-    assert answer([OPEN, USELESS]).startswith("Only useless of 2 meets the goal")
+    assert answer([OPEN, USELESS]).startswith("Only 1 of 2 meets the goal (no attacked image reconstructed): useless, ")
     assert answer([]) == ""
 
 

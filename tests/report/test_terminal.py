@@ -85,9 +85,10 @@ def test_the_first_line_names_attack_knowledge_and_odds_in_its_basis(tmp_path: P
     basis = headline_of(verdict_of(read_run(kinds.attack(tmp_path)))).basis
     assert basis == (
         "Reconstructed: 6 identified among 1,000 other images. Identified: the guess is nearer to the original than to"
-        " all other images, perhaps only after both are blurred; it may look different. In this way, 54 to 100 % of"
-        " such images can be reconstructed (95 % confidence). Attack: inverting_gradients (4,800 iterations), run by an"
-        " honest-but-curious server, on one upload per image, with an image prior (total variation)."
+        " all other images, perhaps only after both are blurred; it may look different. With 95 %"
+        " confidence, this attack reconstructs 54 to 100 % of such images. Attack: inverting_gradients (4,800"
+        " iterations), run by an honest-but-curious server, on one upload per image, with an image prior (total"
+        " variation)."
     )
 
 

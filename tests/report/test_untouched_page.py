@@ -165,12 +165,17 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     red = AuditRecord(app="a", answers=[step("One", 2), own], lines=[LINE])
     assert "The audit asked clients for such uploads" in red.when and red.when in red.further
     assert "Your real training was not attacked: too many steps" in red.also and "defense" in red.next_step
-    assert f"{red.next_step}." in html.unescape(render_audit(red)) and "worst case" not in render_audit(red)
+    unbreakable = red.next_step.replace("--with-defense", '<span class="option">--with-defense</span>')
+    page = html.unescape(render_audit(red))
+    assert f"{unbreakable}." in page and unbreakable != red.next_step and "worst case" not in page
     gray = AuditRecord(app="a", answers=[step("One", 0)], lines=[LINE])
     assert "others may reconstruct more" in gray.when and gray.when not in gray.further
     assert "guarantee" in gray.next_step
     clear = CountedLeak(severity="data", what="rows", where="data/X", why="y", kind="train", times=1, of=2)
     sent = AuditRecord(app="a", findings=[clear], answers=[step("One", 2)], lines=[LINE])
+    fact = replace(clear, severity="facts")
+    stated = AuditRecord(app="a", findings=[fact], answers=[step("One", 0)], lines=[LINE])
+    assert stated.next_step == "Remove data/X from the app's replies, or decide that it may leave"
     assert sent.next_step == "Remove data/X from the app's replies" and "no attack" in sent.when
     assert 'class="red" y="4" width="50.0%"' in pictured(sent)[0] and "In the clear: rows" in pictured(sent)[0]
     late = AuditRecord(app="a", answers=[step("One", None, reason=LATE)], lines=[LINE])
@@ -189,11 +194,12 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes, from uploads as in the red bars: the examples themselves were reconstructed",
+        "Yes: from uploads like those with red bars, the examples themselves were reconstructed",
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
-        "From the whole training: no better than chance allows (0.52; control 0.50), though other attacks may succeed",
+        "The whole training's uploads reveal it no better than chance (0.52; control 0.50), though other attacks may"
+        " succeed",
         "Not by this page alone: these attacks found no leak, which is no guarantee",
     ]
     continued = replace(leaking, question="continued", control=replace(guessed, value=0.0))
@@ -207,7 +213,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     assert "drawn examples or networks" in drawn.officer[0][1] and "drawn examples or networks" in drawn.further[0]
     said, approval = answers(answers=[step("One", 0), leaking])
     assert (
-        "better than by guessing (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval
+        "better than guessing does (0.90; control 0.52)" in said and "no better" not in said and "Not as it" in approval
     )
     assert answers(answers=[step("One", None, reason=LATE)]) == [
         "Not tested", "Not by this page: it does not show what uploads reveal about single examples",

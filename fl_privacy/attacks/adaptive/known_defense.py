@@ -210,8 +210,7 @@ def _against_spn(effect: effects.PrivateLoss, setting: AttackSetting) -> Sequenc
     """Counter SPN's private loss by an unknown vector q per example: its gradient is that of <q, features>.
 
     Its size is about alpha2 sqrt(K) times the weights'; each further private layer of width w multiplies it by sqrt(w /
-    2), since about half of its ReLUs are active. For several steps, each with another q, only the unperturbed output
-    layer is matched.
+    2). For several steps, only the unperturbed output layer is matched.
     """
     factor = UNSCALED if effect.alpha1 is None else effect.alpha1
     told = effect.alpha2 is not None and effect.bits is not None

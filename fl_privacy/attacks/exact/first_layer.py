@@ -403,9 +403,9 @@ def find_patch_embedding(
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
     """Solve by least squares for the image (1, C, H, W), float64, of an update of one image.
 
-    The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW =
-    sum_t dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if its pixels'
-    expected root mean squared error, from redundant equations, is small.
+    The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW = sum_t
+    dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if the error estimated
+    from redundant equations is small.
     """
     own, (height, width) = embedding.image, embedding.patch
     position = gradients[embedding.position].double()

@@ -85,7 +85,7 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors of one victim's gradient, once for each round of ``starts`` starts.
 
-    Columns q of Q make L q as sparse as a ReLU; scales follow from g.
+    Columns q of Q make L q sparse as behind a ReLU; scales follow from g.
 
     Args:
         weight: G (M, N).

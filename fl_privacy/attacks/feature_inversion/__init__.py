@@ -31,8 +31,8 @@ def recover_by_lemma(layer: nn.Module, weight: Tensor, bias: Tensor) -> Tensor |
     """Recover a layer's input (D,) or (C, H, W) from its gradients for a single example.
 
     If the output has one position, ``grad_W = grad_b . O^T`` (Gu et al. 2021, Lemma 1; Geiping et al. 2020), solved in
-    least squares: for linear layers, and for unpadded convolutions as large as their input. The result is ``None`` if
-    the bias's gradient is zero or the layer is of another kind.
+    least squares: for linear layers, and for unpadded convolutions as large as their input. Otherwise, or if the bias's
+    gradient is zero, the result is ``None``.
     """
     if not isinstance(layer, nn.Linear | nn.Conv2d) or (isinstance(layer, nn.Conv2d) and layer.groups != 1):
         return None

@@ -165,8 +165,7 @@ class GradientInversion(GroupAttack, Settings):
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
     ``derive_generator(seed, "attack", observation.id, restart)``. It depends on others only through the last bits of
-    batched products, with ``most_victims=1`` not at all; L-BFGS or signs can enlarge these bits. The same call with as
-    many CPU threads gives the same bits.
+    batched products, with ``most_victims=1`` not at all. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:

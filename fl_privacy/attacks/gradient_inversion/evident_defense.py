@@ -34,9 +34,8 @@ _COARSE = 4  # side of the random images on which noise is rehearsed, before the
 def noise_over_gradient(observation: Observation) -> float | None:
     """Return the ratio of the update's noise norm to its gradient norm, at most 3.
 
-    Gradients of cross entropy by the logits sum to zero over the classes, and so do the columns of the output layer's
-    weight and bias; their sums are noise, or rounding of 1e-6. It is ``None`` without an output layer, with too few
-    columns, or for steps of Adam.
+    The columns of the output layer's gradients sum to zero under cross entropy; their sums are noise, or rounding of
+    1e-6. The ratio is ``None`` without an output layer, with too few columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(targets.as_gradient(observation), observation)

@@ -252,7 +252,7 @@ def minimize(
     Args:
         enough: loss (V,) below which a victim has finished.
         evaluate: (problem, variables) -> loss (V,) and gradient (V, N).
-        moves: (iterations so far, problem, variables, generators) -> variables, moved as no slope leads.
+        moves: (iterations so far, problem, variables, generators) -> moved variables.
     """
     assert not isinstance(settings.optimizer, EvolutionStrategy)
     state = DescentState(variables, settings.iterations, filmed)

@@ -167,8 +167,8 @@ class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
-        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, whose slope is 0 in
-            floating point for a norm over a layer. ``normalized``: times a kernel's elements; an exponent of order 1.
+        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements; for a layer's norm
+            its slope rounds to 0. ``normalized``: that times a kernel's number of elements.
         depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
         per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as Eq. 4 with its norm; or each
             ``element`` with its layer's sigma_l^2, as Eq. 6 and 7, in both forms.

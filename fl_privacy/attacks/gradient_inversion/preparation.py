@@ -57,7 +57,7 @@ from fl_privacy.types.modality import modality_of
 
 @dataclass(frozen=True, eq=False)
 class PreparedRound:
-    """Common parts of a group's victims in one round."""
+    """Values that the victims of a group share in one round."""
 
     observations: Mapping[int, Observation]
     victim_model: VictimModel  # model, matched tensors, plan and loss as known

@@ -268,8 +268,7 @@ class Rearranging:
 
     Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
     beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
-    likelihood under a language model of public texts. The latter is in units of the median difference of orders from
-    the best.
+    likelihood under a language model of public texts, scaled to the orders' median difference.
     """
 
     every: int = 75  # iterations between moves

@@ -139,8 +139,8 @@ def by_lira(found: Compared) -> Tensor:
 def stacked(found: Compared) -> Tensor:
     """Return log odds from a logistic regression on all signals and their differences to reference models.
 
-    It learns from each reference model's own examples and others, compared with the other reference models, so that no
-    model that was trained on a candidate takes part; NaN with a single reference model.
+    It is fitted to each reference model's own examples and others, scored by the remaining reference models, none of
+    them trained on a candidate; NaN with a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)

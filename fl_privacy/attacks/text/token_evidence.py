@@ -345,8 +345,8 @@ def _alike(
 ) -> int:
     """Count ``tokens`` without more in the directions than chance, apart from the part shared with those before them.
 
-    Tokens like a present one, as in trained embeddings, have its share; the rest of their own lies in the directions
-    only if they were there.
+    Tokens like a present one, as in trained embeddings, share its direction; the rest of theirs shows only if they were
+    there.
 
     Args:
         which: index of the numbers of directions.

@@ -51,10 +51,9 @@ class FirstTree:
 
     Attributes:
         leaves: sequence from left to right, like ``Tree.leaves``.
-        whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Counts are
-            sums of weights, of the rows drawn for this tree under ``subsample``.
-        exact: ``True`` if they also add up to the client's stated number of rows: each weighs one and none was left
-            out.
+        whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Under
+            ``subsample``, rows drawn for this tree are counted.
+        exact: ``True`` if they also add up to the client's stated number of rows.
     """
 
     leaves: tuple[Leaf, ...]
@@ -210,9 +209,8 @@ def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
     """Assign the others' new trees of bagging rounds to ``sites`` for an observer that does not know their origin.
 
-    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models
-    without sums of hessians (as NVFlare sends them since 2.7.2) leave the thresholds. Sites of equal size with data of
-    one kind are not distinguished.
+    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. NVFlare's
+    models since 2.7.2 have thresholds only. Sites of equal size with data of one kind are not distinguished.
 
     Args:
         rounds: new trees of every round, as ``read_others`` returns them; each site's are adjacent.

@@ -136,8 +136,7 @@ class Operation:
     def __call__(self, images: Tensor, sign: int = 1) -> Tensor:
         """Transform ``images`` (..., C, H, W), with the magnitude's ``sign`` 1 or -1 if it is ``signed``.
 
-        On uint8 the result equals the Python Imaging Library's within rounding; on float in [0, 1] it is not rounded
-        and is differentiable.
+        On uint8 the result equals Pillow's within rounding; on float in [0, 1] it is differentiable.
         """
         return KINDS[self.name].apply(images, self.magnitude * (sign if self.signed else 1))
 

@@ -47,7 +47,7 @@ class SimulatedSideInformation:
 
     Attributes:
         colluder: client that works with the server, if any.
-        knows_features: ``True`` if the attacker sees the output of the victim's private layers on its examples.
+        knows_features: ``True`` if the attacker sees the output of the victim's private layers.
         features_at: module whose inputs are the features; ``None`` is the first public layer, ``activation`` the module
             behind the private layers' activation.
         features_of: ``sent``: features of the model as sent, with the victim's private layers; ``trained``: of the

@@ -78,8 +78,7 @@ class Ended:
 class _Listening(logging.Handler):
     """Notices that the SuperLink did not activate the node, and that a part of the SuperNode has ended.
 
-    One reply of HTTP status 500, for example from a locked SuperLink database, ends Flower's message loop or heartbeat
-    thread: the node keeps asking, but gets no messages.
+    One HTTP status 500, as from a locked SuperLink database, ends Flower's message loop or heartbeat thread.
     """
 
     refused, lost = False, ""

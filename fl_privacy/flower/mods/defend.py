@@ -34,7 +34,7 @@ class DefendedClient(NumPyClient):
         seed: seed of the hooks' randomness in a simulation; ``None`` draws from the operating system, as privacy
             demands.
         memory: state of hooks, and the answered rounds: a round is answered once, unless a ``seed`` makes this a
-            simulation. With the node's context, this survives a restart; with ``context.state`` alone, it does not.
+            simulation. The node's context, unlike ``context.state``, survives a restart.
         metrics: metrics that may leave despite a promise of differential privacy, which does not cover them.
     """
 
@@ -255,11 +255,11 @@ def defense_mod(
     order, or with values that are not finite or too large are refused in one line; any failure of the app gives the
     same line. Probes need ``probe_mod`` behind this mod. Other replies hold no arrays, and numbers of three digits.
 
-    If the defense promises differential privacy, only ``metrics`` leave and none of the app's settings, since an exact
-    loss or an error would reveal what the noise hides. An app that fails, or replies values that are not finite, counts
-    as unchanged: noise leaves in the form of an earlier reply. After a failure before its first reply, it is not asked
-    again until its operator removes a file named in the log. Training time is not hidden. ``UserError`` if the defense
-    acts within the training, or adds noise without ``model`` or ``names``.
+    If the defense promises differential privacy, only ``metrics`` leave, since an exact loss or an error would reveal
+    what the noise hides. An app that fails, or replies values that are not finite, counts as unchanged: noise leaves in
+    the form of an earlier reply. After a failure before its first reply, it is not asked again until its operator
+    removes a file named in the log. Training time is not hidden. ``UserError`` if the defense acts within the training,
+    or adds noise without ``model`` or ``names``.
 
     Args:
         defense: defense with upload hooks only: noise, clipping, pruning, selective sharing, quantization. Defenses

@@ -25,7 +25,7 @@ def guard_mod(model: nn.Module, examples: OwnExamples | None = None, *, guard: M
     The reply is then an error of one line. In front of ``secaggplus_mod`` the mod also refuses a threshold that two
     disjoint groups of clients reach, and a request for both kinds of a client's key shares. The last model is in
     ``context.state``. Outside of a simulation ``examples`` meet one model of a kind a round, and the result stays in
-    the node's log: it is a bit about them, which no noise of differential privacy covers.
+    the node's log, since no noise covers it.
 
     Args:
         model: architecture agreed on; arrays that do not fit it are refused.
@@ -97,8 +97,8 @@ def secagg_refusal(asked: ConfigRecord | None) -> str | None:
     """Return a reason to refuse a SecAgg+ server's request, or ``None``.
 
     Shares of both kinds unmask one upload: those of the private mask's seed and of the key of the pairwise masks
-    (Bonawitz et al. 2017, section 6). An honest server asks for one kind of the same client, and with a threshold above
-    half of the shares no two groups of clients can be asked for different ones.
+    (Bonawitz et al. 2017, section 6). An honest server asks for one kind of the same client; with a threshold above
+    half of the shares, disjoint groups of clients can't give both.
     """
     if asked is None:
         return None

@@ -181,7 +181,7 @@ def for_a_compiler() -> Iterator[None]:
 
 
 def better_by_phases(weight: Tensor, images: int, stride: _Pair, dilation: _Pair, groups: int) -> bool:
-    """Return ``True`` if :func:`transposed` is the faster transpose of a convolution of ``images`` images."""
+    """Return ``True`` if :func:`transposed` is faster than PyTorch's own transpose, for ``images`` images."""
     alike = 1 < stride[0] == stride[1] and tuple(dilation) == (1, 1) and groups == 1
     small = weight.shape[1] <= _NARROW and images >= _MANY and min(weight.shape[2:]) > 2 * stride[0]
     return alike and small and weight.device.type == "cpu"

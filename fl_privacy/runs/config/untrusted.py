@@ -251,7 +251,7 @@ def expect_no_place(overrides: Sequence[str], *, where: str, unread: Collection[
 
 
 def expect_below_here(overrides: Sequence[str], *, where: str) -> None:
-    """Raise ``UserError`` for overrides of ``where`` with an absolute path, one in a home folder, or ``..``."""
+    """Raise ``UserError`` if an override of ``where`` names an absolute path, one in a home folder, or ``..``."""
     for override in parse_overrides([text for listed in overrides for (text,) in expand_sweep([listed])]):
         if any(map(leads_outside, _texts(override.value()))):
             text = (override.input_line or "")[:80]
