@@ -354,8 +354,7 @@ def ggl(
     """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
 
     The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
-    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows (zeros, few levels, empty
-    columns, else its norm) is applied to the guess.
+    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows is applied to the guess.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.

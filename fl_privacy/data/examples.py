@@ -84,7 +84,6 @@ class LabelledExamples(ABC):
         """Return a batch in a model's format."""
 
     def subset(self, indices: Tensor) -> Self:
-        """Return the examples at ``indices``: rows of all tensors."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         rows = {name: value[indices] for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **rows)  # type: ignore[type-var]

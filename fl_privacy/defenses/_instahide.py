@@ -25,7 +25,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     """Mix each image with k - 1 others and flip the sign of random pixels (Huang et al. 2020).
 
     Partners (other images of the client), coefficients and signs are drawn anew for every step; labels are mixed alike.
-    A flipped x is 1 - x. Partners are the stored images: compose this before other defenses that change images.
+    A flipped x is 1 - x. Compose this before other defenses that change images.
 
     Args:
         k: images in a mixture, at least 1; 1 only flips.

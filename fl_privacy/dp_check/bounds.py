@@ -110,8 +110,8 @@ SINES = (0.9, 0.7, 0.4, 0.1, 1e-3, 1e-5)
 def aligned_epsilon(sines: Floats, sizes: Sequence[int], *, delta: float, error: float) -> float:
     """Bound epsilon from below by how often outputs align with an update of random direction.
 
-    Without the update, that probability is the share of the sphere near the direction, and by Markov's inequality at
-    most 1 / error of it for the drawn direction.
+    Without the update, that probability is the share of the sphere near the direction, times at most 1 / error by
+    Markov's inequality.
 
     Args:
         sines: (n, A) sines of the angle between each release and the update, in each of A arrays.

@@ -147,7 +147,7 @@ def in_processes(
         threads: CPU threads of each; they affect the last bits.
 
     Raises:
-        Exception: error of a part, after which no other starts and the workers are ended.
+        Exception: error of a part; the workers are then ended.
     """
     most = max(1, usable_cores() // threads) if processes is None else processes
     with cpu_threads(threads), tempfile.TemporaryDirectory(prefix="fl-privacy-") as folder:

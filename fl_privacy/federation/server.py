@@ -43,8 +43,8 @@ class ServerPlan:
         optimizer: rule of that step.
         noise: standard deviation of Gaussian noise that the server adds to each value of the mean; it does not protect
             from the server.
-        norm_factor: multiple of the largest median norm above which, with three or more replies, one is excluded; also
-            limits a client's counted examples relative to the median.
+        norm_factor: multiple of the largest median norm above which one of three or more replies is excluded; also
+            limits a client's counted examples.
     """
 
     aggregation: Literal["mean", "round_robin"] = "mean"

@@ -32,8 +32,7 @@ def numpy_client_app(
 
     It answers ``train``, ``evaluate``, ``evaluate.personalize``, ``query`` and ``query.examples``, in the records of
     the request. An exception becomes an error reply of one line; metrics that are not numbers stay on the node. Outside
-    of a simulation, clients that defend themselves answer a round once, also after a restart, and repeat the same
-    bytes.
+    of a simulation, clients that defend themselves answer a round once, also after a restart.
 
     Args:
         audited: ``True``, or a predicate of the context, if ``train.probe`` is answered: the server gets uploads of

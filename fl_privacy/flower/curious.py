@@ -225,8 +225,7 @@ class HonestButCurious(StrategyAround):
     Attributes:
         states: private state of simulated clients, for an interceptor with side information.
         audit: rounds, and clients of training updates. A client is the partition it reports, else the rank of its
-            node's id among all nodes. A partition belongs to the first node that reports it until that node leaves;
-            another node's claim to it is not captured.
+            node's id. A partition belongs to the first node that reports it, until that node leaves.
         problems: reasons for missing captures, with counts.
     """
 

@@ -38,10 +38,9 @@ def aggregate(
 ) -> Statistic | None:
     """Compute the statistic of ``values`` without NaN; ``None`` if no value is left.
 
-    The interval is Student's t, with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002 ("Bias reduction
-    in standard errors for linear regression with multi-stage samples"), since images of one upload are not independent.
-    For G groups of n_g among n values, the variance of the mean is the sum of the groups' squared sums of deviations
-    over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
+    The interval is Student's t, with groups the cluster-robust CR2 interval of Bell and McCaffrey 2002, since images of
+    one upload are not independent. For G groups of n_g among n values, the variance of the mean is the sum of the
+    groups' squared sums of deviations over n (n - n_g), with Satterthwaite's degrees of freedom, at most G - 1.
 
     Args:
         groups: group of each value; ``None`` if all are independent.

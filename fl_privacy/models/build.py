@@ -35,9 +35,8 @@ def build_fitting(
     Args:
         factory: class or function that returns a module, or a ``functools.partial`` of one.
         architecture: properties of the examples, for arguments of ``factory`` with these names.
-        options: further arguments of ``factory``; unknown ones raise. ``init`` (see ``initialize``), ``mean`` and
-            ``std`` (one number a channel) also work for other models; ``lora_rank`` and ``lora_alpha`` add adapters to
-            a text model (:func:`fl_privacy.models.with_adapters`).
+        options: further arguments of ``factory``; unknown ones raise. ``init``, ``mean`` and ``std`` (one number a
+            channel) work for all models; ``lora_rank`` and ``lora_alpha`` add adapters to a text model.
     """
     arguments: tuple[Any, ...] = ()
     if isinstance(factory, functools.partial):

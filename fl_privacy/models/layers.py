@@ -228,8 +228,7 @@ def initialize(model: nn.Module, name: str, *, generator: torch.Generator | None
         name: ``default`` keeps PyTorch's; ``uniform_0.5`` draws *every* parameter, biases included, from U(-0.5, 0.5)
             (DLG, Zhu et al. 2019); ``uniform_0.3`` from U(-0.3, 0.3) (SPN, Fan et al. 2020); ``kaiming_uniform``
             (fan-in) and ``xavier_normal`` (gain 1, SAPAG) set the weights of convolutions and linear layers, with zero
-            biases; ``kaiming_normal_fan_out`` sets convolutions alone (He et al. 2015), like torchvision and the code
-            of "Inverting Gradients".
+            biases; ``kaiming_normal_fan_out`` sets convolutions alone (He et al. 2015), like torchvision.
     """
     checks.one_of("model.init", name, INITIALIZERS)
     INITIALIZERS[name](model, generator)

@@ -40,7 +40,6 @@ class SummedReplay:
         return together([replay.transformed for replay in self.each])
 
     def undefended(self) -> Upload:
-        """Return the mean upload without the defense."""
         uploads = [replay.undefended() for replay in self.each]
         numbers = [upload.num_examples for upload in uploads]
         tensors = weighted_mean([upload.tensors for upload in uploads], numbers)

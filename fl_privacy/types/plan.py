@@ -41,8 +41,7 @@ class LocalPlan:
         mode: mode of all other layers for a shared gradient; clients of a federation train in ``train``.
         buffers: ``shared`` uploads the running statistics, ``withheld`` leaves the server's initial ones.
         loss_scale: factor on the mean cross entropy of a batch.
-        crop_padding: black pixels around each training image before a random crop of its size. Like ``flip``, before
-            any defense of the data and anew on each visit.
+        crop_padding: black pixels around each training image before a random crop of its size, anew on each visit.
         flip: ``True`` mirrors each training image left to right with probability 1/2.
         augment_probes: ``True`` also augments probes, like the authors of ATS.
     """

@@ -73,7 +73,6 @@ class FxGraph:
         return "chooses" if node.target in _CHOOSES else "other"
 
     def values(self, given: Mapping[fx.Node, Tensor], wanted: fx.Node) -> dict[fx.Node, Tensor]:
-        """Compute the values of ``wanted``, and of all nodes between."""
         needed, interpreter = self.behind(wanted, given.keys()), fx.Interpreter(self.module)
         interpreter.env = dict(given)
         for node in self.nodes:

@@ -52,7 +52,6 @@ class WordEmbeddings(ImageSource):
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
 
     def penalty(self, variables: Tensor, shape: Shape) -> Tensor:
-        """Return the penalty (V,) on the mean length."""
         if not self.norm:
             return variables.new_zeros(len(variables))
         lengths = variables.reshape(len(variables), -1, shape[-1]).norm(dim=-1).mean(1)

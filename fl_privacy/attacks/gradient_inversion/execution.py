@@ -46,7 +46,6 @@ class FasterEvaluation:
         self._program: Program | None = None
 
     def __call__(self, problem: Problem, variables: Tensor) -> tuple[Tensor, Tensor]:
-        """Return loss (V,) and gradient (V, N)."""
         tensors = tensors_of(problem)
         shapes = [tensor.shape for tensor in (variables, *tensors)]
         if self.renewed and shapes != self._shapes:

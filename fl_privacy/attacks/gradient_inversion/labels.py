@@ -161,8 +161,6 @@ def usual_outputs(
 ) -> tuple[Tensor, Tensor]:
     """Estimate the mean softmax (K,) and the mean input (F,) of a client's output layer from random inputs.
 
-    Their mean softmax is drawn to equal shares, the more the further their answers are apart.
-
     With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
     (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same. The
     share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the mean

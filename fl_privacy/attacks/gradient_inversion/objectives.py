@@ -132,7 +132,6 @@ class Cosine(OfLayers):
         return self.per_layer or bool(self.layers)
 
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        """Return the loss (V,) in [0, 2]."""
         if self.per_layer:
             terms = {name: self._of_layer(s) for name, s in statistics.items()}
             return _weighted_sum(self.layers, terms) / sum(layer_weight(self.layers, name) for name in statistics)

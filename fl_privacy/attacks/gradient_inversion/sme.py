@@ -36,7 +36,7 @@ class SurrogateModel(GroupAttack):
     together, by signed Adam on the angle between that gradient and the update, with total variation (Zhu et al. 2023,
     "Surrogate model extension"). An iteration costs one pass over the images.
 
-    With Adam, signs count more: each gradient value is divided by its size plus the root mean square of its tensor.
+    With Adam, each gradient value is divided by its size plus the root mean square of its tensor.
 
     Attributes:
         lr: first learning rate, in standard deviations of a pixel, 0.25.

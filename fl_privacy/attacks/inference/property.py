@@ -21,7 +21,7 @@ RIDGE = 1e-3  # penalty of the regression, in units of the features' variance
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyInference:
-    """Shares of the classes among a client's examples (after Wang et al. 2019, "Eavesdrop the composition proportion").
+    """Shares of the classes among a client's examples (after Wang et al. 2019).
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
     products with the classes' mean gradients.

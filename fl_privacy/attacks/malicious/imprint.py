@@ -32,8 +32,6 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 class ImprintBlock(nn.Module):
     """A block that adds a pattern to an image, in proportion to the number of brightness bins passed.
 
-    All bins add the same weak pattern, so each row of ``measure`` gets the same multiple of an image.
-
     Args:
         input_shape: (C, H, W).
         bins: rows of ``measure``.
@@ -126,8 +124,7 @@ class Imprint(ServerAttack):
     """Makes rows of a fully connected layer measure brightness, each with its threshold (Fowl et al. 2022, Eq. 4).
 
     A single image between two thresholds is the ratio of the differences of the rows' weight and bias gradients; images
-    that share a bin come out mixed. After local steps only the change of weights shows, and the bin's brightness
-    replaces the bias.
+    that share a bin come out mixed.
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
@@ -217,8 +214,8 @@ class Loki(ServerAttack):
     """Sends each client a convolution that puts its images into its own columns of one large layer (Zhao et al. 2024).
 
     Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images leave it alone.
-    Columns stay separate in the sum over clients; an image's scale is known to a bin's width, and exactly if its pixels
-    are whole 255ths.
+    Columns stay separate in the sum over clients. An image's scale is known to a bin's width, exactly if its pixels are
+    whole 255ths.
 
     Attributes:
         bins: rows; the paper takes four for each of a client's images.

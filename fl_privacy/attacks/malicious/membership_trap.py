@@ -25,7 +25,7 @@ class MembershipTrap(server_attack.ServerAttack):
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
     random directions; the neuron behind fires below a distance, and its bias gradient is zero unless the image was in
-    the batch. Weight decay is subtracted; changes of idle weights show noise.
+    the batch.
 
     Attributes:
         directions: number of measured directions for each candidate.

@@ -25,8 +25,8 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the f
 class TrapWeights(server_attack.ServerAttack):
     """Makes a random half of each row negative; the other half has the same magnitudes, scaled down slightly.
 
-    The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image is
-    that image: its weight gradient over its bias gradient.
+    The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image gives
+    it: weight gradient over bias gradient.
 
     Attributes:
         fires: share of images that a row fires for, about one over the batch size; the positive half's factor achieves

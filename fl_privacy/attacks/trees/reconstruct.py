@@ -308,8 +308,7 @@ def reconstruct_rows(
     Args:
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
         training: learning rate and lambda; ``None`` infers them from the models.
-        rows, positives: numbers of rows, as clients state them, and of positives; needed only if the client was given
-            trees before its first.
+        rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
         chains: number of searches, each with a random stream of its own.
 
     Raises:

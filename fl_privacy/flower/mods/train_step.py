@@ -42,11 +42,11 @@ def train_step(
                 loss = step(images, labels)  # instead of loss_function(net(images), labels) and loss.backward()
                 optimizer.step()
 
-    It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``; the
-    network keeps its private layers as they were sent. Upload hooks need ``defense_mod``. A step returns the loss;
-    outside of a simulation it is NaN if the defense promises differential privacy, since an app may report it.
-    ``UserError`` if the defense exchanges the client's data; on entering, the round was trained before, is missing, or
-    not in the run, or the network's values are not finite or absurdly large.
+    It trains on the cross entropy only. Private parts are trained by plain SGD and stay in ``context.state``. Upload
+    hooks need ``defense_mod``. A step returns the loss; outside of a simulation it is NaN if the defense promises
+    differential privacy, since an app may report it. ``UserError`` if the defense exchanges the client's data; on
+    entering, the round was trained before, is missing, or not in the run, or the network's values are not finite or
+    absurdly large.
 
     Args:
         defense: defense that does not exchange the client's whole data; for that, use a ``PrivacyClient``.
