@@ -78,8 +78,7 @@ def refiner_aware(
 ) -> GradientInversion:
     """Search images whose gradient is epsilon away from Refiner's upload, or images unlike noise.
 
-    Both are ours, after the paper's Appendix M, and weaker than ``base`` in our measurements: the sphere's middle is a
-    better guess than any point on it.
+    Both are ours, after the paper's Appendix M, and weaker than ``base`` in our measurements.
 
     Args:
         base: attack whose objective and optimizer are used.

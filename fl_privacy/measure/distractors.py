@@ -180,8 +180,8 @@ def _is_exact(guesses: Tensor, originals: Tensor) -> Tensor:
 def _control_lead(original: Tensor, own: GuessComparison, extra: Sequence[Tensor], others: Distractors) -> float:
     """Return the largest lead at ``original`` (C, H, W) without its update; minus infinity without any.
 
-    Controls are guesses at other updates, and a public image that is almost the original or its twin. A guess must lead
-    by more, unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
+    Controls are guesses at other updates, and a public image that is almost the original. A guess must lead by more,
+    unless its ``own`` likeness is closer by a margin; next to a twin no lead is enough.
     """
     if others.candidates is None:
         return -math.inf

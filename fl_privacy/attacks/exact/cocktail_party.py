@@ -162,7 +162,7 @@ class CocktailParty(GroupAttack):
     look like photographs.
 
     Attributes:
-        iterations: number for each of the two searches for independent components.
+        iterations: number for each of two searches.
         steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 

@@ -126,7 +126,13 @@ def solve_inputs(
             parts = (_apart(inputs, step) @ products).transpose(1, 2)
             height, width = (size // step for size in inputs.shape[2:])
             found += F.pixel_shuffle(parts.reshape(len(inputs), -1, height, width), step)
-        return found.addcmul_(roughness, _unlike_neighbors(inputs)) if rough else found
+        if rough:  # half the slope of the squared differences of neighbors
+            across, down = inputs.diff(dim=-1), inputs.diff(dim=-2)
+            slope = (
+                F.pad(across, (1, 0)) - F.pad(across, (0, 1)) + F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
+            )
+            found.addcmul_(roughness, slope)
+        return found
 
     right = layer.back(weights * outputs) + (gradients.mT @ moved).reshape(len(outputs), *layer.shape)
     found = conjugate_gradients(normal, right, diagonal.clamp_min(tiny))
@@ -152,12 +158,6 @@ def _common_step(layer: Convolution) -> int:
 
 def _multiplies(layer: Convolution) -> bool:
     return layer.shape[1] * layer.shape[2] // _common_step(layer) ** 2 <= 2 * layer.gradients
-
-
-def _unlike_neighbors(images: Tensor) -> Tensor:
-    """Return half the slope of the squared differences of neighbors in (..., H, W)."""
-    across, down = images.diff(dim=-1), images.diff(dim=-2)
-    return F.pad(across, (1, 0)) - F.pad(across, (0, 1)) + F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1))
 
 
 def conjugate_gradients(normal: Callable[[Tensor], Tensor], right: Tensor, diagonal: Tensor) -> Tensor:

@@ -254,7 +254,9 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         guess = step.solved()
         if guess is None:
             break
-        missed = _missed(network, {before: guess}, at, known[at])
+        apart = (network.graph.run({before: guess}, at) - known[at]).flatten(1).norm(dim=1)
+        missed = apart / known[at].flatten(1).norm(dim=1).clamp_min(torch.finfo(apart.dtype).tiny)
+        missed = torch.where(missed.isfinite(), missed, torch.inf)
         fits = missed <= _FITS
         if not (found & fits).any():
             break
@@ -262,12 +264,6 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         left, at = left.maximum(torch.where(found, missed, left)), before
         known[before], equations = guess, []
     return Known(known, equations, started, found, left)
-
-
-def _missed(network: Residual, given: Mapping[fx.Node, Tensor], at: fx.Node, values: Tensor) -> Tensor:
-    apart = (network.graph.run(given, at) - values).flatten(1).norm(dim=1)
-    missed: Tensor = apart / values.flatten(1).norm(dim=1).clamp_min(torch.finfo(values.dtype).tiny)
-    return torch.where(missed.isfinite(), missed, torch.inf)
 
 
 def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
