@@ -48,8 +48,7 @@ AUTHENTICATED, OWN_DATA_RUN = "authenticated-nodes", "own-data"  # keys of the r
 CLIENTS = "federation.clients"  # setting that by default equals the number of nodes
 MOST_OF_OVERRIDES = 1 << 14  # largest number of letters of overrides, which the starter of a run sends to all nodes
 TRUST_VARIABLE = "FL_PRIVACY_TRUST"
-"""Environment variable of a node: import paths or modules of models and defenses that it runs in addition to
-registered ones, as ``trust=`` on the command line."""
+"""A node's variable: models and defenses that it runs besides registered ones, like ``trust=``."""
 
 SECAGG = "secagg"
 logger: logging.Logger = logging.getLogger(__name__)

@@ -273,8 +273,7 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of a layer's multiplications for one: such a part costs a seventh to a fifth more
-per victim than all at once (LeNet 32, ConvNet 13, ResNet-20 17, ResNet-18 4)."""
+"""Victims of a part times the root of a layer's multiplications for one, from which parts are cut."""
 
 _UNKNOWN = 8
 

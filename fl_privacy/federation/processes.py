@@ -48,8 +48,7 @@ _WATCHED = 1.0
 """Seconds of work before the first estimate."""
 
 _UNSURE = 3.0
-"""Factor on the savings estimated before the first part has ended, since attacks that end early report too little;
-twice that at first."""
+"""Factor on the savings estimated before the first part has ended; twice that at first."""
 
 _LOOK_EVERY = 0.2
 

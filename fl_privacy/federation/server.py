@@ -28,8 +28,7 @@ Tamper = Callable[[ModelState, int], ModelState]
 """(global model, client id) -> model sent to that client by a malicious server."""
 
 Heard = Callable[[int, Upload, Mapping[int, int]], None]
-"""Callback (round, mean of the counted replies, counted number of examples by client) for a server that sees no single
-reply."""
+"""Callback (round, mean of the replies, number of examples by client) for a server that sees no single one."""
 
 
 @dataclass(frozen=True, kw_only=True)

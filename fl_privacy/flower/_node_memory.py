@@ -87,8 +87,7 @@ STATE_VARIABLE = "FL_PRIVACY_STATE"
 """Environment variable with the same, if the node config has none; by default the user's state folder."""
 
 SIMULATION_VARIABLE = "FL_PRIVACY_SIMULATION"
-"""Environment variable: 1 makes nodes simulated, so that their clients draw from the run's seed. Only the
-operator can set it; nothing in a message can."""
+"""Environment variable, set by the operator alone: 1 lets clients draw from the run's seed."""
 
 KEY = "fl-privacy-key"  # node config key: file of 32 bytes by which the node's files are encrypted
 KEY_VARIABLE = "FL_PRIVACY_KEY"  # environment variable with the same, if the node config has none
@@ -165,8 +164,7 @@ def is_simulation() -> bool:
 SERVED = "served"  # metadata key of the file: last answered round by kind of message, as JSON
 
 MOST_AHEAD = 1000
-"""Largest step from the last answered round if the run's number of rounds is unknown: a client that
-answers a round refuses all before, so that one absurd number would exclude it from the rest of the run."""
+"""Largest step from the last answered round if the run's number is unknown: later rounds exclude earlier ones."""
 
 ANSWERED = "fl-privacy.answered"  # record of ``context.state`` with the last answered round by kind of message
 

@@ -116,8 +116,7 @@ def _as_bytes(images: Tensor) -> Tensor:
 MOST_LATEST = 18  # guesses kept with what was computed for them: a victim's controls are its neighbors' guesses
 RIVALS = 10  # nearest candidates for the foreign share of a guess
 LUCK = 0.3
-"""Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates:
-1 over the largest of 1,000 normal strengths, since the gap between the largest two is exponential."""
+"""Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates."""
 
 LUCK_OF_MORE = LUCK * math.log(10)  # lead gained by luck with further ways to compare
 ENOUGH = 1000  # number of candidates from which a lead is not reduced

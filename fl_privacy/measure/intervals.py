@@ -221,8 +221,7 @@ LARGE = 16  # examples of an upload above which fewer draws are made
 DRAWS = {False: 4999, True: 1999}  # more than ``LARGE`` examples in an upload -> draws of replacements
 OVERLAP = 0.01  # share of the error probability spent on counting own examples among the best; draws get the rest
 _ENOUGH = 10
-"""Draws as good as the guess after which sampling stops (Besag and Clifford 1991, "Sequential Monte Carlo p-values").
-"""
+"""Draws as good as the guess after which sampling stops (Besag and Clifford 1991)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fl_privacy.errors import UserError, reason_of
 
 TargetKind = Literal["classes", "bits", "values"]
-"""Kind of targets of outputs (B, K). ``classes``: one class of each example; ``bits``: K binary answers;
-``values``: K numbers."""
+"""Targets of outputs (B, K): ``classes``, one for each example; ``bits``, K binary answers; K ``values``."""
 
 
 @dataclass(frozen=True)

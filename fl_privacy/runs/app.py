@@ -200,8 +200,7 @@ def _what(observations: Sequence[Observation]) -> str:
 
 MOST_FOUND = 12  # most sentences on single updates, the most frequent first
 MOST_IMAGES, MOST_STEPS = 16, 8
-"""Updates of more images or local steps are attacked only on request: that takes hours, and
-reveals next to nothing of single images, whatever one image would reveal."""
+"""Updates of more images or local steps are attacked only on request: that takes hours and rarely succeeds."""
 
 MOST_PIXELS, MOST_REPLAYED = 1 << 26, 10_000  # values of a guess, and local steps, above which none is attacked
 

@@ -77,9 +77,7 @@ Bounds = Mapping[str, tuple[Tensor, Tensor]]
 """Name -> least and largest value of each element; names that are missing were uploaded as they are."""
 
 Rule = Callable[[Tensors, float], Bounds]
-"""Map from an update and the standard deviation of its noise to bounds.
-
-A value that noise hides more than the defense does stays as observed: its least and largest value are the same."""
+"""Map from an update and its noise's standard deviation to bounds; values hidden by noise stay as observed."""
 
 _THRESHOLD = 3.0
 """Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise itself."""

@@ -52,15 +52,13 @@ class Countermeasure:
 
 
 FINE, HIDDEN, BLURRED = 1e-2, 1e-1, 2.5e-1
-"""Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised; chosen on
-two LeNets with sigmoids, of whose gradients the image makes up a hundredth and a hundred-thousandth."""
+"""Smoothness if little of the update is hidden, if much is and the rest exact, and if all of it is noised."""
 
 _MANY_BITS = 6  # bits of a quantized value above which its levels hide little
 _REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
 UNSCALED, UNTOLD = 1.0, 1.0
-"""Assumptions about SPN's unknown weights: the cross entropy is unchanged, and the gradient sent back into the features
-is as large as the head's weights."""
+"""Assumptions: SPN leaves the cross entropy unchanged, and its slope by the features is as large as the head."""
 
 
 def looks_noisy(effect: effects.Effect) -> bool:

@@ -122,8 +122,7 @@ def separate(state: StageState, report: Report) -> Found | None:
 
 
 _NO_DESCENT = 1e-2
-"""Share of squared features left behind residual blocks below which no descent on the whole update, which fails there,
-starts from the solution."""
+"""Share of squared features left behind residual blocks below which no descent starts from the solution."""
 
 
 def solve(state: StageState, report: Report) -> Found | None:
@@ -173,8 +172,7 @@ def deconvolve(state: StageState, report: Report) -> Found | None:
 _SHARE = 0.25  # share of a victim's evaluations, or seconds, for its likeliest images, or a surrogate model's
 
 _SEVERAL_STEPS, _MANY_STEPS = 4, 32
-"""Local steps from which the surrogate model is tried, and beyond which those over several images are not replayed:
-each evaluation takes as many times as long, and their unknown order matters more than the images."""
+"""Local steps from which the surrogate model is tried, and beyond which several images are not replayed."""
 
 _SURROGATE = 1000  # most iterations
 ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from which descents start

@@ -37,8 +37,7 @@ added, all attempts fit alike and the smoothest is taken, which is then the like
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""The same if fewer values of the update are known than there are pixels: many images reproduce them, rough ones more
-exactly, so that the smoothest below this is the likeliest."""
+"""The same if fewer values of the update are known than pixels: many images fit, the smoothest is likeliest."""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 

@@ -38,8 +38,7 @@ _STAGES = 4  # most stages
 LEAST = 25  # evaluations below which an attempt shows nothing: one iteration of L-BFGS
 
 SOLVED = 0.75
-"""Largest share of a budget in seconds for exact solutions; descents get the rest. It is large since a search for
-sparse directions may find all within ten rounds, but for other victims only after a hundred."""
+"""Largest share of a budget in seconds for exact solutions, since some victims need a hundred rounds."""
 
 _PILOTS = (5, 25, 125)  # evaluations that measure the time of one; the first of a process take longer
 _PILOTED = 0.1  # share of the time left that the next measurement may take
@@ -122,8 +121,7 @@ _ROUGH = (
 )
 
 _THIN, _HELD = 0.25, 0.1
-"""Known values per pixel of a smooth model below which smoothness decides more than the fit, and the weight of total
-variation that is not eased there; behind kinks one value per pixel is the limit."""
+"""Known values per pixel below which smoothness decides more than the fit, and its weight that is not eased."""
 
 _BEHIND_ADAM = 0.005
 """Weight of total variation, which is not eased, for the angle of the values that a step of Adam leaves."""
@@ -153,8 +151,7 @@ class SubAttack:
 
 
 Entry = tuple[SubAttack, int, float]
-"""A contender, the number of its start, and the weight of total variation that it starts with, as a share of the loss
-of a zero gradient."""
+"""A contender, the number of its start, and its first weight of total variation, relative to the zero loss."""
 
 
 def entries(

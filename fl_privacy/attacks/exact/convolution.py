@@ -196,8 +196,7 @@ def _lengths(values: Tensor) -> Tensor:
 
 
 MOST_UNKNOWNS = 4608
-"""Largest number of unknowns of a system: 64 channels by 64 places are 4,096, which take 130 MB and 23 billion
-multiplications."""
+"""Largest number of unknowns of a system, such as 64 channels by 64 places: 130 MB."""
 
 _RANK = 1e-7  # singular values below this share of the largest are rounding of single precision
 _RIDGE = 1e-12

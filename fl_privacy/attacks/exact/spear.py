@@ -23,8 +23,7 @@ _INDEPENDENT = 1e-3  # share of a direction that has to be new compared with tho
 _RANK = 1e-6  # singular values below this share of the largest are rounding errors
 
 _MOST_ROWS = 16
-"""Largest number of examples for which null vectors of random rows are a start; for more, hardly any is near a sparse
-direction."""
+"""Largest number of examples for which null vectors of random rows are tried as starts."""
 
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
@@ -39,8 +38,7 @@ _JUDGED = 2_000_000  # signs of other choices that are computed at once
 _BLIND = 6  # rounds without a finding after which a kind of search is given up
 
 _ROUNDED, _CLEAR = 3.0, 0.1
-"""Zeros of a gradient in half precision are below this many units of its rounding, if that is above this share of
-``_ZERO``."""
+"""Zeros in half precision are below this many units of rounding, if that is above this share of ``_ZERO``."""
 
 _HALF = 0.25  # singular values below this many units of half precision, relative to the largest, are its rounding
 _RIDGE = {torch.float32: 1e-6, torch.float64: 1e-12}

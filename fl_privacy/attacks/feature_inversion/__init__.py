@@ -227,12 +227,10 @@ def _inferred(observation: Observation, model: nn.Module, images: Tensor) -> Ten
 
 
 FeatureSource = Literal["auto", "known", "recovered"]
-"""Source of the private layers' output: given to the attacker, or recovered from the public gradients; ``auto``: given
-if it is, else recovered."""
+"""Source of the private layers' output; ``auto``: given if it is, else recovered from the public gradients."""
 
 FrontPolicy = Literal["auto", "fixed", "joint"]
-"""Private layers that stand in for the victim's stay fixed, or are optimized with the image; ``auto``: optimized by an
-attacker that knows of a split."""
+"""Stand-ins for the victim's private layers; ``auto``: optimized by an attacker that knows of a split."""
 
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
 

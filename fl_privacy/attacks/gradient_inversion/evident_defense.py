@@ -54,8 +54,7 @@ def _ratio(update: Tensors, observation: Observation) -> float | None:
 
 
 Smoothing = tuple[float, float]
-"""Weights of total variation at which the images behind a noisy update are likeliest, relative to the attack's
-objective and to the angle of the whole update."""
+"""Weights of total variation for noise, relative to the attack's objective and to the whole update's angle."""
 
 
 def smoothing_of(
@@ -132,8 +131,7 @@ _MORE_ZEROS = 0.05  # excess share of zeros, or of empty columns, over undefende
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
-"""Share of a step by which levels may be off an even grid in single precision, and share of kept elements within a
-factor of two of the smallest that shows a threshold."""
+"""Share of a step that levels may be off a grid, and of kept elements near the least that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
 """Ratio of noise to gradient from which it shows, absolute and relative to an undefended gradient's."""

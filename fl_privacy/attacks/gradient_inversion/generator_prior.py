@@ -16,8 +16,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
 Penalty = Literal["kl", "norm"]
-"""``kl``: divergence of a normal with mean and variance of the latent's own entries from N(0, 1); ``norm``: mean square
-of its entries."""
+"""``kl``: divergence of the latent entries' normal from N(0, 1); ``norm``: mean square of the entries."""
 
 LATENT = -1  # number of the input among the layers of a generator
 

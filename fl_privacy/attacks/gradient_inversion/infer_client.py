@@ -21,8 +21,7 @@ from fl_privacy.types.plan import Normalization
 from fl_privacy.types.user_gradients import computed_in
 
 _FITS, _ROUNDED = 1e-3, 4
-"""Share of the output layer's gradient that the right loss may leave unexplained, in single precision, and in half
-precision in units of its rounding."""
+"""Unexplained share of the output layer's gradient up to which a loss fits; in half precision, in roundings."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05  # number of values, and their share of equal ones, that show half precision
 _ROUNDINGS = 4  # roundings of a probability near 1 by which the sum of all may be off
@@ -159,8 +158,7 @@ EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; ano
 _ARITHMETIC = 4.0  # error of the quotient of both moments, in units of rounding
 
 _ROUNDS, _SOUND = 30, 3.0
-"""Rounds of alternating least squares, and the median error of the known values, in their own units, up to which a
-gradient is taken for a product of two vectors."""
+"""Rounds of least squares, and median error in units up to which a gradient is a product of two vectors."""
 
 _KNOWN, _MATCHED = 0.5, 0.2  # largest relative uncertainty of a known value, and of a matched one
 _SHORT = 0.5  # share of the learning rate; if no step is so long, no gradient would exceed epsilon

@@ -20,8 +20,7 @@ Projection = Literal["none", "clamp", "minmax"]
 """``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
 
 Scaling = Literal["clamp", "stretch"]
-"""``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its least and largest pixel onto 0 and 1 (FDL-PP, Gu et al. 2021,
-A.4: "scale the original images and reconstructed images to the range (0,1)")."""
+"""``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its range onto [0, 1] (FDL-PP, Gu et al. 2021, A.4)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +250,7 @@ runs them without autograd, which keeps every bit."""
 DType = Literal["float32", "float64"]
 
 TokenReading = Literal["nearest", "pseudo_inverse"]
-"""Decoding of an embedding: ``nearest`` token by the cosine (TAG, LAMP), or the largest entry of its product with the
-pseudo-inverse of the embeddings (SAPAG)."""
+"""Decoding of an embedding: ``nearest`` token by cosine (TAG, LAMP), or by the pseudo-inverse (SAPAG)."""
 
 
 def expect_choices(settings: Any) -> None:

@@ -159,8 +159,7 @@ LEAST_LEVELS = 32
 well, which are near levels by chance: for two black-and-white ones in 15 to 40 of 100 mixtures."""
 
 COARSER = (2, 3, 5, 7)
-"""Steps between levels that an image may not have throughout: an equal mixture of two images with multiples of 8 has
-multiples of 4, which are whole."""
+"""Steps that an image's levels may not have throughout, as those of equal mixtures may."""
 
 _NEARLY = 0.25  # levels from black or white below which pixels are no evidence: those of a mixture are there too
 _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512

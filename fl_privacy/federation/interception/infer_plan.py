@@ -206,8 +206,7 @@ def _outputs(observation: Observation) -> torch.Tensor:
 
 
 _FAR = 3.0
-"""Ratio of a batch norm's median change to the largest change of all other parameters above which it counts as kept:
-steps move both alike, and optimizers such as Adam move all parameters about equally."""
+"""Ratio of a batch norm's median change to the largest of other parameters above which it counts as kept."""
 
 
 def norm_names(model: nn.Module) -> set[str]:

@@ -161,8 +161,7 @@ def _doubling(inner: int, outer: int) -> nn.ConvTranspose2d:
 SIDE = 8  # side of a fingerprint in pixels
 
 ALIKE = 3.0
-"""Root mean square distance of fingerprints, in gray levels of 255, up to which two images count as the same: JPEG is
-below, different images are above (``experiments/generative_prior.py seen``)."""
+"""Root mean square distance of fingerprints, in gray levels, up to which two images count as the same."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

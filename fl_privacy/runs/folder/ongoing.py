@@ -59,8 +59,7 @@ def move_aside(path: Path, why: str) -> None:
 
 
 LOCKS = ".locks"
-"""Folder next to the runs' folders: a lock in a run's folder would be moved or deleted with it, and two processes
-could then hold one each."""
+"""Folder of locks next to the runs' folders, since a run's folder may be moved or deleted."""
 
 
 def hold(folder: Path) -> FileLock:

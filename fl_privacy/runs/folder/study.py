@@ -24,8 +24,7 @@ from fl_privacy.runs.folder.summary import LeakageResult, Summary
 from fl_privacy.types.victim_ids import Attacker
 
 Threat = Literal["honest", "adaptive", "malicious"]
-"""Attackers that count: those that do not know the defense, also those that know it, or also malicious
-servers."""
+"""Attackers that count: those that do not know the defense, also those that do, or also malicious servers."""
 
 THREATS: tuple[Threat, ...] = get_args(Threat)
 

@@ -36,8 +36,7 @@ LEAK: Tone = "leak"
 BOUNDED: Tone = "bounded"
 OPEN: Tone = "open"
 BOUNDED_AT_MOST = 0.1
-"""Largest identification probability of a guarantee that counts as a bound: nine of ten attempts
-of any attacker fail. Among 1,001 candidates that is an epsilon of 4.6; epsilon 8 leaves certainty."""
+"""Largest identification probability that counts as a bound: nine of ten attempts of any attacker fail."""
 
 CANDIDATES = 1000  # number of distractors for the bound if guesses were compared with none, or with more
 
