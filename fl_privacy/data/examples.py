@@ -214,7 +214,6 @@ def expect_images(examples: LabelledExamples, what: str) -> Examples:
 IMAGE_COLUMNS = ("image", "img", "pixel_values", "png", "jpg")  # columns searched for images, in this order
 
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target", "character", "y")
-"""Columns searched for labels, in this order."""
 
 MOST_NAMED = 40  # most columns that an error names
 

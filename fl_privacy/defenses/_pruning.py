@@ -64,7 +64,6 @@ def compress_with_feedback(
 
 
 Criterion = Literal["gradient", "weight", "product", "integrated_gradients", "shapley", "random"]
-"""Importance criterion of an element."""
 
 OF_STEPS = ("weight", "product", "integrated_gradients", "shapley")
 """Criteria that need the parameters, and prune the gradient of every local step."""

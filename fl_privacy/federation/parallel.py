@@ -273,7 +273,7 @@ def attack_part(
 
 _MOST_TOGETHER = 32
 _TOGETHER = 24_000.0
-"""Victims of a part times the root of a layer's multiplications for one, from which parts are cut."""
+"""Victims of a part times the root of the multiplications of one victim in a layer."""
 
 _UNKNOWN = 8
 

@@ -107,7 +107,6 @@ def _in(module: str, name: str) -> MetricFunction:
 
 
 IMAGE_METRIC, TEXT_METRIC, TABLE_METRIC = IMAGES.metric, TEXTS.metric, ROWS.metric
-"""Main metrics of images, texts and table rows."""
 
 _DECIBELS: dict[str, Any] = {"leaks": "high", "unit": "dB", "digits": decibel}
 _SIMILARITY: dict[str, Any] = {"leaks": "high", "range": (-1.0, 1.0)}

@@ -299,7 +299,6 @@ SEARCHES: tuple[Stage, ...] = (
 """Stages on the victims that are left, in order."""
 
 _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: TextMembers, ROWS: TableMembers}
-"""Attacks on examples other than images."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -179,7 +179,6 @@ STARTS: Mapping[str, Start] = {
     "class_mean": PublicMean(of_class=True),
     "previous": Previous(),
 }
-"""Starts by name, for the configuration."""
 
 
 def named_start(name: str) -> Start:

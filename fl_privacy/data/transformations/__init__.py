@@ -262,7 +262,6 @@ TABLES: Mapping[Table, tuple[Operation, ...]] = {
         for index, operation in enumerate(OPERATIONS)
     ),
 }
-"""The fifty operations by index."""
 
 
 @dataclass(frozen=True)

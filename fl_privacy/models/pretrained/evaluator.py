@@ -181,7 +181,6 @@ def noise_curve(network: EvaluationNetwork, images: Tensor, ratios: Tensor, *, s
 
 
 TEXTS = EvaluatorPlan(widths=(64, 64), epochs=10, batch_size=64, lr=1e-3)
-"""Default training plan of ``fl-privacy train-evaluator`` for texts."""
 
 
 @dataclass(frozen=True, eq=False)

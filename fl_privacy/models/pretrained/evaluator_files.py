@@ -171,7 +171,6 @@ def _digits(height: int, width: int) -> Tensor:
 
 
 SMALL_OF_TEXTS = evaluator.EvaluatorPlan(widths=(64, 64), epochs=3, batch_size=32, lr=3e-3)
-"""Training plan of a default network."""
 
 _REMEDY = "make one by `fl-privacy train-evaluator data=NAME model=NAME seed=SEED out=FILE`"
 
