@@ -250,8 +250,7 @@ def tableak(
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
     ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
-    third of the paper's work then reconstructs more. ``pooled`` takes the median of the attempts' ordered rows instead
-    of the best.
+    third of the paper's work then reconstructs more. ``pooled`` takes the median of the attempts instead of the best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -311,7 +310,7 @@ def lamp(
 
     Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
     that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
-    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, there GPT-2, is made of public
+    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model is not GPT-2, but of public
     texts.
 
     Four things differ. Slopes are clipped, as published for the largest model only, since they fall faster than Adam

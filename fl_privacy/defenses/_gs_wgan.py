@@ -79,8 +79,7 @@ def gs_wgan(
 def sanitized(slopes: Tensor, multiplier: float, rng: torch.Generator) -> Tensor:
     """Clip slopes (B, C, H, W) to norm 1 each, and add noise.
 
-    The noise's deviation is ``multiplier`` times the sensitivity, 2 sqrt(B): the largest distance of two critics'
-    slopes.
+    The noise's deviation is ``multiplier`` times the sensitivity 2 sqrt(B), the largest distance of critics' slopes.
     """
     norms = slopes.flatten(1).norm(dim=1).clamp_min(1).view(-1, 1, 1, 1)
     noise = _dp_noise.sample_noise(slopes, "gaussian", 1.0, rng)

@@ -13,8 +13,7 @@ from fl_privacy.types import Tensors
 def percentile(*, percentile: float = 10.0, gamma: float = 0.01, steps: int = 1) -> Defense:
     """Zero the elements below a percentile of all magnitudes and cut the others to ``gamma`` (NVFlare 2.9).
 
-    It gives the same update as NVFlare's PercentilePrivacy, after Shokri and Shmatikov 2015, and is no differential
-    privacy.
+    It equals NVFlare's PercentilePrivacy, after Shokri and Shmatikov 2015, and is no differential privacy.
 
     Args:
         percentile: share in percent, in [0, 100], of the elements of smallest magnitude, which become zero.

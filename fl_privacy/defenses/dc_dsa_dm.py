@@ -231,8 +231,7 @@ def dsa(
 ) -> Defense:
     """Condense like ``dc``, with differentiable siamese augmentation of all images (Zhao and Bilen 2021).
 
-    The authors start from real images; ``start="noise"`` hides these better. Each class shares one augmentation per
-    step.
+    The authors start from real images; ``start="noise"`` hides these better. A class shares one augmentation a step.
     """
     return _matching("dsa", _Plan(**locals(), augment=True))
 

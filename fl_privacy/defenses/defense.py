@@ -112,8 +112,7 @@ class Defense:
             keep theirs unless the result contains another.
         anew: hooks of ``gradient`` that compute the gradients of all parameters themselves and ignore their input.
         upload: (Tensors, ClientState, rng) -> Tensors, on the upload (gradient or delta); missing names are withheld.
-        private: (Module) -> names of parameters and buffers that stay in each client's ClientState, neither sent nor
-            uploaded.
+        private: (Module) -> names of parameters and buffers that stay in each client's ClientState.
         fits: (Module) -> None, once before training: raises ``UserError`` if the defense can't act on this model.
         prepare: (C, H, W) -> None, once before training: loads what the defense needs, or raises ``UserError``.
         texts: (TextModel, public tokens (N, L) or ``None``) -> None, ``prepare`` for texts. A defense with ``prepare``

@@ -174,8 +174,7 @@ def svt_epsilon(elements: int, *, fraction: float = 0.1, epsilon: float = 0.1, n
     """Compute the epsilon (delta 0) of one upload by ``svt`` against a change of the client's whole update.
 
     The threshold, each accepted query (Lyu, Su and Li 2017, theorem 4) and each shared value are paid for. The filter
-    accepts all queries of a pass at once, hence up to all ``elements``; NVFlare's accountant counts those that are
-    shared.
+    accepts up to all ``elements`` in a pass; NVFlare's accountant counts those that are shared.
 
     Args:
         elements: number of elements n of the update, of which ceil(fraction n) are shared.
@@ -218,8 +217,7 @@ class Guarantee:
 
     Attributes:
         unit: protected unit: ``example`` (one example added or removed) or ``client`` (its whole update).
-        sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees which clients
-            take part.
+        sample_rate: sampling rate of the accountant; 1 for the unit ``client``, since the server sees who takes part.
     """
 
     unit: Literal["example", "client"]

@@ -135,8 +135,7 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Bound mu from below by the statistics (n,) and (m,) of two neighbors, for Gaussian noise; 0 if nothing is shown.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; mu is the least noncentrality at which it has probability ``error``. The projection is fixed
-    beforehand.
+    distribution; mu is the least noncentrality at which it has probability ``error``.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))
@@ -319,8 +318,7 @@ def best_one_run_epsilon(
 def two_gaussians_epsilon(*, mean: float, std: float, std_without: float, delta: float) -> float:
     """Compute the epsilon at ``delta`` that distinguishes N(mean, std^2) and N(0, std_without^2), either way.
 
-    This is the estimate of Andrew et al. 2023, section 3, from the statistic's distributions with and without the
-    canary.
+    This is the estimate of Andrew et al. 2023, section 3, from the statistic with and without the canary.
     """
     checks.number("std", std, above=0, example=0.01)
     checks.number("std_without", std_without, above=0, example=0.01)

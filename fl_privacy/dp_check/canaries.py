@@ -155,8 +155,7 @@ def _estimated(
 ) -> tuple[float | None, float | None, str]:
     """Estimate epsilon, its lower limit, and the reason if there is none (Agrawal et al. 2026, arXiv 2606.12733).
 
-    The limit is the lower one of two, by the noncentral t distribution of the means' distance over the pooled
-    deviation.
+    The limit is the lower of two, by the noncentral t distribution of the means' distance over the pooled deviation.
     """
     if doubt := _doubt(there, absent):
         return estimated_epsilon(there, absent, delta=delta), None, doubt

@@ -144,8 +144,7 @@ class Pilot:
     def bare(self) -> Tensor:
         """Return the values (d,) that are constant, without randomness, and differ between the neighbors.
 
-        Whole numbers are left to counting: an honest mechanism that releases counts seldom changes them at a large
-        epsilon.
+        Whole numbers are left to counting, since honest counts seldom change at a large epsilon.
         """
         whole = (self.means == self.means.round()).all(0)
         return self.constant & (self.shift != 0) & ~whole

@@ -273,6 +273,11 @@ def verdicts_on(
             raise UserError(f"{name or subject.__name__}() is expected to make a mechanism, but raised {made.reason}.")
         return verdicts_on(made, asked, name=name, mods=mods)
     name = name or getattr(subject, "__name__", type(subject).__name__)
+    if str(getattr(subject, "__module__", "")).startswith("flwr.client."):
+        raise UserError(
+            f"{name} is expected to be a mod of flwr.clientapp.mod, but is one of flwr.client.mod, for messages of the"
+            " old form, which are not checked; take the same name from flwr.clientapp.mod."
+        )
     if isinstance(subject, Defense):
         return on_defense(subject, asked)
     if isinstance(subject, Strategy):

@@ -46,8 +46,7 @@ class DefendedUpload:
     Attributes:
         buffers: treatment of the model's other arrays, such as running statistics: ``kept`` as replied, ``withheld``
             (returned as sent), or ``defended`` like parameters if floating-point.
-        of_model: ``True`` if ``parameters`` are a model's, of which whole numbers are refused; those of a list come
-            back as sent.
+        of_model: ``True`` if ``parameters`` are a model's, whose whole numbers are refused; a list's come back as sent.
         tied: second name of a tied weight -> its first, whose defended value it gets: noise is drawn once.
         frozen: parameters that the client does not train; they come back as sent, without noise.
     """

@@ -349,8 +349,7 @@ def either(*chances: float) -> float:
 def combined(chances: Sequence[float]) -> float:
     """Return the probability that independent uploads have chances as small as these.
 
-    It is the least over k of the probability that k are as small as the k-th smallest, times 1 + log2(number) for the
-    choice of k.
+    It is the least over k of the probability that k are as small as the k-th smallest, times 1 + log2(number).
     """
     number = len(chances)
     small = sorted(chance for chance in chances if chance <= 1 - BAND)

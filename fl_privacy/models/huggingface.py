@@ -205,8 +205,7 @@ class Adapted(nn.Module):
 def with_adapters(model: nn.Module, *, rank: int, alpha: float | None = None) -> TextModel:
     """Copy ``model`` with adapters on the queries and values of its attention, like ``peft``.
 
-    A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model is no text model, or has no
-    such layer.
+    A joint layer of queries, keys and values gets one adapter. ``UserError`` if the model has no such layer.
 
     Args:
         rank: r, at least 1 and below the width.

@@ -71,8 +71,7 @@ class DLNet(LeNet):
 class LeNet5(ImageNetwork):
     """LeNet of FDL-PP (Gu et al., 2021, Table 2): convolutions 6, 16 and 120 of 5x5, then linear 84 and K.
 
-    2x2 pooling follows the first two convolutions; only the first pads. Any number of channels and images from 28x28
-    fit.
+    2x2 pooling follows the first two convolutions; only the first pads. Images from 28x28 fit.
 
     Args:
         activation: function after each layer but the last, one of ``layers.ACTIVATIONS``.
@@ -211,8 +210,7 @@ class VGG16(BlockNetwork):
 class ConvNet(BlockNetwork):
     """ConvNet of "Inverting Gradients" (Geiping et al., 2020): eight 3x3 convolutions, two 3x3 max poolings.
 
-    Channels are 1, 2, 2, then five times 4 times ``width``; as published, ``width=64`` and batch norm. Images from 9x9
-    fit.
+    Channels are 1, 2, 2, then five times 4 times ``width``; as published, 64 and batch norm. Images from 9x9 fit.
 
     Args:
         width: channels of the first convolution.
@@ -253,8 +251,7 @@ class BasicBlock(nn.Module):
 class ResNet18(ImageNetwork):
     """ResNet-18 for small images: a 3x3 stem without pooling and four stages of two basic blocks.
 
-    Any image size and number of channels fit. DLG's and SAPAG's variant is ``activation="sigmoid", strides=(1, 1, 1,
-    1)``.
+    Any image size fits. DLG's and SAPAG's variant is ``activation="sigmoid", strides=(1, 1, 1, 1)``.
 
     Args:
         width: channels of the first stage; each stage doubles them.

@@ -32,8 +32,7 @@ class Batch:
     Attributes:
         inputs: images (B, C, H, W) float in [0, 1], texts (B, L) int64 token numbers, padded with -1, or rows (B, F)
             float encoded by a :class:`fl_privacy.types.schema.Schema`.
-        labels: (B,) class indices, or (B, K) class probabilities; next tokens (B, L) for language models, -100 for
-            none.
+        labels: (B,) classes, or (B, K) class probabilities; next tokens (B, L) for language models, -100 for none.
     """
 
     inputs: Tensor

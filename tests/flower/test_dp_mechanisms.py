@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from flwr.app import ArrayRecord, Context, Message
+from flwr.client.mod import LocalDpMod as LocalDpModOfOldMessages, fixedclipping_mod as clipping_of_old_messages
 from flwr.clientapp.mod import LocalDpMod
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import NeighboringRelation, PrivacyConfig, RdpAccountant, SamplingMethod
@@ -57,6 +58,8 @@ def broken(message: Message, context: Context, call_next: ClientAppCallable) -> 
         (lambda update: {}, "returned nothing"),
         (lambda update: update["none"], "raised KeyError"),
         (broken, "raised KeyError"),
+        (LocalDpModOfOldMessages(1.0, 1.0, 1.0, 1e-5), "take the same name from flwr.clientapp.mod"),
+        (clipping_of_old_messages, "take the same name from flwr.clientapp.mod"),
     ],
 )
 def test_what_is_no_release_is_one_line(subject: object, why: str) -> None:

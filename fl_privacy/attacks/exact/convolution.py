@@ -332,8 +332,7 @@ Shown = tuple[Tensor, Tensor]
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
     """Solve for the inputs (V, C, H, W); also return the residual share (V,).
 
-    Outputs near zero may pass a ReLU only in the client's precision; gates are turned in place while the residual
-    falls.
+    Outputs near zero may pass a ReLU by rounding alone; gates are turned in place while the residual falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):

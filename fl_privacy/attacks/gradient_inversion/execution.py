@@ -151,7 +151,7 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 class CompiledEvaluation(FasterEvaluation):
     """``Problem.evaluate``, compiled for the shapes of the first call.
 
-    A program that gives other numbers or fails to compile is not used, with a warning, or a ``UserError`` if it is
+    A program that gives other numbers or fails to compile is not used, with a warning, or ``UserError`` if
     ``demanded``.
     """
 

@@ -150,9 +150,8 @@ _SMALLEST = 4  # least side of the network's input in pixels
 class Untrained(ImageSource):
     """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
-    Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; convolution and
-    sigmoid make colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x
-    from 0.
+    Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; a sigmoid makes
+    colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x from 0.
     """
 
     width: int = 32

@@ -27,8 +27,7 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn it from the gradients of public examples at the values sent; log probabilities are summed over
-    rounds.
+    Classifiers learn it from gradients of public examples at the values sent; log probabilities are summed over rounds.
 
     Attributes:
         methods: ``linear`` and ``mlp``.

@@ -128,8 +128,7 @@ class Imprint(ServerAttack):
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
-        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, without rounding of
-            differences.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, without rounding.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
         scale: factor on the layer's inputs, divided out in its weights, which increases its gradient alone.
@@ -214,8 +213,8 @@ class Loki(ServerAttack):
     """Sends each client a convolution that puts its images into its own columns of one large layer (Zhao et al. 2024).
 
     Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images leave it alone.
-    Columns stay separate in the sum over clients. An image's scale is known to a bin's width, exactly if its pixels are
-    whole 255ths.
+    Columns stay separate in the sum over clients. An image's scale is known to a bin's width, or exactly for 8-bit
+    pixels.
 
     Attributes:
         bins: rows; the paper takes four for each of a client's images.

@@ -24,13 +24,12 @@ class MembershipTrap(server_attack.ServerAttack):
     """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
-    random directions; the neuron behind fires below a distance, and its bias gradient is zero unless the image was in
-    the batch.
+    random directions; the neuron behind fires below one, and its bias gradient is zero unless the image was in the
+    batch.
 
     Attributes:
         directions: number of measured directions for each candidate.
-        closeness: distance below which an image counts as the candidate, in spreads of that distance over public
-            images.
+        closeness: distance below which an image counts as the candidate, in its spreads over public images.
         first: index of the first candidate among the server's images, as many as layers have room for.
         seed: seed of the directions.
     """

@@ -99,8 +99,7 @@ def reconstruction_of(
 
     Args:
         images: (N, D) or (N, C, H, W).
-        proven: (N,) ``True`` for single images in an unchanged update; none is proven in one with evidence of a
-            defense.
+        proven: (N,) ``True`` for single images in an update without evidence of a defense.
         labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):

@@ -185,8 +185,7 @@ def gradient_by_inputs(
 ) -> BatchGradient:
     """Build a differentiable function from inputs, shaped like those of ``batch``, to the gradient at ``state``.
 
-    It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their own forward
-    pass.
+    It is computed by :class:`Layered`, except with changed losses, dropout, or layers used outside of their forward.
     """
     frozen = ModelState({name: p.detach() for name, p in state.parameters.items()}, state.buffers)
 
