@@ -101,7 +101,10 @@ def seeded_globally(rng: torch.Generator, device: torch.device | str = "cpu") ->
         torch.default_generator.set_state(rng.get_state())
         for gpu in gpus:
             with torch.cuda.device(gpu):
-                torch.cuda.manual_seed(_initial_seed(rng))
+                if isinstance(rng, SecretGenerator):
+                    torch.cuda.manual_seed(int.from_bytes(rng.next_bytes(8), "big") >> 1)
+                else:
+                    torch.cuda.manual_seed(rng.initial_seed())
         yield
 
 
@@ -164,12 +167,6 @@ def cpu_threads(number: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _initial_seed(rng: torch.Generator) -> int:
-    if isinstance(rng, SecretGenerator):
-        return int.from_bytes(rng.next_bytes(8), "big") >> 1
-    return rng.initial_seed()
 
 
 def _twister_state(words: bytes) -> torch.Tensor:

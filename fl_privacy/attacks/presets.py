@@ -168,7 +168,7 @@ def dlg(
 
     A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
     ``accept``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides by the
-    observed squared norm, without which L-BFGS stops at once on a trained model's small gradients.
+    observed squared norm, as small gradients stop L-BFGS.
     """
     published = GradientInversion(
         objective=L2(relative=relative),

@@ -38,10 +38,15 @@ def samples(data: object) -> Iterator[Sample]:
     yield from map(as_sample, _examples(data))
 
 
-def _examples(data: object) -> Iterator[Any]:
+def first_data_set(data: Any) -> Any:
+    """Return the data set itself, of a loader, or of the first of several."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
-    data = data.dataset if isinstance(data, DataLoader) else data
+    return data.dataset if isinstance(data, DataLoader) else data
+
+
+def _examples(data: object) -> Iterator[Any]:
+    data = first_data_set(data)
     if isinstance(data, IterableDataset) or not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         if not isinstance(data, Iterable):
             raise UserError(

@@ -159,8 +159,7 @@ def selective_sharing(
 ) -> Defense:
     """Share ceil(share * n) elements, the largest or random ones, noised; the others are zero.
 
-    PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11 for the noise). ``encoding.encode`` sends
-    positions and values of the shared elements only.
+    PPDL of Shokri and Shmatikov 2015, the baseline of the SPN paper (Table 11 for the noise).
 
     Args:
         share: theta, in (0, 1].

@@ -182,7 +182,7 @@ class ClaimVerdict:
                 f"What was observed {seen}; the true one may be anything above. A false claim is noticed only where it"
                 " is far enough off, as said below."
             )
-        return "This is no clearance."
+        return "This does not mean that it is safe."
 
     def as_plain(self) -> dict[str, Any]:
         claim, found, check, canaries = self.claim, self.recomputed, self.check, self.canaries

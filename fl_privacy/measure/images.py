@@ -71,7 +71,7 @@ def bpki(
     """Compute ``KL(F0 || FA)`` per image (Gu et al. 2021, Eq. 8, A.4), (N,) float64 from 0.
 
     F0 is the attacker's prior of pixels over ``bins`` equal intervals of [0, 1], FA the histogram of the guess. A
-    uniform F0 (case 1) gives the BPKI. The paper states no number of intervals.
+    uniform F0 (case 1) gives the BPKI.
 
     Args:
         guesses: (N, C, H, W) in [0, 1].

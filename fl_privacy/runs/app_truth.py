@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples, app_data, load_data
 from fl_privacy.errors import UserError
@@ -70,9 +69,7 @@ class KnownImages:
         with streams_put_back():
             known = self.of_client is not None
             data: Any = self.of_client(self.partition(victim.client)) if self.of_client else self.data
-        if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
-            data = data[0]
-        data = data.dataset if isinstance(data, DataLoader) else data
+        data = app_data.first_data_set(data)
         if isinstance(data, Dataset | Examples) or not (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
             return None
         size, start = len(wanted), victim.probe * len(wanted)

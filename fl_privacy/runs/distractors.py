@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset as TorchDataset
 
 from fl_privacy.data import Dataset, Examples, LabelledExamples, images_of, load_data
-from fl_privacy.data.app_data import as_sample, own_streams_put_back, samples
+from fl_privacy.data.app_data import as_sample, first_data_set, own_streams_put_back, samples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, attempt
 from fl_privacy.measure.distractors import Distractors
@@ -295,11 +295,7 @@ def at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tupl
 
 
 def _indexed_at_random(data: Any, taken: set[int], rng: torch.Generator) -> Iterator[tuple[int, tuple[Tensor, int]]]:
-    if isinstance(data, Dataset):
-        data = data.train
-    if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | TorchDataset):
-        data = data[0]
-    data = data.dataset if isinstance(data, DataLoader) else data
+    data = first_data_set(data.train if isinstance(data, Dataset) else data)
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) and not isinstance(data, Examples):
         yield from ((k, sample) for k, sample in enumerate(samples(data)) if k not in taken)
         return

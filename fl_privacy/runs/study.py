@@ -291,13 +291,9 @@ def measured_by(plan: StudyPlan[Track]) -> MeasuredBenchmark:
     found = [read_environment(folder) for folder in done]
     machines = {" and ".join([str(e.get("cpu", "unknown")), *(e.get("gpus") or [])]) for e in found}
     summaries = [summary for folder in done if (summary := read_summary(folder)) is not None]
-    attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
-    attacked = [job.folder for cell, job in attacks if not cell.server and job.finished]
-    # reasons of honest servers' attacks that failed on all victims
-    failures = {one.name: next(iter(why.values())) for one in attacked if (why := failed_attackers(one))}
     return MeasuredBenchmark(
         track=plan.study,
-        standings=read_study(plan.entries({**failures, **read_problems(plan.out)})),
+        standings=read_study(plan.entries({**_failures(plan), **read_problems(plan.out)})),
         code=sorted({str(environment["code"]) for environment in found if "code" in environment}),
         data=_data_hashes(plan.points[0]),
         seconds=sum(summary.seconds.total or 0.0 for summary in summaries),
@@ -389,6 +385,13 @@ _BATCH_SIZE = "batch_size="
 def _batch_sizes(attacks: Iterable[Sequence[str]]) -> tuple[str, ...]:
     single = f"{_BATCH_SIZE}1"
     return tuple(sorted({next((o for o in reversed(own) if o.startswith(_BATCH_SIZE)), single) for own in attacks}))
+
+
+def _failures(plan: StudyPlan[Track]) -> dict[str, str]:
+    """Return reasons of honest servers' attacks that failed on all victims, by folder name."""
+    attacks = [pair for planned in plan.points for pair in planned.attacks.items()]
+    done = [job.folder for cell, job in attacks if not cell.server and job.finished]
+    return {folder.name: next(iter(found.values())) for folder in done if (found := failed_attackers(folder))}
 
 
 def _data_hashes(planned: PlannedPoint) -> dict[str, str]:

@@ -311,8 +311,7 @@ class AutoAttack:
     For the others, descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
     distance of the updates, others signed Adam with little and with much total variation. Batch-norm statistics are
     used if they were sent; unproven solutions are starts. All answer a defense that is known or that the update shows
-    (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth
-    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
+    (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth.
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or

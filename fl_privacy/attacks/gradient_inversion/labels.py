@@ -163,8 +163,8 @@ def usual_outputs(
 
     With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
     (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same. The
-    share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the mean
-    answer. Their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
+    share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the
+    mean. Their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
     1961). Features by class (iLRG, Ma et al. 2023) find fewer labels on trained LeNets.
 
     ``shape`` is (C, H, W), or (L,) of tokens; ``rng`` is on the CPU; ``gradient`` is that of the mean loss, unscaled.
