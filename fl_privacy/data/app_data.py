@@ -39,7 +39,7 @@ def samples(data: object) -> Iterator[Sample]:
 
 
 def first_data_set(data: Any) -> Any:
-    """Return the data set itself, of a loader, or of the first of several."""
+    """Return the data set itself, of a loader, or of the first."""
     if isinstance(data, tuple | list) and data and isinstance(data[0], DataLoader | Dataset):
         data = data[0]
     return data.dataset if isinstance(data, DataLoader) else data
