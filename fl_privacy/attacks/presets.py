@@ -310,8 +310,8 @@ def lamp(
 
     Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
     that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
-    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model is not GPT-2, but of public
-    texts.
+    embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, instead of GPT-2, is made of
+    public texts.
 
     Four things differ. Slopes are clipped, as published for the largest model only, since they fall faster than Adam
     forgets. Decoded tokens are ordered, since embeddings make up for their position. Orders are compared after the

@@ -24,7 +24,7 @@ class MembershipTrap(server_attack.ServerAttack):
     """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
-    random directions; the neuron behind fires below one, and its bias gradient is zero unless the image was in the
+    random directions; the neuron behind fires below a threshold; its bias gradient is zero unless the image was in the
     batch.
 
     Attributes:

@@ -131,7 +131,7 @@ class PrivacyAware:
     def holds(self, psnr: Tensor | Sequence[float], *, accuracy: float, transformed: float) -> bool:
         """Return ``True`` if a policy is privacy-aware, by attacked images; ``UserError`` without any, or for NaN.
 
-        ``psnr`` (N,) are dB, see ``least_epsilon``; the model has ``accuracy`` in [0, 1], and ``transformed`` with it.
+        ``psnr`` (N,): see ``least_epsilon``; the model's accuracy is ``accuracy`` without it, ``transformed`` with it.
         """
         hidden = _checked(psnr) < self.epsilon
         return int(hidden.sum()) >= len(hidden) * (1 - self.delta) - _ROUNDING and accuracy - transformed < self.gamma
