@@ -165,8 +165,7 @@ def mechanism_of_strategy(
                 context = Context(1, client + 1, {PARTITION: client, PARTITIONS: client + 1}, RecordDict(), {})
                 arrays = ArrayRecord(dict(nothing)) if client else own
                 replies.append(_reply(arrays, context, sent=sent, config=config, metrics=told, mod=mod))
-            # set the model that the round starts from in the strategy, as ``configure_train`` does, without asking
-            # nodes
+            # set the model that the round starts from, as ``configure_train`` does, without asking nodes
             if hasattr(subject, "current_arrays"):
                 subject.current_arrays = sent
             if hasattr(subject, "_pending_events") and getattr(subject, "accountant", None) is not None:

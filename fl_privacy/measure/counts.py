@@ -37,11 +37,9 @@ class Counts:
     words: Words = field(default_factory=Words)  # counts of words of texts
     # probability that guesses without the update make as many recognizable; 0 if one exceeds its control by a margin
     luck: float = 0.0
-    # probability that guesses without the update score as well; 1 if there was nothing to compare with, ``None`` for
-    # images
+    # probability that guesses without the update score as well; 1 without a comparison, ``None`` for images
     chance: float | None = None
-    # probability that guesses without the update identify or recognize as many images, with leads as large; ``None``
-    # if leads are not known
+    # probability that guesses without the update lead as far on as many images; ``None`` if not known
     identified_by_chance: float | None = None
 
     @property

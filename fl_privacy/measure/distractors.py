@@ -35,8 +35,7 @@ class Distractors:
     texts: Tensor | None = None  # (N, L) public tokens, -1 for none, whose frequencies are the control of texts
     rows: Tensor | None = None  # (M, C) public cells of a table, the control of rows
     labels: Tensor | None = None  # (M,) classes of the rows; ``None`` without classes
-    # (K, C, H, W) guesses for some victims that never saw the update, such as the same attack's result on another
-    # client
+    # (K, C, H, W) guesses that never saw the update, such as the same attack's on another client
     controls: Controls = field(default_factory=dict)
     # distractors for a client, if they differ between clients
     beside: Callable[[int], PublicImages | None] | None = None

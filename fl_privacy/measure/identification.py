@@ -136,8 +136,7 @@ class Identified:
     likeness: Tensor
     # (B,) rank among itself and the candidates in that way; 1 is nearest. ``None`` without candidates.
     rank: Tensor | None = None
-    # (B,) largest lead over the nearest candidate, in standard deviations of the candidates, minus the gain by luck;
-    # negative if it leads in no way
+    # (B,) largest lead over the nearest candidate, in their standard deviations, less luck; negative without any
     lead: Tensor | None = None
     # (B,) largest partial correlation of the guess with a near candidate given the original, in [0, 1]: the smaller
     # one for the best lead and the largest likeness. NaN if the original is not nearest.

@@ -222,8 +222,7 @@ class AttackStage:
 
     attack: ReconstructionAttack
     seed: int
-    # CPU threads of attack and measurement; they change the last bits of results. ``None`` takes one for each part of
-    # an attack and PyTorch's default otherwise.
+    # CPU threads of attack and measurement, for the last bits; ``None``: one a part, and PyTorch's default otherwise
     threads: int | None
     knowledge: AttackerKnowledge
     judge: Judge

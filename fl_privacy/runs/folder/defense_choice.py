@@ -90,8 +90,7 @@ class Candidate:
     # question -> measure of the strongest attack; ``None`` if the attack failed or only others were attacked
     inferred: Mapping[str, Measure | None] = field(default_factory=dict)
     undefended: bool = False
-    # least excess, over attacks and rounds, of the mean of ``judged_by`` over the best guess without the update;
-    # ``None`` if not measured
+    # least excess of the mean of ``judged_by`` over the best guess without the update; ``None`` if not measured
     over_control: float | None = None
 
     @property

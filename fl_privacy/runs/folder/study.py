@@ -275,8 +275,7 @@ class MeasuredTable:
     defenses: tuple[MeasuredDefense, ...]
     unknown: tuple[str, ...] = ()  # names of defenses not fully measured
     when: str = ""  # last day of the measurement and version of this package, or empty
-    # overrides of every attack, such as ``threat_model=strongest``; empty in older files, whose attackers had no
-    # likelihoods, priors or blind deconvolution
+    # overrides of every attack, such as ``threat_model=strongest``; empty in older files
     attackers: tuple[str, ...] = ()
 
     @property
