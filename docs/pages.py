@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
 from final_tables import final_table
 from kept_rows import attacks_table, audits_table, batches_table, escaped, honest_table, rows_table
 from leaderboard import leaderboard
@@ -22,6 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from network_tables import agreement_table, map_picture, networks_table
 from omegaconf import DictConfig, OmegaConf
+from paper_settings import read_yaml
 from policy_tables import policy_table
 from red_team_table import red_team_table
 from text_tables import texts_table
@@ -65,7 +65,7 @@ FORMULA = re.compile(r"^\$\$(.+?)\$\$$", re.MULTILINE)
 @cache
 def methods() -> dict[str, dict[str, Any]]:
     """Load ``methods.yaml``: kind -> name -> its entry; an option that it lacks has its docstring there."""
-    found = yaml.safe_load((DOCS / "methods.yaml").read_text())
+    found = read_yaml(DOCS / "methods.yaml")
     for kind, entries in found.items():
         listed = {option for entry in entries.values() for option in entry["options"]} | {"none", "custom"}
         for option in options(kind):

@@ -11,9 +11,8 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-import yaml
 from kept_rows import Kept, markdown
-from paper_settings import is_preset, of_place, told_settings, unnamed_numbers
+from paper_settings import is_preset, of_place, read_yaml, told_settings, unnamed_numbers
 from paper_tables import Table, load_papers
 from verdicts import Outcome, Verdict
 
@@ -85,7 +84,7 @@ def load_items(file: Path = DOCS / "papers_items.yaml") -> dict[str, tuple[str, 
     """Name of each paper -> title and items, in the order of the file."""
     known = {field.name for field in fields(Item)}
     found = {}
-    for name, paper in yaml.safe_load(file.read_text()).items():
+    for name, paper in read_yaml(file).items():
         told = [{("why" if key == "not" else key): value for key, value in item.items()} for item in paper["items"]]
         for item in told:
             if not {"place", "why", "open", "test"} & item.keys() or not item.keys() <= known:

@@ -13,9 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from kept_rows import NOT_RUN, Kept, Measured, Row, choose, measured, value_of
-from paper_settings import Difference, differences, published_of
+from paper_settings import Difference, differences, published_of, read_yaml
 from verdicts import Column as Judged, Line, Verdict, judge, rule_of
 
 PUBLISHED = Path(__file__).resolve().parent / "published"
@@ -176,7 +175,7 @@ class Paper:
 
 def load_papers(folder: Path = PUBLISHED) -> list[Paper]:
     """Load all papers' tables, in the order of their files."""
-    return [_paper(yaml.safe_load(path.read_text())) for path in sorted(folder.glob("*.yaml"))]
+    return [_paper(read_yaml(path)) for path in sorted(folder.glob("*.yaml"))]
 
 
 def _paper(told: Mapping[str, Any]) -> Paper:

@@ -21,7 +21,8 @@ printf '\\n' >> "$RECORD"
 @cache
 def published() -> dict[str, Any]:
     """File of a paper's tables -> what it holds."""
-    return {path.name: yaml.safe_load(path.read_text()) for path in sorted(PUBLISHED.glob("*.yaml"))}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return {path.name: yaml.load(path.read_text(), loader) for path in sorted(PUBLISHED.glob("*.yaml"))}
 
 
 def expanded_calls(folder: Path) -> list[list[str]]:

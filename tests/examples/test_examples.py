@@ -10,7 +10,7 @@ import pytest
 from nbclient import NotebookClient
 from PIL import Image
 
-from tests.experiment.runs import FEW_CANDIDATES, Run
+from tests.experiment.runs import FEW_CANDIDATES, Run, undrawn
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -67,7 +67,8 @@ def test_an_attack_of_one_s_own_reads_digits(here: Path, monkeypatch: pytest.Mon
 @pytest.mark.long
 def test_a_defense_of_one_s_own_hides_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=20", FEW_CANDIDATES])
-    runpy.run_path(str(here / "own_defense.py"), run_name="__main__")
+    with undrawn():
+        runpy.run_path(str(here / "own_defense.py"), run_name="__main__")
     read = {}
     for folder in (here / "runs").glob("attack-*"):
         done = Run(0, (str(folder),))

@@ -18,9 +18,9 @@ from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run
 from fl_privacy.runs.folder.records import PAPER, read_paper
 from fl_privacy.runs.paper import PaperTable, paper_table
+from tests.docs.published_commands import published
 from tests.experiment.runs import FEW_CANDIDATES, Run, run
 
-PUBLISHED = Path(__file__).parents[2] / "docs" / "published"
 TABLES = yaml.safe_load((CONFIG_DIR / "papers.yaml").read_text())
 COMPARED = ("psnr", "mse", "transformed_psnr psnr", "cap.reconstruction", "cap.tracing")
 """Figures of which docs/published has those of all data that it names."""
@@ -46,7 +46,7 @@ def numbers(content: Any, *, published: bool = False) -> Iterator[float]:
 @pytest.mark.parametrize("name", TABLES)
 def test_published_figures_are_those_of_the_results(name: str) -> None:
     paper = {"sapag": "5_sapag", "fdl": "3_fdl_pp", "spn": "2_spn", "ats": "4_ats", "refiner": "1_refiner"}
-    there = set(numbers(yaml.safe_load((PUBLISHED / f"{paper[name.split('_', maxsplit=1)[0]]}.yaml").read_text())))
+    there = set(numbers(published()[f"{paper[name.split('_', maxsplit=1)[0]]}.yaml"]))
     titles = [title for title, of in TABLES[name]["figures"].items() if of in COMPARED and title != "MSE"]
     found = [
         of[line][t] for of in TABLES[name]["published"] for line in TABLES[name]["lines"] for t in titles if line in of

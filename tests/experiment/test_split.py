@@ -4,7 +4,8 @@ import pytest
 
 from tests.experiment.runs import TINY, UNATTACKED, Run, run
 
-MODEL = ("model=lenet5", "federation=fedavg", "federation.plan.batch_size=200", "baseline=false")
+MODEL = ("model=lenet5", "federation=fedavg", "baseline=false")
+MODEL += ("federation.plan.batch_size=200", "federation.plan.epochs=null", "federation.plan.steps=2")
 INVERSION = ("attack=model_inversion", "attack.matching_iterations=3")
 
 

@@ -27,6 +27,12 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def short_pilot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose the neighbors by a tenth of the draws; ``tests/dp_check`` looks at that choice."""
+    monkeypatch.setattr("fl_privacy.dp_check.mechanism.PILOT", ((6, 2), (48, 1)))
+
+
+@pytest.fixture
 def few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     """For audits whose attacks by descent need not end well: each takes as few evaluations as there may be."""
     monkeypatch.setattr("fl_privacy.auditing.scenarios.seconds_of_evaluation", lambda observation: 1000.0)

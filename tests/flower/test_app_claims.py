@@ -22,6 +22,8 @@ from fl_privacy.dp_check.verdict import ClaimVerdict, Status
 from fl_privacy.errors import UserError
 from fl_privacy.flower.opacus_watch import OpacusWatch, watched_opacus
 
+pytestmark = pytest.mark.usefixtures("short_pilot")
+
 SERVER = """
 import torch
 from flwr.app import ArrayRecord, ConfigRecord

@@ -393,7 +393,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
             client,
             server,
             2,
-            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=100"},
+            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=40"},
         )
         attacked = run_in(out).summary.attacked
         read = {(leak.round, leak.attacker): leak.metrics["psnr"].mean for leak in attacked}

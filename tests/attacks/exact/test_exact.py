@@ -231,12 +231,13 @@ def test_one_layer_whose_columns_are_gone_is_not_called_proven(gone):
 
 
 @pytest.mark.long
-def test_proven_is_never_wrong():
-    """A thousand victims: batches of 1 to 6 from networks trained and not, changed in ten ways."""
+@pytest.mark.parametrize("victims_drawn", [300, pytest.param(1000, marks=pytest.mark.fuzz)])
+def test_proven_is_never_wrong(victims_drawn):
+    """Batches of 1 to 6 from networks trained and not, changed in ten ways."""
     networks = {name: [mlp(seed, name, (64, 24)) for seed in range(5)] for name in ("relu", "sigmoid")}
     verdicts: Counter[tuple[str, Certainty]] = Counter()
-    seen, truths = [], [batch(1 + number % 6, number) for number in range(1000)]
-    kinds = [list(CHANGES)[number % len(CHANGES)] for number in range(1000)]
+    seen, truths = [], [batch(1 + number % 6, number) for number in range(victims_drawn)]
+    kinds = [list(CHANGES)[number % len(CHANGES)] for number in range(victims_drawn)]
     for number, (truth, kind) in enumerate(zip(truths, kinds, strict=True)):
         model = networks["sigmoid" if number % 7 == 0 else "relu"][number % 5]
         clean = observe(model, truth, id=VictimId(0, 0, number))
@@ -246,7 +247,7 @@ def test_proven_is_never_wrong():
         verdicts[kind, found.certainty] += 1
         if found.certainty is Certainty.PROVEN:
             assert worst(found, truth) < 1e-2, (found.id, kind)
-    assert verdicts["clean", Certainty.PROVEN] > 60
+    assert verdicts["clean", Certainty.PROVEN] > 0.06 * victims_drawn
     assert all(verdicts[kind, Certainty.PROVEN] == 0 for kind in ("much noise", "pruned", "columns gone", "rounded"))
 
 
