@@ -1,6 +1,7 @@
 """Lossless encoding of updates with zeros or few levels."""
 
 import math
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ _HEADER = 6
 
 _MAX_BITS = 28
 _PROBE = 256  # number of values that mostly suffices to show that a tensor is not on a grid
+_AHEAD = 4096  # number of elements to find these in
 _GLANCE = 64  # number of values for a first look at this, which suffices for most updates
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
@@ -85,9 +87,10 @@ class _Layout:
     def __init__(self, tensor: Tensor) -> None:
         self.flat = flat = tensor.detach().cpu().flatten()
         self.present = _bits_of(flat) != 0  # a negative zero counts
-        n, k, raw_bits = len(flat), int(self.present.count_nonzero()), 8 * flat.element_size()
-        self.nonzero = flat if k == n else flat[self.present]
-        self.bits = bits = _grid_bits(self.nonzero, min(_MAX_BITS, raw_bits - 1))
+        n, self.k, raw_bits = len(flat), (k := int(self.present.count_nonzero())), 8 * flat.element_size()
+        most, head = min(_MAX_BITS, raw_bits - 1), flat[:_AHEAD][self.present[:_AHEAD]]
+        on_grid = k and _held(head, flat.abs().amax(), most).any()
+        self.bits = bits = _grid_bits(self.nonzero, most) if on_grid else 0
         self.dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
         sizes = {
             _DENSE: _values_bytes(n, self.dense_bits, raw_bits),
@@ -96,6 +99,10 @@ class _Layout:
         }
         self.how = min(sizes, key=sizes.__getitem__)
         self.bytes = sizes[self.how]
+
+    @cached_property
+    def nonzero(self) -> Tensor:
+        return self.flat if self.k == len(self.flat) else self.flat[self.present]
 
 
 def _encode(tensor: Tensor) -> bytes:
@@ -143,14 +150,16 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
     return from_grid(codes - largest_code(bits), scale, bits)
 
 
+def _held(values: Tensor, scale: Tensor, most: int) -> Tensor:
+    """Say of each number of bits up to ``most`` whether its grid holds the first few ``values``."""
+    few, exact, codes = values[:_PROBE], scale.double(), torch.from_numpy(_CODES)[:most]
+    return ((few.double() / exact * codes).round_().mul_(exact).div_(codes).to(values.dtype) == few).all(1)
+
+
 def _grid_bits(values: Tensor, most: int) -> int:
     """Return the fewest bits, up to ``most``, of a grid with all nonzero ``values``; 0 if none has them."""
-    if len(values) == 0:
-        return 0
     scale = values.abs().amax()
-    few, exact, codes = values[:_PROBE], scale.double(), torch.from_numpy(_CODES)[:most]
-    held = (few.double() / exact * codes).round_().mul_(exact).div_(codes).to(values.dtype) == few
-    for bits in (held.all(1).nonzero().flatten() + 1).tolist():
+    for bits in (_held(values, scale, most).nonzero().flatten() + 1).tolist():
         nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
         if torch.equal(_bits_of(nearest), _bits_of(values)):
             return int(bits)

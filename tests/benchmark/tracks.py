@@ -6,7 +6,7 @@ TINY = """
 version: 3
 about: A tiny one.
 settings: [data=mnist_mini, model=lenet_dlg, federation.clients=2, page=false, candidates=40]
-attack: [attack=idlg, attack.iterations=2, threat_model=adaptive]
+attack: [attack=inverting_gradients, attack.iterations=2, threat_model=adaptive]
 early: 1
 trainings:
   FedSGD: [federation=fedsgd, federation.rounds=2, federation.plan.batch_size=8, evaluate_every=2]

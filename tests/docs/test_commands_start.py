@@ -88,13 +88,16 @@ def shortened(words: list[str], evaluator: Path, out: Path) -> list[str]:
     few += ["attack.iterations=2"] if "iterations" in (config.attack or {}) else []
     few += ["attack.evaluations=20"] if "evaluations" in (config.attack or {}) else []
     few += ["attack.restarts=1"] if (config.attack or {}).get("restarts") else []
-    few += ["data.image_size=64"] if (config.data["image_size"] or 0) > 64 else []
+    few += ["data.image_size=32"] if (config.data["image_size"] or 0) > 32 else []
     few += ["model.width=8"] if (config.model.get("width") or 0) > 16 else []
     if command == "run":
         few += ["federation.rounds=2", "evaluate_every=2", "intercept.rounds=last"]
         few += ["federation.clients=3"] if config.federation.clients > 3 else []
-        few += ["federation.plan.steps=2"] if (config.federation.plan.get("steps") or 0) > 2 else []
-        few += ["federation.plan.lr_drops=[]"] if config.federation.plan.get("lr_drops") else []
+        plan = config.federation.plan
+        few += ["federation.plan.batch_size=4"] if (plan.get("batch_size") or 0) > 4 and not plan.get("epochs") else []
+        few += ["federation.plan.epochs=1"] if (plan.get("epochs") or 0) > 1 else []
+        few += ["federation.plan.steps=2"] if (plan.get("steps") or 0) > 2 else []
+        few += ["federation.plan.lr_drops=[]"] if plan.get("lr_drops") else []
     return [command, *given, *few]
 
 

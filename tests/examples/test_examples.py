@@ -66,7 +66,7 @@ def test_an_attack_of_one_s_own_reads_digits(here: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.long
 def test_a_defense_of_one_s_own_hides_digits(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=20", FEW_CANDIDATES])
+    monkeypatch.setattr(sys, "argv", ["own_defense.py", "victims=2", "attack.iterations=8", FEW_CANDIDATES])
     with undrawn():
         runpy.run_path(str(here / "own_defense.py"), run_name="__main__")
     read = {}

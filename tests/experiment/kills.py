@@ -17,7 +17,7 @@ from tests.benchmark.tracks import TINY
 from tests.experiment.runs import NO_RESULT, undrawn
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
-RUN += ("attack=inverting_gradients", "attack.iterations=40")
+RUN += ("attack=inverting_gradients", "attack.iterations=15")
 GRID = """
 settings: [federation.clients=2, federation.rounds=3]
 train: [evaluate_every=3]
