@@ -88,7 +88,7 @@ def test_what_an_attack_draws_from_the_global_stream_does_not_depend_on_the_proc
 
 @pytest.mark.long
 def test_an_attack_gives_the_same_bits_by_one_two_and_three_processes(monkeypatch) -> None:
-    attack = idlg(iterations=20, restarts=1)
+    attack = idlg(iterations=4, restarts=1)
     monkeypatch.setattr("fl_privacy.federation.parallel.victims_of_a_part", lambda observations: 2)
     seen, shares = observations(smooth_net(), 9), []
     found = [

@@ -152,8 +152,9 @@ def test_a_chart_for_each_mechanism_and_distance():
 
 @pytest.mark.long
 def test_runs_are_sorted_into_mechanisms(tmp_path: Path):
-    common = ("federation.clients=2", "federation.rounds=1", "victims=3", "attack=dlg", "attack.iterations=1",
-              "intercept.rounds=first", "baseline=false", "attack.start=pattern", "threat_model=adaptive")  # fmt: skip
+    common = ("federation.clients=2", "federation.rounds=1", "victims=3", "attack=inverting_gradients",
+              "attack.iterations=1", "intercept.rounds=first", "baseline=false", "attack.start=pattern",
+              "threat_model=adaptive")  # fmt: skip
     done = run("run", "-m", *common, "defense=ppdl", "defense.share=0.05,0.3", "defense.scale=1,0.1,0.01", out=tmp_path)
     assert done.status == 0
     folders = sorted(path for path in tmp_path.glob("[!.]*") if path.is_dir())

@@ -169,8 +169,16 @@ ON_EVERY_NET = ("idlg", "inverting_gradients", "soft-sign", "sapag", "ats-adam-l
 ON_ONE_NET = ("ats-lbfgs-cosine", "ats-adam-l2", "ats-sgd-cosine", "sapag-adamw", "lbfgs-wolfe")
 
 
+CASES = [
+    *product(NETS, ON_EVERY_NET[:2]),
+    *product(["lenet", "convnet"], ON_EVERY_NET[2:]),
+    *product(["lenet"], ON_ONE_NET),
+]
+REST = product(["resnet20-group", "resnet20-batch"], ON_EVERY_NET[2:])
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(("net", "preset"), [*product(NETS, ON_EVERY_NET), *product(["lenet"], ON_ONE_NET)])
+@pytest.mark.parametrize(("net", "preset"), [*CASES, *(pytest.param(*case, marks=pytest.mark.fuzz) for case in REST)])
 def test_a_victim_in_a_batch_fares_as_alone(net: str, preset: str) -> None:
     torch.manual_seed(0)
     model = NETS[net]().double()
