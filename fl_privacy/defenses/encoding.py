@@ -17,8 +17,7 @@ _HEADER = 6
 """Header bytes: one for the layout of positions, one for the bits of a grid value (0: raw), four for their number."""
 
 _MAX_BITS = 28
-_PROBE = 256  # number of values that mostly suffices to show that a tensor is not on a grid
-_AHEAD = 4096  # number of elements to find these in
+_PROBE, _AHEAD = 256, 4096  # number of values that mostly show that a tensor is on no grid, elements to find them in
 _GLANCE = 64  # number of values for a first look at this, which suffices for most updates
 
 _CODES = np.array([[float(largest_code(bits))] for bits in range(1, _MAX_BITS + 1)])
@@ -87,10 +86,8 @@ class _Layout:
     def __init__(self, tensor: Tensor) -> None:
         self.flat = flat = tensor.detach().cpu().flatten()
         self.present = _bits_of(flat) != 0  # a negative zero counts
-        n, self.k, raw_bits = len(flat), (k := int(self.present.count_nonzero())), 8 * flat.element_size()
-        most, head = min(_MAX_BITS, raw_bits - 1), flat[:_AHEAD][self.present[:_AHEAD]]
-        on_grid = k and _held(head, flat.abs().amax(), most).any()
-        self.bits = bits = _grid_bits(self.nonzero, most) if on_grid else 0
+        n, k, raw_bits = len(flat), int(self.present.count_nonzero()), 8 * flat.element_size()
+        self.bits = bits = self._grid_bits(min(_MAX_BITS, raw_bits - 1)) if k else 0
         self.dense_bits = max(bits, 2) if bits and k < n else bits  # a grid of one bit has no zero
         sizes = {
             _DENSE: _values_bytes(n, self.dense_bits, raw_bits),
@@ -102,7 +99,18 @@ class _Layout:
 
     @cached_property
     def nonzero(self) -> Tensor:
-        return self.flat if self.k == len(self.flat) else self.flat[self.present]
+        return self.flat[self.present]
+
+    def _grid_bits(self, most: int) -> int:
+        """Return the fewest bits, up to ``most``, of a grid with all nonzero values; 0 if none has them."""
+        scale, codes, ahead = self.flat.abs().amax(), torch.from_numpy(_CODES)[:most], self.present[:_AHEAD]
+        few = (self.flat[:_AHEAD][ahead] if ahead.count_nonzero() >= _GLANCE else self.nonzero)[:_PROBE]
+        held = (few.double() / scale.double() * codes).round_().mul_(scale.double()).div_(codes).to(few.dtype) == few
+        for bits in (held.all(1).nonzero().flatten() + 1).tolist():
+            nearest = from_grid(round_to_codes(to_grid(self.nonzero, scale, bits), bits), scale, bits)
+            if torch.equal(_bits_of(nearest), _bits_of(self.nonzero)):
+                return int(bits)
+        return 0
 
 
 def _encode(tensor: Tensor) -> bytes:
@@ -148,22 +156,6 @@ def _decode_values(payload: bytes, k: int, bits: int, dtype: torch.dtype) -> Ten
     scale = torch.frombuffer(bytearray(payload[: dtype.itemsize]), dtype=dtype)
     codes = torch.from_numpy(unpack(payload[dtype.itemsize :], k, bits)) << (bits == 1)
     return from_grid(codes - largest_code(bits), scale, bits)
-
-
-def _held(values: Tensor, scale: Tensor, most: int) -> Tensor:
-    """Say of each number of bits up to ``most`` whether its grid holds the first few ``values``."""
-    few, exact, codes = values[:_PROBE], scale.double(), torch.from_numpy(_CODES)[:most]
-    return ((few.double() / exact * codes).round_().mul_(exact).div_(codes).to(values.dtype) == few).all(1)
-
-
-def _grid_bits(values: Tensor, most: int) -> int:
-    """Return the fewest bits, up to ``most``, of a grid with all nonzero ``values``; 0 if none has them."""
-    scale = values.abs().amax()
-    for bits in (_held(values, scale, most).nonzero().flatten() + 1).tolist():
-        nearest = from_grid(round_to_codes(to_grid(values, scale, bits), bits), scale, bits)
-        if torch.equal(_bits_of(nearest), _bits_of(values)):
-            return int(bits)
-    return 0
 
 
 def _bits_of(values: Tensor) -> Tensor:
