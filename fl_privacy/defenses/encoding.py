@@ -1,6 +1,5 @@
 """Lossless encoding of updates with zeros or few levels."""
 
-import math
 from functools import cached_property
 
 import numpy as np
@@ -170,7 +169,7 @@ def _values_bytes(count: int, bits: int, raw_bits: int) -> int:
 
 
 def _index_bits(n: int) -> int:
-    return max(1, math.ceil(math.log2(n))) if n > 1 else 1
+    return max(1, (n - 1).bit_length())
 
 
 _CHUNK = 1 << 18

@@ -1,5 +1,6 @@
 """A paper's preset runs with its baselines, and its page begins with what the paper publishes next to ours."""
 
+import copy
 import json
 import shutil
 from collections.abc import Iterator
@@ -174,7 +175,12 @@ def test_a_damaged_record_is_one_line(sapag: Run, tmp_path: Path, change: dict[s
 
 
 @pytest.mark.long
-def test_cap_is_the_mean_of_accuracy_times_distance(tmp_path: Path) -> None:
+def test_cap_is_the_mean_of_accuracy_times_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of attacks of two iterations."""
+    tables = copy.deepcopy(TABLES)
+    short = tables["spn_paper"]["attack"]["short"]
+    short[short.index("attack.iterations=30")] = "attack.iterations=2"
+    monkeypatch.setattr("fl_privacy.runs.paper._tables", lambda: tables)
     small = ("data=mnist_mini", "federation.rounds=2", "evaluate_every=2")
     found = run("run", "experiment=spn_paper", *small, out=tmp_path)
     assert found.status == 0

@@ -1,6 +1,8 @@
 """Private layers, their attackers and secure aggregation through the command line."""
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.experiment.runs import TINY, UNATTACKED, Run, run
 
@@ -87,6 +89,9 @@ def test_secure_aggregation_trains_like_the_plain_mean(plain, tmp_path, name) ->
     assert secure.path.name != plain.path.name
     rounds = [r.records("round")[-1] for r in (plain, secure)]
     assert rounds[1]["accuracy"] == pytest.approx(rounds[0]["accuracy"], abs=0.01)
+    expected, found = (load_file(r.path / "model.safetensors") for r in (plain, secure))
+    for parameter, value in expected.items():
+        torch.testing.assert_close(found[parameter], value, rtol=0, atol=1e-4)
     assert rounds[1]["upload_bytes"] > rounds[0]["upload_bytes"]
     refused = run("run", *TINY, f"secure_aggregation={name}", out=tmp_path)
     assert refused.status == 2

@@ -369,9 +369,10 @@ def started(module: Any, server: Any, clients: int, config: dict[str, Any]) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", ["quickstart", "veteran"])
+@pytest.mark.parametrize(("example", "iterations"), [("quickstart", 100), ("veteran", 40)])
 def test_the_example_apps_show_images_and_less_behind_a_defense(
     example: str,
+    iterations: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -393,7 +394,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
             client,
             server,
             2,
-            {**config, "audit": str(out), "attack": "inverting_gradients attack.iterations=40"},
+            {**config, "audit": str(out), "attack": f"inverting_gradients attack.iterations={iterations}"},
         )
         attacked = run_in(out).summary.attacked
         read = {(leak.round, leak.attacker): leak.metrics["psnr"].mean for leak in attacked}
