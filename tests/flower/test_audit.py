@@ -369,17 +369,17 @@ def started(module: Any, server: Any, clients: int, config: dict[str, Any]) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("example", "iterations"), [("quickstart", 100), ("veteran", 40)])
+@pytest.mark.parametrize("example", ["quickstart", "veteran"])
 def test_the_example_apps_show_images_and_less_behind_a_defense(
     example: str,
-    iterations: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.ERROR)
-    folder = {"quickstart": "flower_quickstart", "veteran": "flower_numpy_client"}[example]
+    told = {"quickstart": ("flower_quickstart", 100), "veteran": ("flower_numpy_client", 40)}
+    folder, iterations = told[example]
     monkeypatch.syspath_prepend(str(EXAMPLES / folder))
     monkeypatch.setenv("QUICKSTART_DATA", "mnist_mini")
     found = []
