@@ -1,12 +1,14 @@
-"""Say what ``attack=auto`` reconstructs behind twelve networks, by batch norm, batch, steps, untrained or trained.
+"""Say what ``attack=auto`` reconstructs behind many networks, by batch norm, batch, steps, untrained or trained.
 
-    python experiments/map_of_trainings.py DATA --out experiments/rows/map_of_trainings --minutes 5
+    python experiments/map_of_trainings.py DATA --predict first --out experiments/rows/predicted_before
+    python experiments/map_of_trainings.py DATA --only first --out experiments/rows/map_of_trainings --minutes 60
     python experiments/map_of_trainings.py DATA --out experiments/rows/map_of_trainings --minutes 4000 --victims 4
 
 DATA holds CIFAR-10's test images (``cifar10_exact``). The cheapest cells come first; cells with a row are not computed
 again, so that a stopped run goes on. A row says how many images are identified among 1,000, and the same of the
 reconstruction of another client's update, as a control. Trained networks have seen ``--images`` others for
-one epoch of Adam. Each row also has what ``fl-privacy predict`` says of the network beforehand.
+one epoch of Adam. The first command keeps what ``fl-privacy predict`` says of networks that no rule was built on,
+before the second attacks them: ``HELD_OUT`` lists them for each version of the rules, and ``KINDS`` their trainings.
 """
 
 import argparse
@@ -19,15 +21,18 @@ import torch
 import torchvision
 from row_file import RowFile, takes_rows
 from torch import Tensor, nn
+from torchvision.models.convnext import CNBlockConfig
 from trained_resnet import compared
 
 from fl_privacy import Observation, reconstruct
+from fl_privacy.attacks.auto import Budget
 from fl_privacy.attacks.prediction import PlannedTraining, predict
 from fl_privacy.data import load_data
 from fl_privacy.measure.identification import PublicImages
 from fl_privacy.models import MLP, VGG16, LeNet, ResNet18, ResNet20, ViT
 from fl_privacy.types import LocalPlan
 
+_SMALL = 2  # images of an update, up to which several victims are attacked
 SHAPE, CLASSES, CANDIDATES, RATE = (3, 32, 32), 10, 1000, 0.01
 NORMALIZED: dict[str, Any] = {"mean": [0.5], "std": [0.25]}
 FACTS: dict[str, Any] = {"in_channels": 3, "image_size": 32, "num_classes": CLASSES}
@@ -40,6 +45,104 @@ def quickstart() -> nn.Module:
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2, 2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2, 2),
         nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10),
     )  # fmt: skip
+
+
+def convolved(*widths: int | str, norm: bool = False, inner: int = 3, kind: type[nn.Module] = nn.ReLU) -> nn.Module:
+    """Build 3x3 convolutions of ``widths``, pooled at each "M", halved by stride at each "S", and a linear layer."""
+    layers, stride = list[nn.Module](), 1
+    for width in widths:
+        if width == "M":
+            layers.append(nn.MaxPool2d(2))
+        elif isinstance(width, int):
+            layers.append(nn.Conv2d(inner, width, 3, stride, padding=1))
+            layers += [nn.GroupNorm(8, width)] * norm + [kind()]
+            inner, stride = width, 1
+        else:
+            stride = 2
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, CLASSES))
+
+
+class PreactivationBlock(nn.Module):
+    """Norm and ReLU in front of two convolutions, with a shortcut (He et al. 2016b)."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *(nn.BatchNorm2d(inner), nn.ReLU(), nn.Conv2d(inner, outer, 3, stride, 1, bias=False)),
+            *(nn.BatchNorm2d(outer), nn.ReLU(), nn.Conv2d(outer, outer, 3, 1, 1, bias=False)),
+        )
+        self.shortcut = nn.Identity() if inner == outer else nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map (B, inner, H, W) -> (B, outer, H / stride, W / stride)."""
+        outputs: Tensor = self.shortcut(inputs) + self.residual(inputs)
+        return outputs
+
+
+def preactivated(widths: tuple[int, ...], blocks: int) -> nn.Module:
+    """Build a pre-activation ResNet, or a wide one, with ``blocks`` a stage."""
+    layers, inner = [nn.Conv2d(3, 16, 3, padding=1, bias=False)], 16
+    stages = list[nn.Module](layers)
+    for number, width in enumerate(widths):
+        for block in range(blocks):
+            stages.append(PreactivationBlock(inner, width, 2 if number and not block else 1))
+            inner = width
+    end = (nn.BatchNorm2d(inner), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, CLASSES))
+    return nn.Sequential(*stages, *end)
+
+
+class MixerBlock(nn.Module):
+    """Linear layers along the patches, then along the channels (Tolstikhin et al. 2021)."""
+
+    def __init__(self, patches: int, width: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.along = nn.Sequential(nn.Linear(patches, 64), nn.GELU(), nn.Linear(64, patches))
+        self.across = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map (B, patches, width) to the same shape."""
+        tokens = tokens + self.along(self.norms[0](tokens).mT).mT
+        outputs: Tensor = tokens + self.across(self.norms[1](tokens))
+        return outputs
+
+
+class Mixer(nn.Module):
+    """MLP-Mixer on patches of 4x4 pixels."""
+
+    def __init__(self, width: int = 96, depth: int = 3) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 4, 4)
+        self.blocks = nn.Sequential(*(MixerBlock(64, width) for _ in range(depth)))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, 3, 32, 32) to logits (B, 10)."""
+        logits: Tensor = self.head(self.blocks(self.patches(images).flatten(2).mT).mean(1))
+        return logits
+
+
+def convnext() -> nn.Module:
+    """Build a ConvNeXt of six blocks."""
+    stages = [CNBlockConfig(40, 80, 2), CNBlockConfig(80, 160, 2), CNBlockConfig(160, None, 2)]
+    return torchvision.models.ConvNeXt(stages, num_classes=CLASSES)
+
+
+def of_fedavg() -> nn.Module:
+    """Build the convolutional network of FedAvg (McMahan et al. 2017), for three channels."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, CLASSES)),
+    )
+
+
+def lenet_5() -> nn.Module:
+    """Build LeNet-5 with sigmoids and average pools."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 6, 5), nn.Sigmoid(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.Sigmoid(), nn.AvgPool2d(2)),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.Sigmoid(), nn.Linear(120, 84), nn.Sigmoid(), nn.Linear(84, CLASSES)),
+    )
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -55,11 +158,46 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "EfficientNet-B0": lambda: torchvision.models.efficientnet_b0(num_classes=CLASSES),
     "ConvNeXt-tiny": lambda: torchvision.models.convnext_tiny(num_classes=CLASSES),
     "DenseNet-121": lambda: torchvision.models.densenet121(num_classes=CLASSES),
+    "logistic regression": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, CLASSES)),
+    "MLP, tanh": lambda: nn.Sequential(nn.Flatten(), nn.Linear(3072, 64), nn.Tanh(), nn.Linear(64, CLASSES)),
+    "LeNet-5, sigmoid": lenet_5,
+    "FedAvg's CNN": of_fedavg,
+    "MLP-Mixer, 3 blocks": Mixer,
+    "VGG-11, group norm": lambda: convolved(*VGG_11, norm=True),
+    "wide ResNet-10": lambda: preactivated((32, 64, 128), 1),
+    "pre-activation ResNet-14": lambda: preactivated((16, 32, 64), 2),
+    "ConvNeXt, 6 blocks": convnext,
 }
-"""Twelve networks, those with the cheapest gradients first."""
-BUILT_ON = ("MLP", "LeNet", "quickstart's Net", "ResNet-20")
-"""Networks whose rows the rules of the prediction were built on."""
+"""Networks, those with the cheapest gradients first."""
+VGG_11 = (16, "M", 32, "M", 64, 64, "M", 128, 128, "M", 128, 128)
+BUILT_ON = ("MLP", "LeNet", "quickstart's Net", "ResNet-20", "ViT, 6 blocks")
+"""Networks whose rows the first rules of the prediction were built on."""
+HELD_OUT = {
+    "first": (
+        *("logistic regression", "MLP, tanh", "LeNet-5, sigmoid", "FedAvg's CNN", "MLP-Mixer, 3 blocks"),
+        *("VGG-11, group norm", "wide ResNet-10", "pre-activation ResNet-14", "ConvNeXt, 6 blocks"),
+        *("MobileNetV3", "EfficientNet-B0"),
+    ),
+}
+"""Networks by the version of the rules that they are held out of: chosen, and predicted, before they were attacked."""
+KINDS = (
+    *((1, "eval", 1, False), (1, "eval", 1, True), (2, "eval", 1, False), (4, "eval", 1, True)),
+    *((8, "eval", 1, False), (1, "eval", 5, False), (1, "train", 1, False), (2, "train", 1, True)),
+)
+"""Trainings of the networks held out: batch, mode, steps, trained."""
 BATCHES, STEPS = (1, 2, 4, 8, 32), (1, 5, 20)
+
+
+def is_normed(name: str) -> bool:
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in NETWORKS[name]().modules())
+
+
+def held_out(version: str) -> Iterator[dict[str, Any]]:
+    """Yield the cells of networks held out of a version of the rules."""
+    for batch, mode, steps, trained in KINDS:
+        for name in HELD_OUT[version]:
+            if mode == "eval" or is_normed(name):
+                yield {"network": name, "mode": mode, "batch": batch, "steps": steps, "trained": trained}
 
 
 def cells() -> Iterator[dict[str, Any]]:
@@ -68,9 +206,8 @@ def cells() -> Iterator[dict[str, Any]]:
         for trained in (False, True):
             for batch in BATCHES:
                 for mode in ("eval", "train"):
-                    for name, build in NETWORKS.items():
-                        normed = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in build().modules())
-                        if mode == "eval" or normed:
+                    for name in NETWORKS:
+                        if mode == "eval" or is_normed(name):
                             yield {"network": name, "mode": mode, "batch": batch, "steps": steps, "trained": trained}
 
 
@@ -104,22 +241,28 @@ def observed(cell: dict[str, Any], model: nn.Module, images: Tensor, labels: Ten
     )
 
 
-def measured(cell: dict[str, Any], candidates: PublicImages, victims: int, trained_on: int) -> dict[str, Any]:
-    """Attack some victims of a cell, and say what was predicted."""
-    images, labels = candidates.images, candidates.labels
+def predicted(cell: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    began = time.process_time()
+    found = predict(model, SHAPE, PlannedTraining(cell["batch"], cell["mode"], cell["steps"]))
+    seconds = round(time.process_time() - began, 2)
+    return {"predicted": found.outcome, "layer": found.layer, "reason": found.reason, "cpu_seconds": seconds}
+
+
+def measured(
+    cell: dict[str, Any], model: nn.Module, candidates: PublicImages, victims: int, budget: Budget
+) -> dict[str, Any]:
+    """Attack some victims of a cell; the control compares with the images of the next client."""
+    images, labels, size = candidates.images, candidates.labels, cell["batch"]
     assert labels is not None
-    others = images[-trained_on:], labels[-trained_on:]
-    model, size = network(cell, others), cell["batch"]
-    found = predict(model, SHAPE, PlannedTraining(size, cell["mode"], cell["steps"]))
-    places = [slice(v * size, (v + 1) * size) for v in range(victims)]
-    seen = [observed(cell, model, images[place], labels[place], v) for v, place in enumerate(places)]
+    places = [slice(v * size, (v + 1) * size) for v in range(victims + 1)]
+    seen = [observed(cell, model, images[place], labels[place], v) for v, place in enumerate(places[:-1])]
     began, used = time.perf_counter(), time.process_time()
-    guesses = reconstruct(seen, "auto", budget="quick")
+    guesses = reconstruct(seen, "auto", budget=budget)
     times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
     figures = []
-    for number, (place, one) in enumerate(zip(places, guesses, strict=True)):
+    for place, following, one in zip(places, places[1:], guesses, strict=False):
         guess = torch.zeros_like(images[place]) if one.batch is None else one.batch.inputs
-        figures.append(compared(guess, images[place], images[places[number - 1]], candidates))
+        figures.append(compared(guess, images[place], images[following], candidates))
     row = {name: sum(each[name] for each in figures) for name in ("identified", "of", "control_identified")}
     return {
         **row,
@@ -127,10 +270,8 @@ def measured(cell: dict[str, Any], candidates: PublicImages, victims: int, train
         "psnr": sum(each["psnr"] for each in figures) / victims,
         "control_psnr": sum(each["control_psnr"] for each in figures) / victims,
         "members": sorted({one.member or one.failure or "none" for one in guesses}),
+        "budget": budget,
         **{name: round(value / victims, 1) for name, value in times.items()},
-        "predicted": found.outcome,
-        "layer": found.layer,
-        "held_out": cell["network"] not in BUILT_ON,
     }
 
 
@@ -138,20 +279,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("--minutes", type=float, default=5, help="of CPU time, after which no cell is begun")
-    parser.add_argument("--victims", type=int, default=2)
+    parser.add_argument("--victims", type=int, default=2, help="of batches up to 2; one of larger ones")
     parser.add_argument("--images", type=int, default=500, help="that trained networks have seen")
-    parser.add_argument("--only", default="", help="cells of this network")
+    parser.add_argument("--only", default="", help="cells of this network, or of those held out of a version")
+    parser.add_argument("--predict", default="", choices=HELD_OUT, help="only predict those held out of a version")
+    parser.add_argument("--budget", default="quick", choices=["quick", "standard"])
     takes_rows(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
     test = load_data("cifar10_exact", root=str(options.data)).test.batch(torch.arange(CANDIDATES))
     candidates = PublicImages(images=test.inputs, labels=test.labels, name="test images")
-    kept = RowFile(options.out)
-    for cell in cells():
+    others = test.inputs[-options.images :], test.labels[-options.images :]
+    kept, version = RowFile(options.out), options.predict or options.only
+    for cell in held_out(version) if version in HELD_OUT else cells():
         if time.process_time() > 60 * options.minutes:
             return
-        if kept.find(cell) is None and options.only in ("", cell["network"]):
-            print(kept.add(cell, measured(cell, candidates, options.victims, options.images)), flush=True)
+        if kept.find(cell) is not None or (version not in HELD_OUT and version not in ("", cell["network"])):
+            continue
+        model = network(cell, others)
+        if options.predict:
+            figures = {"version": version, **predicted(cell, model)}
+        else:
+            victims = options.victims if cell["batch"] <= _SMALL else 1
+            figures = measured(cell, model, candidates, victims, options.budget)
+        print(kept.add(cell, figures), flush=True)
 
 
 if __name__ == "__main__":
