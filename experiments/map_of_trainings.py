@@ -9,6 +9,7 @@ again, so that a stopped run goes on. A row says how many images are identified 
 reconstruction of another client's update, as a control. Trained networks have seen ``--images`` others for
 one epoch of Adam. The first command keeps what ``fl-privacy predict`` says of networks that no rule was built on,
 before the second attacks them: ``HELD_OUT`` lists them for each version of the rules, and ``KINDS`` their trainings.
+Those that are decided come first.
 """
 
 import argparse
@@ -185,6 +186,7 @@ KINDS = (
     *((8, "eval", 1, False), (1, "eval", 5, False), (1, "train", 1, False), (2, "train", 1, True)),
 )
 """Trainings of the networks held out: batch, mode, steps, trained."""
+PREDICTED = Path(__file__).parent / "rows" / "predicted_before"
 BATCHES, STEPS = (1, 2, 4, 8, 32), (1, 5, 20)
 
 
@@ -291,7 +293,10 @@ def main() -> None:
     candidates = PublicImages(images=test.inputs, labels=test.labels, name="test images")
     others = test.inputs[-options.images :], test.labels[-options.images :]
     kept, version = RowFile(options.out), options.predict or options.only
-    for cell in held_out(version) if version in HELD_OUT else cells():
+    before = RowFile(PREDICTED)
+    asked = list(held_out(version) if version in HELD_OUT else cells())
+    asked.sort(key=lambda cell: (before.find(cell) or {"predicted": "unknown"})["predicted"] == "unknown")
+    for cell in asked:
         if time.process_time() > 60 * options.minutes:
             return
         if kept.find(cell) is not None or (version not in HELD_OUT and version not in ("", cell["network"])):

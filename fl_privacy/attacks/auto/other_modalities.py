@@ -12,7 +12,7 @@ from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, settings, targets
 from fl_privacy.attacks.likelihood.rows import LikeliestRows
-from fl_privacy.attacks.likelihood.texts import LikeliestText, why_not_searched
+from fl_privacy.attacks.likelihood.texts import LikeliestText, is_drowned, why_not_searched
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.effects import Noise, Quantized
@@ -54,7 +54,7 @@ class TextMembers(_Members):
     """Sub-attacks on texts: DAGER, the bag of words, descents, LAMP's moves, and behind a defense the likeliest text.
 
     As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update. The search
-    for the likeliest text also starts from the nearest.
+    for the likeliest text also starts from the nearest. Behind noise that drowns an update, it runs alone.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -67,6 +67,10 @@ class TextMembers(_Members):
         unsure = {k: one for k, one in zip(left, seen, strict=True) if one and not why_not_searched(one)}
         single = [k for k, one in unsure.items() if one.upload.num_examples == 1]
         shown, part = 0.0, 1 / (1 + bool(unsure))
+        drowned = [k for k in single if is_drowned(unsure[k])]
+        for k in drowned:
+            best[k] = best[k] if bags[k].batch is None else replace(bags[k], member="bag of words")
+        left, single = ([k for k in own if k not in drowned] for own in (left, single))
         for among, share in (([k for k in left if k not in single], 1.0), (single, _BEFORE_SEARCH)):
             if among:
                 until = shown + share * part * len(among) / len(left)

@@ -346,6 +346,13 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
     return _TextLikelihood(likelihood, steps, source, white, words)
 
 
+def is_drowned(observation: Observation) -> bool:
+    """Test that most of an update's squares are Gaussian noise: descents, which match its values, then fail."""
+    white, values = _white(observation), [value.double() for value in observation.update().values()]
+    squares = sum(float(value.square().sum()) for value in values)
+    return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares
+
+
 def _white(observation: Observation) -> tuple[float, float | None] | None:
     """Return the standard deviation and the clipping norm of Gaussian noise if it is the only defense."""
     parts = observation.knowledge.defense or ()

@@ -13,7 +13,7 @@ from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.auto.other_modalities import TextMembers
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
-from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, _likely_labels, why_not_searched
+from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, _likely_labels, is_drowned, why_not_searched
 from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
 from fl_privacy.models import Bert
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
@@ -126,6 +126,14 @@ def test_auto_searches_behind_noise() -> None:
     (found,) = AutoAttack(evaluations=100)([seen], seed=0)
     assert found.member == MEMBER and found.batch is not None
     assert float((found.batch.inputs[0] == text).float().mean()) >= 0.5
+
+
+def test_no_descent_is_tried_on_a_drowned_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    drowned, clear = (behind_noise(2, scale, "adamw")[0] for scale in (0.02, 0.002))
+    assert is_drowned(drowned) and not is_drowned(clear) and not is_drowned(clear.told(defense=()))
+    monkeypatch.setattr(TextMembers, "_descend", Mock(side_effect=AssertionError))
+    (found,) = TextMembers(evaluations=100)([drowned], seed=0, progress=no_progress)
+    assert found.member == MEMBER and found.batch is not None
 
 
 def test_auto_keeps_what_reproduces_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
