@@ -16,6 +16,7 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse, Truncated
 from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
 from fl_privacy.models.losses import CROSS_ENTROPY
+from fl_privacy.models.text_model import TextModel
 from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
@@ -188,6 +189,22 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     return ()
 
 
+_LEAST_NOISE = 0.01  # typical size of a text's noise, as a share of the update's largest row, from which it is evident
+
+
+def noise_of_words(observation: Observation) -> Description:
+    """Infer a text's noise from the rows of words, most of which no text has: up to weight decay, they would be zero."""
+    model, update = observation.model, observation.update()
+    if not isinstance(model, TextModel) or model.next_token or model.word_weight not in update:
+        return ()
+    rows, sent = update[model.word_weight].double(), observation.sent.parameters[model.word_weight].double()
+    if len(rows) <= 4 * observation.upload.num_examples * math.prod(observation.input_shape):
+        return ()
+    left = (rows - sent * (rows / sent).nan_to_num().median()).abs()
+    evident = float(left.median()) > _LEAST_NOISE * float(left.max())
+    return (Part("noise", effect=Noise(std=None, clip=None)),) if evident else ()
+
+
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
     """Infer the defense of each observation whose attacker does not know it.
 
@@ -206,7 +223,7 @@ def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = 
                 except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
                     usual[key] = None
             own = usual[key]
-            found = () if own is None else evident_defense(observation, own)
+            found = noise_of_words(observation) if own is None else evident_defense(observation, own)
             if clips and own is not None and all(isinstance(part.effect, Noise) for part in found):
                 found = (*CLIPPED, *found)
             observation = observation.told(defense=found) if found else observation  # noqa: PLW2901

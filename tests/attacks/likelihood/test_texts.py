@@ -12,9 +12,11 @@ from fl_privacy.attacks import attack
 from fl_privacy.attacks.attack import no_progress, within
 from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.auto.other_modalities import TextMembers
+from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, _likely_labels, is_drowned, why_not_searched
 from fl_privacy.defenses import ClientState, dp_noise, dp_sgd
+from fl_privacy.effects import Noise
 from fl_privacy.models import Bert
 from fl_privacy.types import Certainty, LocalPlan, ModelState, Observation, Reconstruction, Upload, VictimId
 
@@ -134,6 +136,17 @@ def test_no_descent_is_tried_on_a_drowned_update(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(TextMembers, "_descend", Mock(side_effect=AssertionError))
     (found,) = TextMembers(evaluations=100)([drowned], seed=0, progress=no_progress)
     assert found.member == MEMBER and found.batch is not None
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_noise_of_a_text_is_evident_and_weight_decay_is_none(optimizer: str) -> None:
+    noisy, clear = (behind_noise(2, scale, optimizer)[0].told(defense=None) for scale in (0.02, 1e-9))
+    decayed = {name: value - 1e-3 * clear.sent.parameters[name] for name, value in clear.upload.tensors.items()}
+    others = [clear, replace(clear, upload=replace(clear.upload, tensors=decayed))]
+    found, *none = undo_evident_defenses([noisy, *others])
+    assert isinstance((found.knowledge.defense or ())[0].effect, Noise)
+    assert not any(one.knowledge.defense for one in none)
+    assert is_drowned(found) == (optimizer == "adamw")
 
 
 def test_auto_keeps_what_reproduces_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
