@@ -52,14 +52,21 @@ def _line(kind: tuple[Any, ...], rows: Sequence[Row]) -> list[str]:
     ]
 
 
-SHADES = {"none": "#ccd", "some": "#e9b44c", "all": "#c44"}
-"""Colors of cells by images identified: none, some, at least half; cells that were not run have none."""
+SHADES = {"none": "#ccd", "some": "#e9b44c", "at least half": "#c44"}
+"""Colors of cells by images identified above the control; cells that were not run have none."""
+
+MARKS = {"reconstructible": "R", "not by these attacks": "N", "unknown": "?"}
+"""Letters of what was predicted."""
 
 MAPPED = (
-    *("MLP", "LeNet", "quickstart's Net", "ViT, 6 blocks", "ResNet-20", "ResNet-18, group norm", "ResNet-18", "VGG-16"),
-    *("MobileNetV3", "EfficientNet-B0", "ConvNeXt-tiny", "DenseNet-121"),
+    *("logistic regression", "MLP", "MLP, tanh", "LeNet", "LeNet-5, sigmoid", "quickstart's Net", "FedAvg's CNN"),
+    *("VGG-11, group norm", "VGG-16", "ResNet-20", "wide ResNet-10", "pre-activation ResNet-14"),
+    *("ResNet-18, group norm", "ResNet-18", "DenseNet-121", "MobileNetV3", "EfficientNet-B0"),
+    *("ViT, 6 blocks", "MLP-Mixer, 3 blocks", "ConvNeXt, 6 blocks", "ConvNeXt-tiny"),
 )
 """Networks of the map, also those that were not run."""
+
+_FIELDS = ("trained", "mode", "steps", "batch")
 
 
 def map_picture(name: str, folder: Path = ROWS) -> str:
@@ -67,34 +74,57 @@ def map_picture(name: str, folder: Path = ROWS) -> str:
     rows = read_rows(name, folder)
     if not rows:
         return f"{NOT_RUN.capitalize()}."
-    kinds = sorted({(r["steps"], r["trained"], r["batch"], r["mode"]) for r in rows})
-    heads = [
-        f"{'trained' if trained else 'untrained'}, batch {batch}, {steps} step{'s' * (steps > 1)}, norm {mode}"
-        for steps, trained, batch, mode in kinds
-    ]
-    found = {(r["network"], r["steps"], r["trained"], r["batch"], r["mode"]): r for r in rows}
-    lines = ["<table>", "<tr><th></th>" + "".join(f"<th>{head}</th>" for head in heads) + "</tr>"]
+    before = {_place(row): row["predicted"] for row in read_rows("predicted_before", folder)}
+    kinds = sorted({_place(row)[1:] for row in rows})
+    found = {_place(row): row for row in rows}
+    said = {place: before.get(place) or row.get("predicted", "unknown") for place, row in found.items()}
+    heads = "".join(f"<th>{_head(kind)}</th>" for kind in kinds)
+    lines = ['<table class="map">', f"<tr><th></th>{heads}</tr>"]
     for network in MAPPED:
-        cells = "".join(_cell(found.get((network, *kind))) for kind in kinds)
-        lines.append(f"<tr><th>{network}</th>{cells}</tr>")
+        if any(place[0] == network for place in found):
+            places = [(network, *kind) for kind in kinds]
+            cells = "".join(_cell(found.get(place), said.get(place, "")) for place in places)
+            held = " *" * any(place in before for place in places)
+            lines.append(f"<tr><th>{network}{held}</th>{cells}</tr>")
     legend = " ".join(f'<span style="background:{color}">&emsp;</span> {what}' for what, color in SHADES.items())
+    letters = ", ".join(f"{mark} {outcome}" for outcome, mark in MARKS.items())
+    left_out = [network for network in MAPPED if all(place[0] != network for place in found)]
     return "\n".join(
         [
             *lines,
             "</table>",
             "",
-            f"Images identified among 1,000: {legend} (at least half); other cells were {NOT_RUN}.",
+            f"Images identified among 1,000, of all attacked: {legend}. Predicted: {letters}; of networks with a star,"
+            f" before the attack. Empty cells were {NOT_RUN}"
+            + f", nor were {', '.join(left_out)}" * bool(left_out)
+            + ".",
         ]
     )
 
 
-def _cell(row: Row | None) -> str:
+def _also(networks: Sequence[str]) -> str:
+    return f", nor were {'; '.join(networks)}" if networks else ""
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    return (row["network"], *(row[field] for field in _FIELDS))
+
+
+def _head(kind: tuple[Any, ...]) -> str:
+    trained, mode, steps, batch = kind
+    values = "trained" if trained else "untrained"
+    return f"batch {batch}<br>{steps} step{'s' * (steps > 1)}<br>norm {mode}<br>{values}"
+
+
+def _cell(row: Row | None, predicted: str) -> str:
     if row is None:
-        return f"<td>{NOT_RUN}</td>"
+        return "<td></td>"
     above = max(0, row["identified"] - row["control_identified"])
-    shade = SHADES["none" if not above else "all" if 2 * above >= row["of"] else "some"]
-    said = f"{row['identified']} of {row['of']}, control {row['control_identified']}"
-    return f'<td style="background:{shade}" title="predicted: {row["predicted"]}">{said}</td>'
+    shade = SHADES["none" if not above else "at least half" if 2 * above >= row["of"] else "some"]
+    control = f", control {row['control_identified']}" * bool(row["control_identified"])
+    title = f"predicted: {predicted}; {row['psnr']:.1f} dB, control {row['control_psnr']:.1f} dB"
+    words = f"{row['identified']} of {row['of']}{control} {MARKS[predicted]}"
+    return f'<td style="background:{shade};color:#111" title="{title}">{words}</td>'
 
 
 def agreement_table(name: str, folder: Path = ROWS) -> str:

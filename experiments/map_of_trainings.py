@@ -171,8 +171,6 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 """Networks, those with the cheapest gradients first."""
 VGG_11 = (16, "M", 32, "M", 64, 64, "M", 128, 128, "M", 128, 128)
-BUILT_ON = ("MLP", "LeNet", "quickstart's Net", "ResNet-20", "ViT, 6 blocks")
-"""Networks whose rows the first rules of the prediction were built on."""
 HELD_OUT = {
     "first": (
         *("logistic regression", "MLP, tanh", "LeNet-5, sigmoid", "FedAvg's CNN", "MLP-Mixer, 3 blocks"),
@@ -187,6 +185,7 @@ KINDS = (
 )
 """Trainings of the networks held out: batch, mode, steps, trained."""
 PREDICTED = Path(__file__).parent / "rows" / "predicted_before"
+CELL = ("network", "mode", "batch", "steps", "trained")
 BATCHES, STEPS = (1, 2, 4, 8, 32), (1, 5, 20)
 
 

@@ -2,10 +2,10 @@
 
     python experiments/prediction.py --out experiments/rows/prediction
 
-Rows of ``auto_table``, ``trained_resnet``, ``many_steps`` and ``exact_batches``, on which the rules were built, and
-those of ``map_of_trainings``, of which eight networks are held out. A cell counts as reconstructed if one image was:
-identified, or above 25 dB in ``auto_table``, in rows of the strongest budget. Networks have their initial values here;
-of those that the map trained, its row has the prediction.
+Rows of ``auto_table``, ``trained_resnet``, ``many_steps``, ``exact_batches`` and the first of ``map_of_trainings``, on
+which the rules were built, and those of the map whose prediction ``predicted_before`` kept before they were attacked:
+of networks held out. A cell counts as reconstructed if one image was: identified more often than in the control, or
+above 25 dB in ``auto_table``, in rows of the strongest budget. Networks have their initial values here.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from auto_table import MODELS
 from efficientnet import EfficientNetLite0
 from many_steps import network as of_steps
-from map_of_trainings import BUILT_ON, NETWORKS
+from map_of_trainings import CELL, NETWORKS, PREDICTED
 from row_file import RowFile, takes_rows
 from torch import nn
 from trained_resnet import FILES, Published
@@ -30,8 +30,8 @@ from fl_privacy.models import MLP, build_model
 
 ROWS = Path(__file__).parent / "rows"
 SHAPE = (3, 32, 32)
-TRAINED: dict[tuple[Any, ...], dict[str, Any]] = {}
-"""Source, network and training of the map's trained cells -> what was predicted."""
+BEFORE: dict[tuple[Any, ...], dict[str, Any]] = {}
+"""Source, network and training of the map's cells -> what was predicted before they were attacked."""
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -74,13 +74,15 @@ def cells() -> Iterator[tuple[str, str, bool, nn.Module, tuple[int, ...], Planne
         found = round(row["proven"] * of)
         name = f"MLP, {row['outputs']} outputs"
         yield "exact_batches", name, False, model, SHAPE, PlannedTraining(row["batch"]), found, of
+    kept = RowFile(PREDICTED)
     for row in rows("map_of_trainings"):
         plan = PlannedTraining(row["batch"], row["mode"], row["steps"])
         name, found = row["network"], max(0, row["identified"] - row["control_identified"])
         source, model = "map_of_trainings" + ", trained" * row["trained"], NETWORKS[name]()
-        if row["trained"]:
-            TRAINED[source, name, plan] = {"predicted": row["predicted"], "layer": row["layer"]}
-        yield source, name, name not in BUILT_ON, model, SHAPE, plan, found, row["of"]
+        before = kept.find({field: row[field] for field in CELL})
+        if before is not None:
+            BEFORE[source, name, plan] = {"predicted": before["predicted"], "layer": before["layer"]}
+        yield source, name, before is not None, model, SHAPE, plan, found, row["of"]
 
 
 def predicted(model: nn.Module, form: tuple[int, ...], plan: PlannedTraining) -> dict[str, Any]:
@@ -104,7 +106,7 @@ def main() -> None:
         joined[key][3:] = joined[key][3] + found, joined[key][4] + of
     counts = {held: [0, 0, 0, 0] for held in (False, True)}
     for (source, name, plan), (held_out, model, form, found, of) in joined.items():
-        said = TRAINED.get((source, name, plan)) or predicted(model, form, plan)
+        said = BEFORE.get((source, name, plan)) or predicted(model, form, plan)
         outcome = said["predicted"]
         agrees = None if outcome == "unknown" else (outcome == "reconstructible") == (found > 0)
         key = {"source": source, "network": name, "batch": plan.batch_size, "mode": plan.batch_norm}

@@ -193,7 +193,7 @@ _LEAST_NOISE = 0.01  # typical size of a text's noise, as a share of the update'
 
 
 def noise_of_words(observation: Observation) -> Description:
-    """Infer a text's noise from the rows of words, most of which no text has: up to weight decay, they would be zero."""
+    """Infer a text's noise from the rows of words, most of which no text has: without noise they only decay."""
     model, update = observation.model, observation.update()
     if not isinstance(model, TextModel) or model.next_token or model.word_weight not in update:
         return ()
