@@ -5,17 +5,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.first_layer import NotFullyConnectedError, find_patch_embedding
 from fl_privacy.attacks.gradient_inversion.other_modalities import search_of
 from fl_privacy.models.gradients.hooks import ModuleCall, leaving, owners
 from fl_privacy.models.unwrap_model import detached_copy
-from fl_privacy.types import ModelState
+from fl_privacy.types import ModelState, Observation
 from fl_privacy.types.modality import modality_of
 
 Outcome = Literal["reconstructible", "not by these attacks", "unknown"]
@@ -27,6 +29,7 @@ _LARGEST_EXACT, _LEAST_OUTPUTS = 32, 16  # batch of an exact solution behind a R
 _SOLVED, _TOO_FEW = 0.45, 0.2  # equations for each unknown of a layer: enough for one image, and too few
 _DESCENDED, _HOPELESS = 1.4, 0.5  # equations of all layers for each pixel of a batch: enough for a descent, and too few
 _DEEP = 8  # layers with weights behind which no descent here found more than ``_FEW_IMAGES`` behind ReLUs
+_REHEARSED = 3  # random images that the exact attack has to solve for
 _FEW_IMAGES = 4  # images behind a deep network or vision transformer that may be reconstructed together
 
 
@@ -170,7 +173,7 @@ def _of_convolutions(
         if max(sides) > 1 and not isinstance(each, _WEIGHTED):
             return "unknown", name, f"The equations of a {type(each).__name__} are not counted."
     if deep:
-        return _of_deep(layers, training, called)
+        return _of_deep(layers, training, called, partial(_is_solved, model, shape))
     smooth, pixels = not called & (_KINKED | _NOT_MONOTONE), math.prod(shape)
     share = sum(layer.gradient for layer in layers) / (size * pixels)
     counts = f"all layers give {share:.2g} equations for each pixel of the batch"
@@ -181,16 +184,31 @@ def _of_convolutions(
     return "not by these attacks" if few else "unknown", first.name, f"{'Too few' if few else 'Not enough'}: {counts}."
 
 
-def _of_deep(layers: _Layers, training: PlannedTraining, called: Set[str]) -> _Decided:
+@torch.enable_grad()
+def _is_solved(model: nn.Module, shape: Sequence[int]) -> bool:
+    """Rehearse the exact attack on updates of random images, one each."""
+    seen, parameters = list[Observation](), list(model.parameters())
+    for image in search_of(model).proxies(model, tuple(shape), torch.Generator().manual_seed(0))[-_REHEARSED:]:
+        loss = nn.functional.cross_entropy(model(image[None]), torch.zeros(1, dtype=torch.long))
+        gradients = torch.autograd.grad(loss, parameters)
+        seen.append(Observation.of_gradients(model, gradients, input_shape=shape, batch_size=1, number=len(seen)))
+    return all(one.batch is not None for one in ExactInversion(evaluations=4)(seen, seed=0))
+
+
+def _of_deep(layers: _Layers, training: PlannedTraining, called: Set[str], is_solved: Callable[[], bool]) -> _Decided:
     worst, size = min(layers, key=lambda layer: layer.ratio), training.batch_size
-    no, open_, solved = "not by these attacks", "unknown", worst.ratio >= _SOLVED
+    no, open_ = "not by these attacks", "unknown"
     rules = (
         (not called & _KINKED or called & _NOT_MONOTONE, open_, "Attacks were measured behind ReLUs only, this deep"),
         (size > 1, no if size > _FEW_IMAGES else open_, "The outputs of single images, which solve a layer, are mixed"),
         (not training.is_gradient, open_, "Only one step of SGD shows the gradients that solve a layer"),
         (worst.ratio < _TOO_FEW, no, "Too few"),
         (called & {"max_pool2d", "avg_pool2d"}, open_, "Pooling hides the places of a layer's outputs"),
-        (True, "reconstructible" if solved else open_, "Solved layer by layer"),
+        (worst.ratio < _SOLVED, open_, "Not enough"),
     )
-    outcome, why = next((outcome, why) for holds, outcome, why in rules if holds)
+    outcome, why = next(((outcome, why) for holds, outcome, why in rules if holds), ("", ""))
+    if not outcome and is_solved():
+        outcome, why = "reconstructible", "Solved layer by layer, as for random images"
+    elif not outcome:
+        outcome, why = open_, "Enough, but not solved layer by layer for random images"
     return cast(Outcome, outcome), worst.name, f"{why}: {worst.equations:,} equations for {worst.unknowns:,} unknowns."
