@@ -305,7 +305,11 @@ def main() -> None:
             figures = {"version": version, **predicted(cell, model)}
         else:
             victims = options.victims if cell["batch"] <= _SMALL else 1
-            figures = measured(cell, model, candidates, victims, options.budget)
+            try:
+                figures = measured(cell, model, candidates, victims, options.budget)
+            except ValueError as error:  # batch norm in training mode refuses a single value
+                print(f"{cell} is no training: {error}", flush=True)
+                continue
         print(kept.add(cell, figures), flush=True)
 
 

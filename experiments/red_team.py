@@ -9,8 +9,7 @@ defense of the track ``laptop`` at each of its strengths. ``auto`` is ``attack=a
 knows the defense; the strongest member is its likelihood, or blind deconvolution, alone. Uploads are of the same
 examples and model, drawn anew each time. One row for each cell as it comes, so that a run that was stopped goes on
 where it was. The control is what the same guesses are worth for another victim: the same prior with another update.
-Attacks made for a single defense come last: ``moments`` of InstaHide's encodings, and the ``sum`` of top-k uploads
-with error feedback (``--only moments``, ``--only sum``).
+The ``sum`` of top-k uploads with error feedback comes last (``--only sum``).
 """
 
 import argparse
@@ -25,13 +24,12 @@ import torch
 import yaml
 from row_file import Row, RowFile, takes_rows
 
-from fl_privacy.attacks import AutoAttack, ExactInversion, ReconstructionAttack
-from fl_privacy.defenses._instahide import coefficients
+from fl_privacy.attacks import AutoAttack, ReconstructionAttack
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part
 from fl_privacy.runs.config.compose import compose_run
 from fl_privacy.runs.setup import Setup, build_untrained
-from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
+from fl_privacy.types import Observation, Reconstruction, Tensors
 
 TRACK = Path(__file__).parents[1] / "fl_privacy" / "tracks" / "laptop.yaml"
 
@@ -84,11 +82,8 @@ THOUSAND = Cell("strongest member", 1000, 4000)
 FEEDBACK = "Top-k 0.01 with feedback"
 """The largest hundredth of an update is sent, and the rest is added to the next one (Stich et al. 2018)."""
 
-OWN = (
-    *(("mnist_mini", f"InstaHide {k}", Cell("moments", uploads, 4000)) for uploads in (100, 30) for k in (2, 4, 6)),
-    *(("mnist_mini", FEEDBACK, Cell("sum", uploads, 0)) for uploads in (1, 10, 100)),
-)
-"""Attacks made for a single defense."""
+OWN = tuple(("mnist_mini", FEEDBACK, Cell("sum", uploads, 0)) for uploads in (1, 10, 100))
+"""Cells of this defense alone."""
 
 NOISES = ("Gaussian noise 1e-1", "DP-SGD 0.5", "DP-SGD 2")
 
@@ -142,35 +137,6 @@ def by_victim(observations: Sequence[Observation]) -> list[list[Observation]]:
     return list(found.values())
 
 
-def moments(observations: Sequence[Observation], *, seed: int) -> list[Reconstruction]:
-    """Infer each pixel from the mean square of InstaHide's encodings, which flips do not change.
-
-    An encoding minus 1/2 is, up to its sign, a x + sum a_i u_i, for shares a and images minus 1/2. Its mean square is
-    E[a^2] x^2 + 2 E[a (1 - a)] x m + E[sum a_i^2] q + E[sum a_i a_j] m^2, for the mean m and mean square q of public
-    images at the pixel. Of both solutions the one nearer to m is taken.
-    """
-    results = []
-    for uploads in by_victim(observations):
-        last, known = uploads[-1], uploads[-1].knowledge
-        (part,) = known.defense or ()
-        drawn = coefficients(100_000, part.settings["k"], part.settings["largest"], torch.Generator().manual_seed(seed))
-        own, others = drawn[:, 0], drawn[:, 1:]
-        squares = others.square().sum(1)
-        solved = ExactInversion()([each.told(defense=None) for each in uploads], seed=seed)
-        encoded = torch.cat([one.batch.inputs for one in solved if one.batch is not None]) - 0.5
-        assert known.public_images is not None
-        public = known.public_images - 0.5
-        mean, square = public.mean(0), public.square().mean(0)
-        a, half = float(own.square().mean()), float((own * (1 - own)).mean()) * mean
-        rest = float(squares.mean()) * square + float((others.sum(1).square() - squares).mean()) * mean.square()
-        root = (half.square() - a * (rest - encoded.square().mean(0))).clamp_min(0).sqrt()
-        first, second = ((-half + sign * root) / a for sign in (1, -1))
-        pixels = torch.where((first - mean).abs() < (second - mean).abs(), first, second).clamp(-0.5, 0.5) + 0.5
-        labels = torch.zeros(1, dtype=torch.long)
-        results.append(Reconstruction(id=last.id, batch=Batch(pixels[None], labels), member="moments"))
-    return results
-
-
 def fed_back(observations: Sequence[Observation], share: float = 0.01) -> list[Observation]:
     """Send the largest elements of each update and of what was left of earlier ones of the same client."""
     left: dict[tuple[int, int | None], dict[str, torch.Tensor]] = {}
@@ -199,8 +165,8 @@ def of_sum(observations: Sequence[Observation], *, seed: int) -> list[Reconstruc
 
 def attack_of(attacker: str, private: bool) -> Callable[..., list[Reconstruction]] | ReconstructionAttack:
     """Build the attack of a cell."""
-    if attacker in ("moments", "sum"):
-        return {"moments": moments, "sum": of_sum}[attacker]
+    if attacker == "sum":
+        return of_sum
     if attacker.startswith("auto"):
         return AutoAttack(budget=attacker.partition(" ")[2])  # type: ignore[arg-type]
     from fl_privacy.attacks import BlindDeconvolution, MaximumAPosteriori  # noqa: PLC0415  (older packages have none)
