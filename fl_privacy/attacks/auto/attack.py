@@ -305,13 +305,10 @@ _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: Te
 class AutoAttack:
     """The strongest attacker without a setting, like AutoAttack (Croce and Hein 2020) for gradient inversion.
 
-    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Victims that are proven,
-    or whose update is reproduced to rounding, need no descent.
-
-    For the others, descents from several starts compete under successive halving. Smooth models get L-BFGS on angle and
-    distance of the updates, others signed Adam with little and with much total variation. Batch-norm statistics are
-    used if they were sent; unproven solutions are starts. All answer a defense that is known or that the update shows
-    (zeros, few levels, empty columns, noise). If it leaves fewer values than pixels, or added noise, images are smooth.
+    Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Descents from several
+    starts compete for the victims left, under successive halving: L-BFGS on angle and distance of the updates of smooth
+    models, signed Adam behind others. Unproven solutions are starts, too. All answer a defense that is known or evident
+    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
