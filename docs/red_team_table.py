@@ -14,11 +14,17 @@ FEWEST = 8
 """Defenses that an attacker was tried on, for a column of its own."""
 
 
+FEEDBACK = "sum"
+"""Attacker of top-k with feedback alone, by its number of uploads."""
+
+
 def red_team_table(name: str, folder: Path = ROWS) -> str:
     """Render a line for each kind of images and defense, a column for each attacker; none without rows."""
     rows = read_rows(name, folder)
     if not rows:
         return f"{NOT_RUN.capitalize()}."
+    fed_back = "; ".join(f"{_cell(row)} for {row['uploads']}" for row in rows if row["attacker"] == FEEDBACK)
+    rows = [row for row in rows if row["attacker"] != FEEDBACK]
     tried_of = Counter(map(_kind, rows))
     kinds = sorted((kind for kind, tried in tried_of.items() if tried >= FEWEST), key=_order)
     lines = []
@@ -30,7 +36,9 @@ def red_team_table(name: str, folder: Path = ROWS) -> str:
         lines.append(
             [defense + (", CIFAR-10" if "cifar" in data else ""), *(_cell(own.get(k)) for k in kinds), control]
         )
-    return markdown(["defense", *(_title(kind) for kind in kinds), "control, at most"], lines)
+    table = markdown(["defense", *(_title(kind) for kind in kinds), "control, at most"], lines)
+    said = "The largest hundredth of each upload, with error feedback, by the sum of the uploads"
+    return f"{table}\n\n{said}: {fed_back}." if fed_back else table
 
 
 def _kind(row: Row) -> tuple[Any, ...]:
