@@ -95,9 +95,7 @@ def map_picture(name: str, folder: Path = ROWS) -> str:
             "</table>",
             "",
             f"Images identified among 1,000, of all attacked: {legend}. Predicted: {letters}; of networks with a star,"
-            f" before the attack. Empty cells were {NOT_RUN}"
-            + f", nor were {', '.join(left_out)}" * bool(left_out)
-            + ".",
+            f" before the attack. Empty cells were {NOT_RUN}{_also(left_out)}.",
         ]
     )
 
