@@ -260,6 +260,8 @@ def measured(
     began, used = time.perf_counter(), time.process_time()
     guesses = reconstruct(seen, "auto", budget=budget)
     times = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - used}
+    if all(one.batch is None for one in guesses):
+        raise ValueError(guesses[0].failure)
     figures = []
     for place, following, one in zip(places, places[1:], guesses, strict=False):
         guess = torch.zeros_like(images[place]) if one.batch is None else one.batch.inputs
@@ -307,8 +309,8 @@ def main() -> None:
             victims = options.victims if cell["batch"] <= _SMALL else 1
             try:
                 figures = measured(cell, model, candidates, victims, options.budget)
-            except ValueError as error:  # batch norm in training mode refuses a single value
-                print(f"{cell} is no training: {error}", flush=True)
+            except ValueError as error:  # also of batch norm in training mode, which refuses a single value
+                print(f"{cell} has no figure: {error}", flush=True)
                 continue
         print(kept.add(cell, figures), flush=True)
 
