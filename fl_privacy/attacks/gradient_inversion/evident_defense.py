@@ -16,7 +16,6 @@ from fl_privacy.attacks.gradient_inversion.problem import Problem
 from fl_privacy.effects import Clipped, Description, MutedFeatures, Noise, Part, Quantized, Sparse, Truncated
 from fl_privacy.models.gradients import differentiable_twice, loss_gradients, set_mode
 from fl_privacy.models.losses import CROSS_ENTROPY
-from fl_privacy.models.text_model import TextModel
 from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
@@ -194,10 +193,10 @@ _LEAST_NOISE = 0.01  # typical size of a text's noise, as a share of the update'
 
 def noise_of_words(observation: Observation) -> Description:
     """Infer a text's noise from the rows of words, most of which no text has: without noise they only decay."""
-    model, update = observation.model, observation.update()
-    if not isinstance(model, TextModel) or model.next_token or model.word_weight not in update:
+    update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
+    if getattr(observation.model, "next_token", True) or name not in update:
         return ()
-    rows, sent = update[model.word_weight].double(), observation.sent.parameters[model.word_weight].double()
+    rows, sent = update[name].double(), observation.sent.parameters[name].double()
     if len(rows) <= 4 * observation.upload.num_examples * math.prod(observation.input_shape):
         return ()
     left = (rows - sent * (rows / sent).nan_to_num().median()).abs()
