@@ -96,11 +96,15 @@ def predicted(model: nn.Module, form: tuple[int, ...], plan: PlannedTraining) ->
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="sources whose names begin so, such as map_of_trainings")
     takes_rows(parser)
-    kept = RowFile(parser.parse_args().out)
+    options = parser.parse_args()
+    kept = RowFile(options.out)
     torch.manual_seed(0)
     joined: dict[tuple[Any, ...], list[Any]] = {}
     for source, name, held_out, model, form, plan, found, of in cells():
+        if not source.startswith(options.only):
+            continue
         key = (source, name, plan)
         joined.setdefault(key, [held_out, model, form, 0, 0])
         joined[key][3:] = joined[key][3] + found, joined[key][4] + of
