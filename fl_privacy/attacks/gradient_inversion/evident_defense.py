@@ -192,7 +192,7 @@ _LEAST_NOISE = 0.01  # typical size of a text's noise, as a share of the update'
 
 
 def noise_of_words(observation: Observation) -> Description:
-    """Infer a text's noise from the rows of words, most of which no text has: without noise they only decay."""
+    """Infer a text's noise from the rows of words that no text has."""
     update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
     if getattr(observation.model, "next_token", True) or name not in update:
         return ()

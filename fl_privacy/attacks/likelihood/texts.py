@@ -347,7 +347,7 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
 
 
 def is_drowned(observation: Observation) -> bool:
-    """Test that most of an update's squares are Gaussian noise: descents, which match its values, then fail."""
+    """Test that most of an update's squares are Gaussian noise, behind which descents fail."""
     white, values = _white(observation), [value.double() for value in observation.update().values()]
     squares = sum(float(value.square().sum()) for value in values)
     return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares
