@@ -132,13 +132,48 @@ def test_layers_compute_the_same_and_square_kernels_are_turned() -> None:
     assert torch.equal(laid_out(model, "parts.0.layers.6.weight", kernel), kernel.T)
 
 
+class Functional(Sequential):
+    """A network of layers that take the outputs of others, by their numbers; without any what enters."""
+
+    def __init__(self, *layers: tuple[Layer, tuple[int, ...]]) -> None:
+        super().__init__(*(layer for layer, _ in layers))
+        for layer, before in layers:
+            parents = [SimpleNamespace(operation=self.layers[n]) for n in before]
+            vars(layer)["_inbound_nodes"] = [SimpleNamespace(parent_nodes=parents)]
+
+
+class Depthwise(Layer):
+    def __init__(self, channels: int) -> None:
+        sizes = {"kernel_size": (3, 3), "strides": (2, 2), "dilation_rate": (1, 1), "depth_multiplier": 1}
+        told = {"padding": "valid", "data_format": "channels_last", "use_bias": False, **sizes}
+        super().__init__((None, 10, 10, channels), **told)
+        self.add("kernel", torch.randn(3, 3, channels, 1))
+
+
+def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
+    entry, depthwise = type("InputLayer", (Layer,), {})((None, 8, 8, 4)), type("DepthwiseConv2D", (Depthwise,), {})(4)
+    relu = layer_of("ReLU", max_value=0.5, threshold=0.0, negative_slope=0.0)
+    padded = layer_of("ZeroPadding2D", padding=((0, 1), (1, 2)), data_format="channels_last")
+    plain = FromKeras(Functional(
+        (entry, ()), (relu, (0,)), (padded, (1,)), (depthwise, (2,)), (layer_of("Multiply"), (3, 3)),
+        (layer_of("Add"), (4, 3)), (layer_of("Concatenate", axis=-1), (5, 3)),
+    ))  # fmt: skip
+    images, kernel = torch.rand(2, 4, 8, 8), depthwise.kernel.value.permute(2, 3, 0, 1)
+    made = nn.functional.conv2d(nn.functional.pad(images.clamp(max=0.5), (1, 2, 0, 1)), kernel, stride=2, groups=4)
+    assert torch.equal(plain(images), torch.cat([made**2 + made, made], 1))
+    assert plain.named["layers.3.held_kernel"] == "layers.2.weight"
+    with pytest.raises(UserError, match="several inputs"):
+        FromKeras(Functional((entry, ()), (type("InputLayer", (Layer,), {})((None, 4)), ())))
+
+
 def test_what_is_not_known_is_named() -> None:
     with pytest.raises(UserError, match="its Keras layer Unknown is not known here"):
         FromKeras(Sequential(Unknown((None, 4))))
     for layer in (
-        layer_of("ReLU", max_value=6.0, threshold=0.0),  # each computes something else than PyTorch's of that name
+        layer_of("ReLU", max_value=6.0, threshold=0.0, negative_slope=0.1),  # none of PyTorch's computes these
         layer_of("ReLU", max_value=None, threshold=1.0),
-        layer_of("GlobalAveragePooling2D", keepdims=True),
+        layer_of("Concatenate", axis=1),
+        layer_of("DepthwiseConv2D", padding="valid", data_format="channels_last", depth_multiplier=2),
         layer_of("BatchNormalization", axis=1, gamma=None, beta=None, moving_mean=None, moving_variance=None),
         layer_of("Flatten", data_format="channels_first"),
     ):

@@ -3,7 +3,10 @@
 import ast
 import importlib
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import torch
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.lent import older_names_lent
 from fl_privacy.auditing.app.odd_files import Few
 from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
 from fl_privacy.auditing.app.stand_in import Drawing
@@ -137,3 +141,17 @@ def test_clients_in_the_folder_of_their_server_are_taken(tmp_path: Path) -> None
         (tmp_path / name / "client.py").write_text(parts.CLIENT)
     found = find_scripts(tmp_path)
     assert found is not None and [each.parent for each in found.clients] == [found.server.parent]
+
+
+def test_a_metric_of_the_hub_is_counted_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = ModuleType("evaluate")
+    hub.load = lambda *args: 1 / 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "evaluate", hub)
+    code = "import datasets, evaluate\nmetric = datasets.load_metric('glue', 'mrpc')\n"
+    with older_names_lent(code), stood_in(drawing_of(code, tmp_path)):
+        told: dict[str, Any] = {}
+        exec(code, told)
+    told["metric"].add_batch(predictions=torch.tensor([0, 1]), references=[0, 0])
+    found = told["metric"].compute(predictions=[1, 2], references=[1, 2])
+    assert found == pytest.approx({"accuracy": 3 / 4, "precision": 5 / 6, "recall": 5 / 6, "f1": 7 / 9})
+    assert told["metric"].compute(predictions=[1], references=[1])["accuracy"] == 1

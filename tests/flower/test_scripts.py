@@ -82,6 +82,14 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
         ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
+        ('parser.add_argument("--set")\nif parser.parse_args().set == "mnist": pass', ("--set", "mnist")),
+        ('parser.add_argument("--set", default=None)\nif parser.parse_args().set == "mnist": pass', ()),
+        ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),
+        (
+            'parser.add_argument("--client_num")\nparser.add_argument("--cid")\n'
+            'parser.add_argument("--partition", choices=["iid", "skewed"])',
+            ("--client_num", "{nodes}", "--cid", "{partition}", "--partition", "iid"),
+        ),
     ],
 )
 def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given: tuple[str, ...]) -> None:
@@ -89,6 +97,22 @@ def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given
     client += "fl.client.start_client(server_address='x', client=None)\n"
     found = find_scripts(project(tmp_path, server=parts.SERVER, client=client))
     assert found is not None and found.client_arguments == given
+
+
+@pytest.mark.parametrize(("guard", "given"), [("", ("1",)), ("if len(sys.argv) > 1: ", ())])
+def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
+    tmp_path: Path, guard: str, given: tuple[str, ...]
+) -> None:
+    server = f"import sys\nimport flwr as fl\n{guard}print('localhost:' + sys.argv[1])\nfl.server.start_server()\n"
+    found = find_scripts(project(tmp_path, server=server, client=parts.CLIENT))
+    assert found is not None and found.server_arguments == given
+
+
+@pytest.mark.parametrize(("here", "lacks"), [("server", "client"), ("client", "server")])
+def test_half_of_a_project_is_told_from_no_project(tmp_path: Path, here: str, lacks: str) -> None:
+    folder = project(tmp_path, **{here: parts.SERVER if here == "server" else parts.CLIENT})
+    with pytest.raises(UserError, match=f"has a script that starts a {here} of Flower, but none that starts a {lacks}"):
+        read_app(folder)
 
 
 def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "Crypto": "pycryptodome", "PIL": "pillow", "attr": "attrs", "bs4": "beautifulsoup4", "bson": "pymongo",
     "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "dotenv": "python-dotenv",
     "flwr": "flwr[simulation]", "git": "gitpython", "github": "pygithub", "google": "protobuf",
-    "imblearn": "imbalanced-learn", "jose": "python-jose", "psycopg2": "psycopg2-binary",
+    "imblearn": "imbalanced-learn", "jose": "python-jose", "pkg_resources": "setuptools<81",
+    "psycopg2": "psycopg2-binary",
     "pytorch_lightning": "pytorch-lightning", "serial": "pyserial", "skimage": "scikit-image",
     "sklearn": "scikit-learn", "tdc": "PyTDC", "torch_geometric": "torch-geometric", "yaml": "pyyaml",
 }  # fmt: skip

@@ -90,6 +90,7 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
     "transformers": {"AdamW": "torch.optim.AdamW"},
+    "datasets": {"load_metric": "fl_privacy.auditing.app.lent.metric_loaded"},
     "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
     "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
 }
@@ -162,8 +163,9 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
     """Make a strategy with options as before Flower 1.0."""
-    if eval_fn is not None:
-        kwargs["evaluate_fn"] = lambda server_round, weights, config: eval_fn(weights)
+    evaluate = eval_fn or kwargs.get("evaluate_fn")
+    if eval_fn is not None or (callable(evaluate) and len(inspect.signature(evaluate).parameters) == 1):
+        kwargs["evaluate_fn"] = lambda server_round, weights, config: evaluate(weights)
     if isinstance(given := kwargs.get("initial_parameters"), list):
         kwargs["initial_parameters"] = importlib.import_module("flwr.common").ndarrays_to_parameters(given)
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
@@ -296,6 +298,11 @@ def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) 
     rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]
     return pandas.concat([table, *rows], ignore_index=ignore_index)
+
+
+def metric_loaded(*args: Any, **kwargs: Any) -> Any:
+    """Load a metric as ``datasets`` did before its version 3."""
+    return importlib.import_module("evaluate").load(*args, **kwargs)
 
 
 def code_of(app: Path) -> str:

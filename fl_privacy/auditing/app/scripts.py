@@ -44,6 +44,7 @@ _USUAL = (
 """Names of options that a script can require -> what they are given."""
 
 _OF_TYPE = {"int": "1", "float": "0.1"}
+_FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
@@ -152,7 +153,7 @@ def find_scripts(
     Flower.
 
     Raises:
-        UserError: a given script does not exist.
+        UserError: a given script does not exist, or the folder has scripts of a server alone, or of clients alone.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -168,6 +169,13 @@ def find_scripts(
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             found = found or _chosen(folder, starts, files, notes)
         if found is None:
+            starts_of_all = set[str]().union(*(each.starts for each in files.values()))
+            for kinds, here, lacks in ((SERVERS, "server", "client"), (CLIENTS, "client", "server")):
+                if starts_of_all and starts_of_all <= kinds and not but:
+                    raise UserError(
+                        f"{folder} has a script that starts a {here} of Flower, but none that starts a {lacks}: name a"
+                        " folder that holds both."
+                    )
             return None
         chosen, of_clients = found
         of_clients = [folder / path for path in clients] or of_clients
@@ -237,6 +245,8 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
         else:
             continue
         for name in names:
+            if name.partition(".")[0] == "flwr":  # the installed one is run, not a copy
+                continue
             inner = Path(*(part for part in name.split(".") if part)) if name.strip(".") else Path()
             for root in {folder, file.path.parent, file.path.parent.parent}:
                 for path in (root / inner.with_suffix(".py") if inner.parts else root, root / inner / "__init__.py"):
@@ -310,25 +320,27 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
     """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
     for tree in trees:
         asked = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called(n) == "add_argument"]
-        for node in asked:
-            flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-            told = {each.arg: each.value for each in node.keywords}
-            if not flags or "action" in told:
+        compared, names = _compared(trees), [_flag_of(node).lstrip("-").lower() for node in asked]
+        own = [name for name in names if of_client and name and _OF_CLIENT.match(name)]
+        for node, name in zip(asked, names, strict=True):
+            if not (flag := _flag_of(node)):
                 continue
-            flag = next((each for each in flags if each.startswith("--")), flags[0])
-            name, choices = flag.lstrip("-").lower(), constant(told.get("choices"))
+            told = {each.arg: each.value for each in node.keywords}
+            choices = constant(told.get("choices"))
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
-            first = _first_of_range(told.get("choices"))
-            if of_client and name and _OF_CLIENT.match(name):
+            first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
+            if name in own and len(own) > 1 and "num" in name:  # next to the client's own number
+                value: str | None = "{nodes}"
+            elif name in own and not (len(own) > 1 and choices):
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
                 value = value or (f"{{partition+{first}}}" if first else "{partition}")
-            elif needed:
+            elif needed or name in own:
                 value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual_for(name)
                 value = str(first) if value is None and first is not None else value
                 value = value or _tried_for(name, told, of_client=of_client)
             else:
-                value = None
+                value = None if "default" in told else compared.get(name.replace("-", "_"))
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
@@ -369,11 +381,30 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
     tests = (each for each in ast.walk(tree) if isinstance(each, ast.Compare) and "argv" in ast.unparse(each.left))
     needed = [constant(each.comparators[0]) for each in tests if isinstance(each.ops[0], ast.NotEq | ast.Lt)]
     many = max((each - 1 for each in needed if isinstance(each, int)), default=0)  # or the script ends
-    if not of_client and not many and not any(map(usual_for, names.values())):
+    guarded = any("argv" in ast.unparse(each.test) for each in ast.walk(tree) if isinstance(each, ast.If | ast.IfExp))
+    if not of_client and guarded and not many and not any(map(usual_for, names.values())):
         return
     for place in range(1, max([*names, many]) + 1):
         value = usual_for(names.get(place, ""), of_client=of_client)
         yield value or ("{partition}" if of_client and place == 1 else "1")
+
+
+def _flag_of(node: ast.Call) -> str:
+    """Return the long name of an option that takes a value; "" for any other."""
+    flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    takes = flags and all(each.arg != "action" for each in node.keywords)
+    return next((each for each in flags if each.startswith("--")), flags[0]) if takes else ""
+
+
+def _compared(trees: Sequence[ast.Module]) -> dict[str, str]:
+    """Return names, and the first text that each is compared with."""
+    found = dict[str, str]()
+    for node in chain.from_iterable(map(ast.walk, trees)):
+        text = constant(node.comparators[0]) if isinstance(node, ast.Compare) else None
+        text = next(iter(text), None) if isinstance(text, list | tuple) else text
+        if isinstance(node, ast.Compare) and isinstance(text, str) and isinstance(node.ops[0], ast.Eq | ast.In):
+            found.setdefault(dotted(node.left).rpartition(".")[2], text)
+    return found
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

@@ -120,6 +120,8 @@ class Hooks:
             yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
         if drawing.uses("timm"):
             yield "timm.models._builder", "load_pretrained", fetched(_begun)
+        if drawing.uses("evaluate"):
+            yield "evaluate", "load", fetched(odd_files.Score)
         if drawing.uses("medmnist"):
             yield "medmnist.dataset", "MedMNIST.download", lambda original, data: None
         if drawing.uses("openml"):

@@ -12,10 +12,11 @@ from fl_privacy.errors import UserError
 _ACTIVATIONS: Mapping[str, Callable[[], nn.Module]] = {
     "linear": nn.Identity, "relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh, "elu": nn.ELU, "selu": nn.SELU,
     "softplus": nn.Softplus, "silu": nn.SiLU, "swish": nn.SiLU, "gelu": nn.GELU, "softsign": nn.Softsign,
-    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "leaky_relu": lambda: nn.LeakyReLU(0.2), "relu6": nn.ReLU6, "hard_sigmoid": nn.Hardsigmoid,
+    "hard_silu": nn.Hardswish, "hard_swish": nn.Hardswish,
 }  # fmt: skip
-_KERNELS: Mapping[int, tuple[int, ...]] = {2: (1, 0), 4: (3, 2, 0, 1)}
-"""Number of a kernel's axes -> order of these in PyTorch."""
+_KERNELS: Mapping[str, tuple[int, ...]] = {"Dense": (1, 0), "Conv2D": (3, 2, 0, 1), "DepthwiseConv2D": (2, 3, 0, 1)}
+"""Layer -> order of its kernel's axes in PyTorch."""
 
 
 def keras_on_torch() -> Any:
@@ -61,22 +62,48 @@ class FromKeras(nn.Module):
     def __init__(self, network: Any) -> None:
         super().__init__()
         self.layers, self.named, self.layouts = nn.Sequential(), dict[str, str](), dict[str, tuple[int, ...]]()
-        known = {id(value): name for name, value in network.named_parameters()}
-        for layer in _chain(network):
-            for made, weights in _converted(layer):
-                place = f"layers.{len(self.layers)}"
-                self.layers.append(made)
-                for name, variable in weights.items():
-                    value = variable.value.detach().clone()
-                    order = _KERNELS.get(value.dim(), ()) if name == "weight" and variable.name == "kernel" else ()
-                    held = getattr(made, name)
-                    with torch.no_grad():
-                        held.copy_(value.permute(order) if order else value)
-                    self.named[known[id(variable.value)]] = f"{place}.{name}"
-                    self.layouts |= {f"{place}.{name}": order} if order else {}
+        self.sources: list[tuple[int, ...]] = []  # of each layer; 0 is what enters, n the output of layer n - 1
+        self._known = {id(value): name for name, value in network.named_parameters()}
+        self._add(network, 0)
+
+    def _add(self, network: Any, entry: int) -> int:
+        """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
+        sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
+        if sum(type(layer).__name__ == "InputLayer" for layer in network.layers) > 1:
+            raise UserError("several inputs enter its Keras network")
+        for layer in network.layers:
+            if type(layer).__name__ == "InputLayer":
+                places[id(layer)] = entry
+                continue
+            nodes = getattr(layer, "_inbound_nodes", ())
+            if not sequential and len(nodes) != 1:
+                raise UserError("a layer of its Keras network is used several times")
+            before = [places[id(each.operation)] for each in nodes[0].parent_nodes] if not sequential else [last]
+            last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
+            places[id(layer)] = last
+        return last
+
+    def _add_layer(self, layer: Any, sources: tuple[int, ...]) -> int:
+        for made, weights in _converted(layer):
+            place = f"layers.{len(self.layers)}"
+            self.layers.append(made)
+            self.sources.append(sources)
+            sources = (len(self.layers),)
+            for name, variable in weights.items():
+                value = variable.value.detach().clone()
+                order = _KERNELS[type(layer).__name__] if name == "weight" and variable.name == "kernel" else ()
+                held = getattr(made, name)
+                with torch.no_grad():
+                    held.copy_(value.permute(order) if order else value)
+                self.named[self._known[id(variable.value)]] = f"{place}.{name}"
+                self.layouts |= {f"{place}.{name}": order} if order else {}
+        return sources[0]
 
     def forward(self, inputs: Tensor, **kwargs: Any) -> Tensor:
-        return self.layers(inputs)
+        outputs = [inputs]
+        for layer, sources in zip(self.layers, self.sources, strict=True):
+            outputs.append(layer(*(outputs[n] for n in sources)))
+        return outputs[-1]
 
 
 def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
@@ -86,22 +113,11 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
     return value if order is None else value.permute(order).contiguous()
 
 
-def _chain(network: Any) -> Iterator[Any]:
-    """Yield the layers of a network in which each takes the previous one's output alone."""
-    layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
-    for place, layer in enumerate(layers):
-        nodes = getattr(layer, "_inbound_nodes", ())
-        before = [each.operation for node in nodes[:1] for each in node.parent_nodes]
-        if type(network).__name__ != "Sequential" and (len(nodes) != 1 or (place and before != [layers[place - 1]])):
-            raise UserError("the layers of its Keras network are no chain")
-        yield from _chain(layer) if hasattr(layer, "layers") else [layer]
-
-
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield what a Keras layer is in PyTorch, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
-    strided = getattr(layer, "padding", "") == "same" and kind == "Conv2D" and max(layer.strides) > 1
+    strided = kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1
     if strided:  # "same" pads behind more than before
         told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
         above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
@@ -109,7 +125,7 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}
-    made = _weighted(layer, kind, shape, strided=strided) or _plain(layer, kind, shape)
+    made = _weighted(layer, kind, shape, strided=strided) or _shaped(layer, kind, shape) or _plain(layer, kind, shape)
     if made is None:
         raise UserError(f"its Keras layer {kind} is not known here")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
@@ -124,13 +140,30 @@ def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -
     match kind:
         case "Dense" if len(shape) <= 3:
             return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
-        case "Conv2D" if layer.data_format == "channels_last":
+        case "Conv2D" | "DepthwiseConv2D" if layer.data_format == "channels_last":
             padding: Any = "same" if layer.padding == "same" and not strided else 0
-            sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, layer.groups
-            return nn.Conv2d(shape[-1], layer.filters, *sizes, bias=layer.use_bias)
+            filters, groups = (shape[-1], shape[-1]) if kind[0] == "D" else (layer.filters, layer.groups)
+            if getattr(layer, "depth_multiplier", 1) == 1:
+                sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, groups
+                return nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
         case "BatchNormalization" if len(shape) in (2, 4) and layer.axis in (-1, len(shape) - 1):
             norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
             return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
+    return None
+
+
+def _shaped(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
+    match kind:
+        case _ if getattr(layer, "data_format", "channels_last") != "channels_last":
+            return None
+        case "Flatten":
+            return _Flatten()
+        case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
+            return nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
+        case "ZeroPadding2D":
+            return nn.ZeroPad2d((*layer.padding[1], *layer.padding[0]))
+        case "Add" | "Multiply" | "Concatenate" if kind != "Concatenate" or layer.axis in (-1, 3):
+            return _Joined(kind)
     return None
 
 
@@ -144,19 +177,16 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             pool: Any = nn.MaxPool2d if kind[0] == "M" else nn.AvgPool2d
             known = layer.padding == "valid" or (not cut and tuple(layer.pool_size) == tuple(layer.strides))
             made = pool(layer.pool_size, layer.strides) if known else None
-        case "GlobalAveragePooling2D" | "GlobalMaxPooling2D" if not layer.keepdims:
+        case "GlobalAveragePooling2D" | "GlobalMaxPooling2D":
             whole: Any = nn.AdaptiveAvgPool2d if "Average" in kind else nn.AdaptiveMaxPool2d
-            made = nn.Sequential(whole(1), nn.Flatten())
-        case "Flatten":
-            made = _Flatten()
-        case "Reshape" if len(shape) == 3 and tuple(layer.target_shape) == (*shape[1:], 1):
-            made = nn.Unflatten(1, (1, shape[1]))
+            made = whole(1) if layer.keepdims else nn.Sequential(whole(1), nn.Flatten())
         case "Dropout":
             made = nn.Dropout(layer.rate)
         case "Rescaling" if isinstance(layer.scale, int | float) and isinstance(layer.offset, int | float):
             made = _Rescaling(float(layer.scale), float(layer.offset))
-        case "ReLU" if layer.max_value is None and not layer.threshold:
-            made = nn.LeakyReLU(float(layer.negative_slope or 0.0))
+        case "ReLU" if not layer.threshold and (layer.max_value is None or not layer.negative_slope):
+            top, slope = layer.max_value, float(layer.negative_slope or 0.0)
+            made = nn.LeakyReLU(slope) if top is None else nn.Hardtanh(0.0, float(top))
         case "LeakyReLU":
             made = nn.LeakyReLU(float(layer.negative_slope))
         case "ELU":
@@ -175,6 +205,21 @@ class _Flatten(nn.Flatten):
         """Return (B, F)."""
         last = inputs.movedim(1, -1) if inputs.dim() == 4 and inputs.shape[1] > 1 else inputs
         return last.flatten(1)
+
+
+class _Joined(nn.Module):
+    """Adds, multiplies or concatenates by channels what several layers made."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
+        if self.kind == "Concatenate":
+            return torch.cat([first, *others], 1 if first.dim() == 4 else -1)
+        for other in others:
+            first = first + other if self.kind == "Add" else first * other
+        return first
 
 
 class _Rescaling(nn.Module):
