@@ -13,7 +13,7 @@ from flwr.server import strategy
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import moved_names_lent
-from fl_privacy.auditing.app.scripts import find_scripts
+from fl_privacy.auditing.app.scripts import cells_of, find_scripts
 from fl_privacy.auditing.app.started import _Runner
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
@@ -207,9 +207,20 @@ def test_a_notebook_is_a_script(tmp_path: Path) -> None:
         "pip install torch\n",
         *parts.SIMULATION.splitlines(keepends=True),
     ]
-    cells = [{"cell_type": "code", "source": each} for each in (["%%bash\n", "ls | wc\n"], lines)]
+    cells = [{"cell_type": "code", "source": each} for each in (["%%bash\n", "ls | wc\n"], ["shown.show()\n"], lines)]
     (folder / "federated.ipynb").write_text(json.dumps({"cells": cells}))
     assert audited(folder, tmp_path / "out")["nodes"] == 3
+
+
+def test_a_cell_that_fails_is_named_if_no_other_starts_flower(tmp_path: Path) -> None:
+    cells = [{"cell_type": "code", "source": each} for each in ("print(1)", "rows = gone", "len(rows)")]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    assert cells_of(tmp_path / "a.ipynb") == ["print(1)", "rows = gone", "len(rows)"]
+    with pytest.raises(UserError, match="name 'gone' is not defined"):
+        _Runner(tmp_path).run(tmp_path / "a.ipynb", ())
+    started = {"cell_type": "code", "source": "import flwr\nflwr.simulation.start_simulation(num_clients=4)"}
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [*cells, started]}))
+    assert _Runner(tmp_path).run(tmp_path / "a.ipynb", ())["simulations"] == [{"num_clients": 4}]
 
 
 def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tmp_path: Path) -> None:

@@ -261,6 +261,10 @@ def looked(folder):
         sys.exit(1)
     assert pathlib.Path(folder).is_dir(), folder
     if os.path.isdir(folder):
+        print("there")
+    else:
+        raise NotADirectoryError(folder)
+    if os.path.isdir(folder):
         raise FileExistsError(folder)
     return os.path.exists(folder)
 """
@@ -391,6 +395,8 @@ def test_names_of_earlier_libraries_are_lent_to_code_that_has_them() -> None:
         texts.loc[0, "kind"] = 0  # an error from pandas 3 on
         assert texts["kind"].tolist() == [0, "udp"]
     assert not hasattr(pandas.DataFrame, "append")
+    with older_names_lent("import torch\niter(loader).next()"):
+        assert iter(torch.utils.data.DataLoader([1, 2])).next().tolist() == [1]  # type: ignore[attr-defined]
     with older_names_lent("import numpy"), pytest.raises(AttributeError):
         np.float  # type: ignore[attr-defined]  # noqa: B018
 

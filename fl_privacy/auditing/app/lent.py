@@ -14,6 +14,7 @@ from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -89,6 +90,7 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         name: f"collections.abc.{name}"
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
+    "torch": {"utils.data.dataloader._BaseDataLoaderIter.next": "fl_privacy.auditing.app.lent.following"},
     "transformers": {"AdamW": "torch.optim.AdamW"},
     "datasets": {"load_metric": "fl_privacy.auditing.app.lent.metric_loaded"},
     "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
@@ -281,7 +283,7 @@ def older_names_lent(code: str) -> Iterator[None]:
             module = importlib.import_module(place)
             for name in used:
                 kind, _, last = name.rpartition(".")
-                owner: Any = getattr(module, kind) if kind else module
+                owner: Any = attrgetter(kind)(module) if kind else module
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     there = hasattr(owner, last)
@@ -298,6 +300,11 @@ def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) 
     rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]
     return pandas.concat([table, *rows], ignore_index=ignore_index)
+
+
+def following(batches: Iterator[Any]) -> Any:
+    """Return the next batch of a loader, as its method ``next`` did before PyTorch 1.13."""
+    return next(batches)
 
 
 def metric_loaded(*args: Any, **kwargs: Any) -> Any:

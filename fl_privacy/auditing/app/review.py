@@ -12,7 +12,7 @@ from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.auditing.app.defaults import Defaults
-from fl_privacy.auditing.app.scripts import called, constant, dotted, source_of
+from fl_privacy.auditing.app.scripts import called, cells_of, constant, dotted
 from fl_privacy.errors import UserError, visible
 from fl_privacy.site.gate.entries import epsilon_of
 
@@ -174,7 +174,7 @@ def _parsed(folder: Path, found: Review) -> dict[str, ast.Module]:
                 found.unread.append(f"{name} ({whose}larger than {most >> 10} KiB)")
                 continue
             together += size
-            trees[name] = ast.parse(source_of(path))
+            trees[name] = ast.parse("\n".join(cells_of(path)))
         except (UserError, SyntaxError, ValueError, RecursionError, MemoryError, OSError):
             found.unread.append(name)
     return trees

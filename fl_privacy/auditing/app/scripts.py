@@ -195,8 +195,8 @@ def find_scripts(
     )
 
 
-def source_of(path: Path) -> str:
-    """Return the Python code of a script, or of a notebook's code cells without IPython's own lines.
+def cells_of(path: Path) -> list[str]:
+    """Return the Python code of a script, or of each of a notebook's code cells without IPython's own lines.
 
     Raises:
         UserError: it can't be read.
@@ -204,11 +204,10 @@ def source_of(path: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix != ".ipynb":
-            return text
+            return [text]
         cells = [cell for cell in json.loads(text)["cells"] if cell.get("cell_type") == "code"]
-        texts = ["".join(cell["source"]) for cell in cells]
-        lines = [line for text in texts if not _OF_SHELL.match(text) for line in f"{text}\n".splitlines()]
-        return "\n".join(_MAGIC.sub(r"\1pass", line) for line in lines)
+        texts = (text for cell in cells if not _OF_SHELL.match(text := "".join(cell["source"])))
+        return ["\n".join(_MAGIC.sub(r"\1pass", line) for line in text.splitlines()) for text in texts]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
 
@@ -229,7 +228,7 @@ def parsed(folder: Path) -> dict[Path, SourceFile]:
         try:
             if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
                 continue
-            found[path] = SourceFile(path, ast.parse(source_of(path)))
+            found[path] = SourceFile(path, ast.parse("\n".join(cells_of(path))))
         except (UserError, SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     return {path: SourceFile(path, each.tree, frozenset(_imports(each, folder, found))) for path, each in found.items()}

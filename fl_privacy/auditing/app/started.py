@@ -28,7 +28,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import code_of
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, holders, named, source_of, usual_for
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
@@ -279,7 +279,16 @@ class _Runner:
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
                 with blamed_on(name):
-                    exec(compile(source_of(path), str(path), "exec"), module.__dict__)
+                    cells, failed = cells_of(path), list[Exception]()
+                    for cell in cells:  # people go on after a cell that fails
+                        try:
+                            exec(compile(cell, str(path), "exec"), module.__dict__)
+                        except Exception as error:
+                            failed.append(error)
+                            if len(cells) == 1:
+                                raise
+                    if failed:
+                        raise failed[0]
             except _AtStart:
                 pass
             except UserError as error:

@@ -384,10 +384,11 @@ def _ends_without() -> bool:
     tree = attempt(lambda: ast.parse("".join(lines)))
     for node in () if isinstance(tree, Failure) else ast.walk(tree):
         if isinstance(node, ast.If | ast.Assert) and node.test.lineno <= line <= (node.test.end_lineno or 0):
-            negated, last = "not " in ast.unparse(node.test), node if isinstance(node, ast.Assert) else node.body[-1]
-            if last is node:
+            negated = "not " in ast.unparse(node.test)
+            if isinstance(node, ast.Assert):
                 return not negated
-            return negated and (isinstance(last, ast.Raise) or "exit(" in ast.unparse(last))
+            last = (node.body if negated else node.orelse)[-1:]
+            return any(isinstance(each, ast.Raise) or "exit(" in ast.unparse(each) for each in last)
     return False
 
 
