@@ -115,6 +115,12 @@ def test_half_of_a_project_is_told_from_no_project(tmp_path: Path, here: str, la
         read_app(folder)
 
 
+def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_path: Path) -> None:
+    folder = project(tmp_path, main="import torch.gone\nimport flwr\nflwr.simulation.start_simulation()\n")
+    with pytest.raises(UserError, match=r"imports torch\.gone, which the torch here does not have: install"):
+        read_app(folder).load(lambda app: "")
+
+
 def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:
     assert find_scripts(project(tmp_path, main="print('start_server(')\n", broken="def (")) is None
     with pytest.raises(UserError, match="with scripts that start a simulation"):

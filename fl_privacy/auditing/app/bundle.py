@@ -87,10 +87,12 @@ class App:
             cause = error.__cause__
             said = str(error)
             if isinstance(cause, ModuleNotFoundError):
-                said = stops(self) or (
-                    f"The app {self.name} imports {cause.name or 'a module'}, which neither its folder nor this Python"
-                    " has: install what the app needs, or set PYTHONPATH to the folder that holds it."
-                )
+                name, package = cause.name or "a module", (cause.name or "").partition(".")[0]
+                lacks = "neither its folder nor this Python has: install what the app needs, or set PYTHONPATH to the"
+                lacks += " folder that holds it"
+                if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
+                    lacks = f"the {package} here does not have: install the version of {package} that the app needs"
+                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
