@@ -14,7 +14,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import cells_of, find_scripts
-from fl_privacy.auditing.app.started import _Runner
+from fl_privacy.auditing.app.started import _Clients, _Runner
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -119,6 +119,18 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
     folder = project(tmp_path, main="import torch.gone\nimport flwr\nflwr.simulation.start_simulation()\n")
     with pytest.raises(UserError, match=r"imports torch\.gone, which the torch here does not have: install"):
         read_app(folder).load(lambda app: "")
+
+
+def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code = "from threading import Thread\nimport flwr as fl\nif __name__ == '__main__':\n"
+    code += "    each = [Thread(target=fl.client.start_client, kwargs={'client': n}) for n in (7, 8)]\n"
+    code += "    each.append(Thread(target=fl.server.start_server))\n"
+    code += "    for one in each:\n        one.start()\n        one.join()\n"
+    scripts, runner = find_scripts(project(tmp_path, all=code)), _Runner(tmp_path)
+    assert scripts is not None and len(runner.run(scripts.server, ())["servers"]) == 1
+    made = _Clients(scripts, runner, [], 3)
+    assert [made._new(partition)["client"] for partition in range(3)] == [7, 8, 7]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What stands for pickles, certificates, arrays and metrics that are not here."""
 
+import importlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -62,14 +63,11 @@ class Score:
 
     def compute(self, *, predictions: Any = (), references: Any = (), **kwargs: Any) -> dict[str, float]:
         self.add_batch(predictions=predictions, references=references)
-        guesses, truths = np.array(self._pairs).reshape(-1, 2).T
-        self._pairs = []
-        kinds = np.unique(truths)
-        right = np.array([((guesses == kind) & (truths == kind)).sum() for kind in kinds])
-        guessed, there = (np.array([(each == kind).sum() for kind in kinds]) for each in (guesses, truths))
-        shares = {"precision": (right, guessed), "recall": (right, there), "f1": (2 * right, guessed + there)}
-        means = {name: float((part / np.maximum(of, 1)).mean()) for name, (part, of) in shares.items()}
-        return {"accuracy": float((guesses == truths).mean()), **means}
+        guesses, truths = zip(*self._pairs, strict=True)
+        self._pairs, learn = [], importlib.import_module("sklearn.metrics")
+        means = learn.precision_recall_fscore_support(truths, guesses, average="macro", zero_division=0)
+        shares = dict(zip(("precision", "recall", "f1"), means, strict=False))
+        return {"accuracy": learn.accuracy_score(truths, guesses), **shares}
 
 
 class FittedStandIn:

@@ -182,7 +182,7 @@ class _Clients:
                 f"{named(path, self._runner.folder)} is expected to start a client, but ended without: name its"
                 " arguments by --client-args '--option {partition}'."
             )
-        return calls["clients"][0]
+        return calls["clients"][partition % len(calls["clients"])]
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -359,6 +359,10 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
             process.run()
         return None
 
+    def said(original: Any, error: Any) -> None:
+        if error.exc_type is not _AtStart:
+            original(error)
+
     with ExitStack() as stack:
         for place in _PLACES:
             try:
@@ -368,6 +372,7 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
             for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(note, kind, names)))
+        stack.enter_context(replaced(threading, "excepthook", said))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield
