@@ -122,9 +122,10 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
 
 
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code = "from threading import Thread\nimport flwr as fl\nif __name__ == '__main__':\n"
-    code += "    each = [Thread(target=fl.client.start_client, kwargs={'client': n}) for n in (7, 8)]\n"
-    code += "    each.append(Thread(target=fl.server.start_server))\n"
+    code = "from threading import Thread\nimport flwr as fl\n"
+    code += "def client(number):\n    fl.client.start_client(client=number)\n"
+    code += "def server():\n    fl.server.start_server()\nif __name__ == '__main__':\n"
+    code += "    each = [*(Thread(target=client, args=[n]) for n in (7, 8)), Thread(target=server)]\n"
     code += "    for one in each:\n        one.start()\n        one.join()\n"
     scripts, runner = find_scripts(project(tmp_path, all=code)), _Runner(tmp_path)
     assert scripts is not None and len(runner.run(scripts.server, ())["servers"]) == 1
@@ -325,5 +326,8 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "--script or --server is expected, but got both" in capsys.readouterr().err
     (folder / "server.py").write_text("")
     (folder / "pyproject.toml").write_text("[project]\nname = 'a'\n")
+    assert run_command_line(["audit", str(folder), "--check"]) == 2
+    assert "a script that starts a client of Flower, but none that starts a server" in capsys.readouterr().err
+    (folder / "client.py").unlink()
     assert run_command_line(["audit", str(folder), "--check"]) == 2
     assert "with scripts that start a simulation" in capsys.readouterr().err

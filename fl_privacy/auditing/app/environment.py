@@ -109,9 +109,8 @@ def around(
 def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     """Redirect ``datasets.load_dataset`` from ``someone/NAME`` to ``folder/NAME``, and collect the requested names.
 
-    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``, named as on the hub with or without
-    its owner, with ``-`` or ``_``. A missing one is an error that names the folder, not a download. Mapping uses no
-    extra processes, since forks of this one may hang on its threads.
+    A data set is a folder of files ``<split>.parquet``, ``.csv`` or ``.json(l)``; a missing one is an error. Mapping
+    uses no extra processes, since forks of this one may hang on its threads.
     """
     asked: set[str] = set()
     if importlib.util.find_spec("datasets") is None:
@@ -261,8 +260,8 @@ READERS = (*TABLES, "read_sql", "read_sql_table", "read_sql_query")
 class LoadedBy:
     """Record which ``flwr_datasets`` partitions and pandas tables a client loads while it answers, into ``tables``.
 
-    A file written after ``since``, in seconds since 1970, may be a log of the app; a table longer than ``answered``,
-    the number of messages so far, is no log but data that the app wrote.
+    A file written after ``since``, in seconds since 1970, is a log of the app, unless it has more rows than the number
+    of messages ``answered`` so far.
     """
 
     def __init__(self, tables: dict[str, np.ndarray] | None = None, since: float = math.inf, answered: int = 0) -> None:

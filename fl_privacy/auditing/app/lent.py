@@ -303,12 +303,12 @@ def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) 
 
 
 def following(batches: Iterator[Any]) -> Any:
-    """Return the next batch of a loader, as its method ``next`` did before PyTorch 1.13."""
+    """Return a loader's next batch."""
     return next(batches)
 
 
 def metric_loaded(*args: Any, **kwargs: Any) -> Any:
-    """Load a metric as ``datasets`` did before its version 3."""
+    """Load a metric of ``evaluate``."""
     return importlib.import_module("evaluate").load(*args, **kwargs)
 
 
@@ -385,8 +385,8 @@ def _of_library() -> bool:
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries that ask
-    whether a tracker is installed learn that it is not.
+    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries learn
+    that a tracker is not installed.
     """
     names = (*TRACKERS, *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]

@@ -148,9 +148,8 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and nothing else is searched for then; command lines are guessed from the
-    scripts' own parsers by default, and scripts in ``but`` are left out. ``None`` if no script of the folder starts
-    Flower.
+    Given scripts are relative to the folder, and no others are searched for; command lines are guessed by default, and
+    scripts in ``but`` are left out. ``None`` if no script starts Flower.
 
     Raises:
         UserError: a given script does not exist, or the folder has scripts of a server alone, or of clients alone.

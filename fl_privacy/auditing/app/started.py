@@ -279,16 +279,7 @@ class _Runner:
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
                 with blamed_on(name):
-                    cells, failed = cells_of(path), list[Exception]()
-                    for cell in cells:  # people go on after a cell that fails
-                        try:
-                            exec(compile(cell, str(path), "exec"), module.__dict__)
-                        except Exception as error:
-                            failed.append(error)
-                            if len(cells) == 1:
-                                raise
-                    if failed:
-                        raise failed[0]
+                    _execute(path, module.__dict__)
             except _AtStart:
                 pass
             except UserError as error:
@@ -307,6 +298,18 @@ class _Runner:
         return calls
 
 
+def _execute(path: Path, names: dict[str, Any]) -> None:
+    """Run a script, or a notebook's cells, also after one that fails."""
+    failed = list[Exception]()
+    for cell in cells_of(path):
+        try:
+            exec(compile(cell, str(path), "exec"), names)
+        except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
 def _in_main_thread(original: Any, number: int, handler: Any) -> Any:
     """Set what answers a signal, as a script does in a process of its own, unless this is another thread."""
     return original(number, handler) if threading.current_thread() is threading.main_thread() else None
@@ -315,7 +318,7 @@ def _in_main_thread(original: Any, number: int, handler: Any) -> Any:
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
     """Answer a script's question where there is no person: its default, a client's number, an address, or a number.
 
-    A question that comes again gets the next answer.
+    A repeated question gets the next answer.
 
     Raises:
         UserError: it comes again after all of these.

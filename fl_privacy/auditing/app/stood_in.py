@@ -49,7 +49,7 @@ def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator
 def stood_in(drawing: Drawing, mirror: Callable[[str, object], bool] = lambda path, name: False) -> Iterator[Drawing]:
     """Answer by ``drawing`` whatever the app loads and is not here, until the block ends.
 
-    ``mirror`` says whether a folder has the data set of that name and configuration; then it is loaded as it is.
+    A data set that ``mirror`` has, by name and configuration, is loaded as it is.
     """
     with ExitStack() as stack:
         for module, name, hook in Hooks(drawing, mirror).all():

@@ -125,8 +125,10 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}
-    made = _weighted(layer, kind, shape, strided=strided) or _shaped(layer, kind, shape) or _plain(layer, kind, shape)
-    if made is None:
+    made = getattr(layer, "data_format", "channels_last") == "channels_last" and (
+        _weighted(layer, kind, shape, strided=strided) or _shaped(layer, kind, shape) or _plain(layer, kind, shape)
+    )
+    if not made:
         raise UserError(f"its Keras layer {kind} is not known here")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
@@ -140,12 +142,11 @@ def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -
     match kind:
         case "Dense" if len(shape) <= 3:
             return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
-        case "Conv2D" | "DepthwiseConv2D" if layer.data_format == "channels_last":
+        case "Conv2D" | "DepthwiseConv2D" if getattr(layer, "depth_multiplier", 1) == 1:
             padding: Any = "same" if layer.padding == "same" and not strided else 0
             filters, groups = (shape[-1], shape[-1]) if kind[0] == "D" else (layer.filters, layer.groups)
-            if getattr(layer, "depth_multiplier", 1) == 1:
-                sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, groups
-                return nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
+            sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, groups
+            return nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
         case "BatchNormalization" if len(shape) in (2, 4) and layer.axis in (-1, len(shape) - 1):
             norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
             return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
@@ -154,8 +155,6 @@ def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -
 
 def _shaped(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
     match kind:
-        case _ if getattr(layer, "data_format", "channels_last") != "channels_last":
-            return None
         case "Flatten":
             return _Flatten()
         case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
@@ -170,8 +169,6 @@ def _shaped(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
 def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
     made: nn.Module | None = None
     match kind:
-        case _ if getattr(layer, "data_format", "channels_last") != "channels_last":
-            made = None
         case "MaxPooling2D" | "AveragePooling2D":
             cut = any(side % stride for side, stride in zip(shape[1:-1], layer.strides, strict=True))
             pool: Any = nn.MaxPool2d if kind[0] == "M" else nn.AvgPool2d
