@@ -270,6 +270,7 @@ WRONG: Mapping[str, str] = {
     "dstripelis/aws_flwr_demo": "the first client failed without a network, the others for lack of what it loads",
     "jack139/flwr_test": "Opacus is installed, and its present version does not have that module",
     "Twinte/FL_Flower_CIFAR10": "its three clients were one and the same: the first of those that its script starts",
+    "asmeerasif22/Federated-Learning-with-Flower": "drawn data lacked the column that its code names by a variable",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""

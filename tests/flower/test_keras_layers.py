@@ -162,6 +162,10 @@ def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
     made = nn.functional.conv2d(nn.functional.pad(images.clamp(max=0.5), (1, 2, 0, 1)), kernel, stride=2, groups=4)
     assert torch.equal(plain(images), torch.cat([made**2 + made, made], 1))
     assert plain.named["layers.3.held_kernel"] == "layers.2.weight"
+    net = Functional((entry, ()), (layer_of("Flatten"), (0,)))
+    vars(net.layers[1])["_inbound_nodes"][0].parent_nodes.append(SimpleNamespace(operation=object()))
+    with pytest.raises(UserError, match="an operation between the layers"):
+        FromKeras(net)
     with pytest.raises(UserError, match="several inputs"):
         FromKeras(Functional((entry, ()), (type("InputLayer", (Layer,), {})((None, 4)), ())))
 

@@ -183,12 +183,13 @@ def drawing_of(code: str, folder: Path) -> Drawing:
 def test_columns_are_found_behind_constants_and_hold_the_texts_that_they_are_compared_with(tmp_path: Path) -> None:
     code = "LABEL = 'Outcome'\nCOLS = ['Age', 'Sex']\nprint(df[COLS], df[LABEL])\n"
     code += "df['Sex'] = df['Sex'].map({'M': 0, 'F': 1})\nsick = df['Outcome'] == 'ill'\n"
-    code += "y = df['Attrition'].values\n"
+    code += "y = df['Attrition'].values\nimg_key = 'photo'\nbatch[img_key]\nkey = 'a'\nkey = 'b'\nbatch[key]\n"
     drawing = drawing_of(code, tmp_path)
     table = drawing.table("patients.csv")
     assert {"Age", "Sex", "Outcome"} <= {*table.columns}
     assert {*table["Sex"]} == {"M", "F"} and {*table["Outcome"]} == {"ill", "other"}
     assert table["Age"].dtype.kind == "f" and {*table["Attrition"]} == {0, 1}
+    assert "photo" in drawing.names and not {"a", "b"} & {*drawing.names}
 
 
 def test_missing_weights_leave_a_network_as_it_begins_and_the_page_says_so(tmp_path: Path) -> None:

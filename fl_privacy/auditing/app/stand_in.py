@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,7 @@ PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = (
     (re.compile(r"svhn"), Shape(), "image", "label"),
     (re.compile(r"tiny.?imagenet"), Shape(side=64, classes=200), "image", "label"),
     (re.compile(r"stl.?10"), Shape(side=96), "image", "label"),
+    (re.compile(r"gtsrb"), Shape(classes=43), "image", "label"),
 )
 """Name of a data set -> its pictures, and the names of its columns."""
 
@@ -189,8 +191,10 @@ class Drawing:
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
         nodes = [node for file in files for node in ast.walk(file.tree)]
-        assigned = ((dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets)
-        self._constants = {name: node.value for name, node in assigned if name.isupper()}
+        assigned = [(dotted(each), node) for node in nodes if isinstance(node, ast.Assign) for each in node.targets]
+        times = Counter(name for name, _ in assigned)
+        once = {name for name, node in assigned if times[name] == 1 and isinstance(constant(node.value), str)}
+        self._constants = {name: node.value for name, node in assigned if name.isupper() or name in once}
         modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
         modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
         self._imported = {name.partition(".")[0] for name in modules}

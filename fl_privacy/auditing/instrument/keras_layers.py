@@ -75,10 +75,12 @@ class FromKeras(nn.Module):
             if type(layer).__name__ == "InputLayer":
                 places[id(layer)] = entry
                 continue
-            nodes = getattr(layer, "_inbound_nodes", ())
-            if not sequential and len(nodes) != 1:
+            nodes = () if sequential else layer._inbound_nodes
+            if len(nodes) > 1:
                 raise UserError("a layer of its Keras network is used several times")
-            before = [places[id(each.operation)] for each in nodes[0].parent_nodes] if not sequential else [last]
+            before = [places.get(id(each.operation), -1) for node in nodes for each in node.parent_nodes] or [last]
+            if -1 in before:
+                raise UserError("an operation between the layers of its Keras network is not known here")
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
         return last
