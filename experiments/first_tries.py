@@ -386,7 +386,7 @@ def _ended(row: Mapping[str, Any]) -> str:
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    pages = [row for row in rows if not why_none(row)]
+    pages = [row for row in rows if not why_none(row) and "no client trained" not in row["headline"]]
     return (
         f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
         f" on what clients upload, {sum(map(is_measured, pages))} of them with a"
