@@ -165,7 +165,7 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
     """Make a strategy with options as before Flower 1.0."""
-    evaluate = eval_fn or kwargs.get("evaluate_fn")
+    evaluate = eval_fn or kwargs.get("evaluate_fn", eval_fn)
     if eval_fn is not None or (callable(evaluate) and len(inspect.signature(evaluate).parameters) == 1):
         kwargs["evaluate_fn"] = lambda server_round, weights, config: evaluate(weights)
     if isinstance(given := kwargs.get("initial_parameters"), list):
