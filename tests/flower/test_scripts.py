@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.server import strategy
 
@@ -187,6 +188,15 @@ def test_strategies_take_options_as_before_flower_1(name: str) -> None:
         more |= {"initial_parameters": []} if name == "FedAdam" else {}
         made = kind(fraction_eval=0.5, min_eval_clients=3, eval_fn=len, **more)
         assert (made.fraction_evaluate, made.min_evaluate_clients, made.evaluate_fn(1, [2, 2], {})) == (0.5, 3, 2)
+
+
+def test_an_evaluation_of_the_weights_alone_is_one_as_before_flower_1() -> None:
+    with moved_names_lent():
+        for name in ("eval_fn", "evaluate_fn"):
+            made = strategy.FedAvg(**{name: lambda weights: (float(sum(weights)), {})})  # type: ignore[arg-type]
+            assert made.evaluate_fn is not None and made.evaluate_fn(1, [np.ones(())], {}) == (1.0, {})
+        made = strategy.FedAvg(evaluate_fn=lambda number, weights, config: (float(number), config))
+        assert made.evaluate_fn is not None and made.evaluate_fn(3, [], {}) == (3.0, {})
 
 
 @pytest.mark.long
