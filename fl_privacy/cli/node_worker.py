@@ -11,10 +11,12 @@ from fl_privacy.cli.supernode import SECRET_BYTES
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import write_private
+from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     """Answer messages until standard input ends; call ``told`` with nothing or an error once the app is loaded."""
+    hide_memory()
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fl_privacy.errors import UserError
 from fl_privacy.files import write_private
+from fl_privacy.site.gate.linux_calls import hide_memory
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
+    hide_memory()
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
         parser = argparse.ArgumentParser(add_help=False)

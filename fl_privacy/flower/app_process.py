@@ -25,7 +25,7 @@ from fl_privacy.site.gate.rules import RefusedError
 logger: logging.Logger = logging.getLogger(__name__)
 MORE = 64 << 20  # bytes allowed for a reply and the app's state in addition to twice the message
 
-MOST_MESSAGES = 20  # largest number of a run's messages that wait for the site
+MOST_MESSAGES, MOST_QUEUED = 20, 100  # largest number of a run's messages that wait for the site, or for others
 IDLE_SECONDS = 300.0
 """Seconds without a message after which a run's waiting process is ended."""
 
@@ -194,8 +194,9 @@ class Bundles:
                 self.approvals.forget(run)
                 raise RefusedError("run", f"run {run} of {bundle.in_words()} was not approved in time")
             if by is None or context.run_id in self._working or len(self._working) >= MOST_CELLS:
-                if sum(other == run for other, *_ in self._held.values()) >= MOST_MESSAGES:
-                    raise RefusedError("run", f"{MOST_MESSAGES} other messages of run {run} wait")
+                most, event = (MOST_MESSAGES, "approval") if by is None else (MOST_QUEUED, "their turn")
+                if sum(other == run for other, *_ in self._held.values()) >= most:
+                    raise RefusedError("waiting", f"{most} others of run {run} wait for {event}")
                 self._held[number] = held
                 return None
             self._working.add(context.run_id)

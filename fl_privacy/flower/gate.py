@@ -36,7 +36,7 @@ MOST_RUNS, MOST_KEPT = 100, 1 << 30  # largest number of runs whose state a gate
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
 LATE_SECONDS = 0.2  # after a multiple of ``every_seconds``; a later reply waits for the next one
 
-OF_RUNS = ("bundle", "run", "packages", "size")
+OF_RUNS = ("bundle", "run", "waiting", "packages", "size")
 UNCOUNTED = ("ledger", "day", "budget")
 """Reasons of refusals after which nothing leaves, since the ledger has no entry for it."""
 

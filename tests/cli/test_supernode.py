@@ -20,8 +20,10 @@ APP = "fl_privacy.cli.flower_app:client"
 def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Replace the SuperNode by one that ends at once with the next status; return its arguments."""
     calls: list[list[str]] = []
+    hidden: list[bool] = []
 
     def run(arguments: list[str], *, holds: bool) -> Ended:
+        assert hidden, "no other process reads the secret and the node's key"
         calls.append(arguments)
         secret = Path(arguments[arguments.index("--superexec-auth-secret-file") + 1])
         assert len(secret.read_bytes()) == supernode.SECRET_BYTES
@@ -29,6 +31,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return Ended(1, not_admitted="--strange" in arguments)
 
     monkeypatch.setattr("fl_privacy.flower.inside.supernode.run_supernode", run)
+    monkeypatch.setattr(supernode, "hide_memory", lambda: hidden.append(True))
     monkeypatch.setattr(supernode, "_keep_alive", lambda worker, command, secret: None)
     monkeypatch.setattr(supernode, "_started", lambda command, secret: None)
     monkeypatch.setattr(supernode, "_expect_loaded", lambda app, worker, told: None)
@@ -99,6 +102,39 @@ def test_an_app_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: p
             installed_app(reference)
     with pytest.raises(UserError, match="is a str"):
         installed_app("os:name")
+
+
+PLAIN = """
+import os, sys
+from fl_privacy.site.gate.linux_calls import drop_capabilities
+drop_capabilities()
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+"""
+"""Runs Python code without privileges, even of root."""
+
+WORKER = """
+import time
+from fl_privacy.cli import node_worker
+node_worker.answerer = lambda *_: print("ready", flush=True) or time.sleep(60)
+node_worker.serve_node("", "", "")
+"""
+OTHER = "print('ready', flush=True); input()"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is hidden on Linux alone")
+@pytest.mark.parametrize(("code", "is_read"), [(WORKER, False), (OTHER, True)])
+def test_other_processes_do_not_read_a_worker_s_memory(code: str, is_read: bool) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", PLAIN, code], stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(bytes(supernode.SECRET_BYTES))
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ready\n"
+        reading = f"open('/proc/{process.pid}/environ', 'rb').read()"
+        done = subprocess.run([sys.executable, "-c", PLAIN, reading], capture_output=True, text=True, check=False)
+        process.kill()
+    assert (done.returncode == 0) == is_read and ("PermissionError" in done.stderr) != is_read, done.stderr
 
 
 @pytest.mark.long

@@ -508,13 +508,30 @@ def test_a_failure_of_the_site_is_not_described_to_others(site: Path, caplog: py
 
 
 @pytest.mark.usefixtures("unprobed")
-def test_a_run_holds_so_many_messages(site: Path) -> None:
-    bundles = Bundles(gate_of(site, "{approve: others}"))
+def test_so_many_messages_of_a_run_wait_for_approval(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundles, content = Bundles(gate_of(site, "{approve: others}")), fab()
     numbers = [str(number) for number in range(app_process.MOST_MESSAGES)]
-    assert [asked(bundles, fab(), number=one) for one in numbers] == [None] * len(numbers)
-    assert asked(bundles, fab(), number="0") is None and asked(bundles, fab(), 2, "another run's") is None
-    reply = asked(bundles, fab(), number="one more")
-    assert reply is not None and "other messages of run 1 wait" in reply.error.reason
+    assert [asked(bundles, content, number=one) for one in numbers] == [None] * len(numbers)
+    assert asked(bundles, content, number="0") is None and asked(bundles, content, 2, "another run's") is None
+    reply = asked(bundles, content, number="one more")
+    assert reply is not None
+    _, said = reply.error.reason.split(": ")
+    assert said == "too many messages of the run wait (20 others of run 1 wait for approval)."
+    waiting = next(one for one in bundles.approvals.waiting() if one.run == "1")
+    bundles.approvals.decide("1", "yes", waiting.token)
+    monkeypatch.setattr(Gate, "__call__", lambda *_: "answered")
+    assert asked(bundles, content, number="after the approval") == "answered"
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_messages_of_an_approved_run_wait_for_their_turn(site: Path) -> None:
+    content = fab()
+    bundles = Bundles(gate_of(site, f"{{allow: [{{fab: {digest(content)}}}]}}"))
+    bundles._working.add(1)
+    numbers = [str(number) for number in range(app_process.MOST_QUEUED)]
+    assert [asked(bundles, content, number=one) for one in numbers] == [None] * len(numbers)
+    reply = asked(bundles, content, number="one more")
+    assert reply is not None and "wait (100 others of run 1 wait for their turn)" in reply.error.reason
 
 
 @pytest.mark.usefixtures("unprobed")

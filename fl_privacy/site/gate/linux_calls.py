@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import struct
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -113,6 +114,12 @@ def prctl(option: int, *arguments: int) -> None:
     """Call ``prctl(2)``; ``OSError`` if it fails."""
     given = [ctypes.c_ulong(argument) for argument in (*arguments, 0, 0, 0, 0)[:4]]
     _checked(_LIBC.prctl(option, *given), "prctl")
+
+
+def hide_memory() -> None:
+    """Keep this process's memory and variables from other processes of its user, and from core dumps, on Linux."""
+    if sys.platform == "linux":
+        prctl(PR_SET_DUMPABLE, 0)
 
 
 def unshare(flags: int) -> None:

@@ -27,6 +27,7 @@ REASONS = {
     "ledger": "what leaves can't be written down",
     "bundle": "the run's bundle is no Flower app",
     "run": "this site has not approved the run",
+    "waiting": "too many messages of the run wait",
     "packages": "the app needs packages that are not installed",
     "app": "the app failed",
     "time": "the app took too long",
