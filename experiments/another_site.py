@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from row_file import Row, RowFile, takes_rows
+from row_file import Row, RowFile, attack_failed, takes_rows
 from safetensors.torch import load_file, save_file
 from trained_resnet import MEAN, STD
 from tree_federation import Clients, federate, heart
@@ -76,7 +76,7 @@ DEFENSES: dict[str, tuple[str, ...]] = {
 def attacked(command: str, *settings: str, rounds: bool = False) -> Row:
     """Run a command; return how many examples came out, and the main metric with its control."""
     with tempfile.TemporaryDirectory() as folder:
-        if run_command_line([command, *QUICK, *settings, f"out={folder}"]):
+        if attack_failed(run_command_line([command, *QUICK, *settings, f"out={folder}"])):
             return {"verdict": "failed"}
         run = next(Path(folder).rglob("summary.json")).parent
         return best_round(run) if rounds else figures_of(run)
@@ -231,8 +231,8 @@ def of_active(rows: RowFile) -> None:
     trained = ("data=mnist_mini", "model=mlp", "federation.rounds=10", "evaluate_every=10", "federation.clients=3")
     with tempfile.TemporaryDirectory() as folder:
         missing = [one for one in ACTIVE if rows.find({"active": "yes", "sites": one[0], "batch": one[1]}) is None]
-        if missing and run_command_line(["run", *trained, "attack=none", "page=false", f"out={folder}"]):
-            return
+        if missing:
+            attack_failed(run_command_line(["run", *trained, "attack=none", "page=false", f"out={folder}"]))
         weights = next((path.parent for path in Path(folder).rglob("model.safetensors")), None)
         for sites, batch in missing:
             words = ("data=mnist_mini", "model=mlp", f"weights={weights}", "victims=1", f"batch_size={batch}", *SITE)
@@ -386,8 +386,7 @@ def of_membership(rows: RowFile) -> None:
 
 def questioned(*words: str) -> Row:
     with tempfile.TemporaryDirectory() as folder:
-        if run_command_line(["run", "page=false", "jobs=1", *words, f"out={folder}"]):
-            return {"best_method": "failed"}
+        attack_failed(run_command_line(["run", "page=false", "jobs=1", *words, f"out={folder}"]))
         return best_question(next(Path(folder).rglob("summary.json")))
 
 

@@ -97,7 +97,9 @@ def authors_answers(folder: Path, name: str, texts: list[list[str]], labels: lis
     (folder / "answered.json").unlink(missing_ok=True)
     command = [str(asked.older_python.absolute()), str(Path(__file__).with_name("dager_authors.py").absolute())]
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(command, cwd=folder, check=False, timeout=asked.limit, capture_output=True)
+        done = subprocess.run(command, cwd=folder, check=False, timeout=asked.limit, capture_output=True)
+        if done.returncode < 0:
+            raise SystemExit(f"the authors' program was ended by signal {-done.returncode}; start the command again")
     found = folder / "answered.json"
     return json.loads(found.read_text()) if found.is_file() else []
 

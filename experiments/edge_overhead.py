@@ -135,6 +135,8 @@ def cell(model: str, defense: str, batch_size: int, *, memory: int, core: int, r
     row = {"model": model, "batch": batch_size, "memory_mib": memory, "defense": defense, "peak_mib": ended.peak / MIB}
     if ended.too_large:
         return row | {"failed": "does not fit"}
+    if ended.status < 0:
+        raise SystemExit(f"the cell was ended by signal {-ended.status}, which is no figure; start it again")
     if ended.status or not ended.out.strip():
         said = ended.complaint.strip().splitlines()
         return row | {"failed": said[-1][:200] if said else f"status {ended.status}"}

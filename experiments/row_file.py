@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fl_privacy.cli.faults import EXIT_NOTHING
 from fl_privacy.files import write_whole
 
 Row = dict[str, Any]
@@ -38,3 +39,14 @@ class RowFile:
 def takes_rows(parser: argparse.ArgumentParser) -> None:
     """Add ``--out``."""
     parser.add_argument("--out", type=Path, help="folder in which rows.jsonl keeps the figures")
+
+
+def attack_failed(status: int) -> bool:
+    """Return whether a command's attack failed on all victims; ``SystemExit`` for a run that gives no figures.
+
+    Args:
+        status: exit status of the command; other faults and signals give no row.
+    """
+    if status not in (0, EXIT_NOTHING):
+        raise SystemExit(f"a run ended with status {status}, which is no figure; start the same command again")
+    return status == EXIT_NOTHING

@@ -118,3 +118,22 @@ def test_rows_name_no_folder_of_a_machine() -> None:
         for path in sorted((Path(__file__).parents[2] / "experiments" / "rows").glob("*/rows.jsonl"))
         if places.search(path.read_text())
     ] == []
+
+
+@pytest.mark.parametrize(("status", "failed"), [(0, False), (3, True)])
+def test_an_attack_that_failed_on_all_victims_is_a_row(
+    status: int, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    assert importlib.import_module("row_file").attack_failed(status) is failed
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("status", [1, 2, 130, 137, 143, -9])
+def test_a_run_that_was_killed_or_asked_wrongly_is_no_row(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    another_site = importlib.import_module("another_site")
+    monkeypatch.setattr(another_site, "run_command_line", lambda words: status)
+    for measure in (another_site.attacked, another_site.questioned):
+        with pytest.raises(SystemExit, match=f"status {status}"):
+            measure("attack")
