@@ -206,9 +206,7 @@ def _client(config: RunSettings, context: Context) -> Client:
 
 
 def _is_audited(context: Context) -> bool:
-    """Return ``True`` if probes are answered: only for public data, without secure aggregation."""
-    config = _settings(context)
-    return DATA_PATH not in context.node_config and config.secure_aggregation["name"] == "none"
+    return DATA_PATH not in context.node_config and _settings(context).secure_aggregation["name"] == "none"
 
 
 class _NodeApp(ClientApp):

@@ -6,8 +6,8 @@ import json
 import math
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 
 from fl_privacy import checks
@@ -56,15 +56,10 @@ class Moment:
 
 def moment_now() -> Moment:
     """Return the present moment of this machine."""
-    return Moment(time.time(), _boot(), time.clock_gettime(time.CLOCK_BOOTTIME))
-
-
-@lru_cache(maxsize=1)
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
-    except OSError:
-        return ""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
+    return Moment(time.time(), boot, time.clock_gettime(time.CLOCK_BOOTTIME))
 
 
 @dataclass(frozen=True, kw_only=True)

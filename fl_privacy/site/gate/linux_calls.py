@@ -117,7 +117,7 @@ def prctl(option: int, *arguments: int) -> None:
 
 
 def hide_memory() -> None:
-    """Keep this process's memory and variables from other processes of its user, and from core dumps, on Linux."""
+    """Keep this process's memory from other processes and core dumps, on Linux."""
     if sys.platform == "linux":
         prctl(PR_SET_DUMPABLE, 0)
 
