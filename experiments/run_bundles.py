@@ -41,7 +41,7 @@ from fl_privacy.site.gate.ledger import Ledger
 from fl_privacy.site.gate.policy import read_policy
 
 NODES = 2
-MORE_NODES = {"flower-secure-aggregation": 5, "fl-dp-sa": 4}
+MORE_NODES = {"flower-secure-aggregation": 5, "fl-dp-sa": 4, "vertical-fl": 3}
 """Example -> number of nodes for which its server waits."""
 
 RUN_SECONDS = 600.0

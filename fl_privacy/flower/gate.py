@@ -6,7 +6,9 @@ import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
+from numpy.lib.format import MAGIC_LEN, read_array_header_1_0
 
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.guard import ModelGuard
@@ -34,6 +37,7 @@ from fl_privacy.types import ModelState, Tensors
 logger: logging.Logger = logging.getLogger(__name__)
 MOST_RUNS, MOST_KEPT = 100, 1 << 30  # largest number of runs whose state a gate keeps, and of bytes of all states
 MOST_REFUSED = 1000  # largest number of refusals that a gate keeps; its log has all
+LONGEST_HEADER = 1024  # bytes that state dtype and shape of an array
 LATE_SECONDS = 0.2  # after a multiple of ``every_seconds``; a later reply waits for the next one
 
 OF_RUNS = ("bundle", "run", "waiting", "packages", "size")
@@ -253,6 +257,11 @@ def plain_records(content: RecordDict) -> Records:
     arrays: dict[str, dict[str, RawArray]] = {}
     for name, record in content.array_records.items():
         arrays[name] = {key: RawArray(a.dtype, tuple(a.shape), a.stype, a.data) for key, a in record.items()}
+        for key, array in arrays[name].items():
+            header = BytesIO(array.data[MAGIC_LEN:LONGEST_HEADER])
+            if array.dtype or isinstance(stated := attempt(partial(read_array_header_1_0, header)), Failure):
+                continue
+            arrays[name][key] = replace(array, dtype=str(stated[2]), shape=stated[0], older=True)
     return Records(
         arrays=arrays,
         metrics={name: dict(record) for name, record in content.metric_records.items()},
@@ -264,7 +273,8 @@ def flower_records(records: Records) -> RecordDict:
     """Return Flower's records: the inverse of ``plain_records``."""
     made: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
     for name, arrays in records.arrays.items():
-        own = {k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for k, a in arrays.items()}
+        named = {key: replace(a, dtype="", shape=()) if a.older else a for key, a in arrays.items()}
+        own = {k: Array(dtype=a.dtype, shape=a.shape, stype=a.stype, data=a.data) for k, a in named.items()}
         made[name] = ArrayRecord(own)
     made |= {name: MetricRecord(dict(metrics)) for name, metrics in records.metrics.items()}
     made |= {name: ConfigRecord(dict(config)) for name, config in records.config.items()}
@@ -303,7 +313,8 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
         made = guard(before, after, state, SecretGenerator(Secret.draw()))
         arrays: dict[str, dict[str, Any]] = {record: {} for record in released.arrays}
         for (record, key), value in zip(left, made.values(), strict=True):
-            arrays[record][key] = raw_array(value.numpy().astype(released.arrays[record][key].dtype))
+            like = released.arrays[record][key]
+            arrays[record][key] = replace(raw_array(value.numpy().astype(like.dtype)), older=like.older)
         return Records(arrays=arrays, metrics=released.metrics, config=released.config)
 
     return defended

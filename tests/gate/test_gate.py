@@ -22,6 +22,14 @@ from fl_privacy.flower import gate as gate_module
 from fl_privacy.flower.app_process import Cell
 from fl_privacy.flower.gate import Gate
 from fl_privacy.flower.inside.identity import identify_process, identity_put_back
+from fl_privacy.flower.inside.legacy import (
+    FitIns,
+    NumPyClient,
+    fitins_to_recorddict,
+    ndarrays_to_parameters,
+    parameters_to_ndarrays,
+    recorddict_to_fitres,
+)
 from fl_privacy.flower.inside.serialized import bytes_of, message_bytes, message_of
 from fl_privacy.site.gate.policy import LEAST_MEMORY, AppLimits, SitePolicy, parse_policy
 from fl_privacy.site.gate.rules import REASONS, RefusedError
@@ -426,6 +434,64 @@ def test_a_client_app_can_wear_the_gate_as_a_mod(site: Path) -> None:
         )
 
     assert app(question(), context(site)).has_content()
+
+
+OLDER = """
+version: 1
+receives: {records: {arrays: [fitins.parameters], config: {records: [fitins.config], allow: {lr: {exact: true}}}}}
+sends:
+  train:
+    arrays: {like: received, record: fitres.parameters}
+    metrics: {records: [fitres.num_examples], allow: {num_examples: {integer: true}}}
+    config: {records: [fitres.metrics, fitres.status], allow: {code: {exact: true}, message: {one_of: [Success]}}}
+"""
+PRUNED = "protect: {defense: pruning, rate: 0.75}"
+CLIPPED = "protect: {clip_norm: 1.0, noise: {noise_multiplier: 0.01}}\nbudget: {ledger: site/older, anchor: away/older}"
+
+
+class OlderClient(NumPyClient):
+    """A client of Flower's older interface, which adds to each parameter the next of ``steps``."""
+
+    def __init__(self, *steps: np.ndarray) -> None:
+        self.steps = steps
+
+    def fit(self, parameters: list[np.ndarray], config: dict[str, Any]) -> tuple[list[np.ndarray], int, dict[str, Any]]:
+        return [a + config["lr"] * b for a, b in zip(parameters, self.steps, strict=True)], 64, {}
+
+
+@pytest.mark.parametrize("protect", ["", PRUNED, CLIPPED])
+def test_apps_of_the_older_interface_are_answered(protect: str, site: Path) -> None:
+    rng = np.random.default_rng(3)
+    before, steps = ([rng.normal(size=shape).astype(np.float32) for shape in ((8, 16), (8,), ())] for _ in "ab")
+    content = fitins_to_recorddict(FitIns(ndarrays_to_parameters(before), {"lr": 0.5}), keep_input=True)
+    app = ClientApp(client_fn=lambda _: OlderClient(*steps).to_client())
+    message = Message(content, 1, "train")
+    message.metadata.__dict__["_message_id"] = "1"
+    reply = Gate(policy(site, OLDER + protect)).around(app)(message, context(site))
+    assert reply.has_content(), reply.error
+    answer = recorddict_to_fitres(reply.content, keep_input=True)
+    moved = [a - b for a, b in zip(parameters_to_ndarrays(answer.parameters), before, strict=True)]
+    assert answer.num_examples == 64 and [m.dtype for m in moved] == [np.float32] * 3
+    norm = math.sqrt(sum(float((m**2).sum()) for m in moved))
+    if protect == CLIPPED:
+        assert norm == pytest.approx(1, rel=0.2)
+    elif protect == PRUNED:
+        assert 0.15 <= np.mean(np.concatenate([m.ravel() != 0 for m in moved])) <= 0.3
+    else:
+        for one, step in zip(moved, steps, strict=True):
+            np.testing.assert_allclose(one, step / 2, atol=1e-6)
+
+
+def test_an_array_of_the_older_interface_is_what_its_bytes_state(site: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        held = dict(message.content.array_records["fitins.parameters"])
+        held["0"] = Array(dtype="", shape=(), stype="numpy.ndarray", data=held["0"].data + b"example")
+        return Message(RecordDict({"fitres.parameters": ArrayRecord(held)}), reply_to=message)
+
+    content = fitins_to_recorddict(FitIns(ndarrays_to_parameters([np.zeros(3, np.float32)]), {}), keep_input=True)
+    gate = Gate(policy(site, OLDER))
+    reply = gate.around(app)(Message(content, 1, "train"), context(site))
+    assert reply.has_error() and gate.refused[-1][0] == "bytes"
 
 
 def test_a_defense_of_the_package_acts_on_what_leaves(site: Path) -> None:

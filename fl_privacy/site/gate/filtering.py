@@ -26,12 +26,13 @@ VARIANCE = "running_var"
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array in Flower's serialized form."""
+    """An array in Flower's serialized form; in the ``older`` one, only ``data`` states dtype and shape."""
 
     dtype: str
     shape: tuple[int, ...]
     stype: str
     data: bytes
+    older: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ def _released_arrays(
     renamed = {name: rule.record or name for name in received.arrays}
     found: dict[str, dict[str, RawArray]] = {renamed[name]: {} for name in came}
     for (name, key), array in after.items():
-        flags = before[name, key].flags
-        found[renamed[name]][key] = raw_array(array, fortran=flags.f_contiguous and not flags.c_contiguous)
+        flags, older = before[name, key].flags, received.arrays[name][key].older
+        made = raw_array(array, fortran=flags.f_contiguous and not flags.c_contiguous)
+        found[renamed[name]][key] = replace(made, older=older)
     return found
 
 
