@@ -26,13 +26,13 @@ VARIANCE = "running_var"
 
 @dataclass(frozen=True)
 class RawArray:
-    """An array in Flower's serialized form; in the ``older`` one, only ``data`` states dtype and shape."""
+    """An array in Flower's serialized form."""
 
     dtype: str
     shape: tuple[int, ...]
     stype: str
     data: bytes
-    older: bool = False
+    older: bool = False  # of the older interface, where only ``data`` states dtype and shape
 
 
 @dataclass(frozen=True)
