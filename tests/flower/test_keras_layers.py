@@ -139,6 +139,7 @@ class Functional(Sequential):
         super().__init__(*(layer for layer, _ in layers))
         for layer, before in layers:
             parents = [SimpleNamespace(operation=self.layers[n]) for n in before]
+            vars(layer)["input"] = [layer.input] * len(before) if len(before) > 1 else layer.input
             vars(layer)["_inbound_nodes"] = [SimpleNamespace(parent_nodes=parents)]
 
 
@@ -168,6 +169,19 @@ def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
         FromKeras(net)
     with pytest.raises(UserError, match="several inputs"):
         FromKeras(Functional((entry, ()), (type("InputLayer", (Layer,), {})((None, 4)), ())))
+    net = Functional((entry, ()), (layer_of("Flatten"), (0,)), (layer_of("Flatten"), (0,)))
+    vars(net)["outputs"] = [torch.ones(1), torch.ones(1)]
+    with pytest.raises(UserError, match="several inputs or outputs"):
+        FromKeras(net)
+    own = Functional((layer_of("Flatten"), ()))  # a class of the app's, whose code calls its layers
+    vars(own.layers[0])["_inbound_nodes"] = []
+    with pytest.raises(UserError, match="by the app's own code"):
+        FromKeras(own)
+    flat = layer_of("Multiply")
+    net = Functional((entry, ()), (relu, (0,)), (flat, (1, 0)))
+    flat.input[1] = SimpleNamespace(shape=(None, 3))  # as Keras spreads over the places of images
+    with pytest.raises(UserError, match="its Keras layer Multiply is not known here"):
+        FromKeras(net)
 
 
 def test_what_is_not_known_is_named() -> None:
@@ -176,7 +190,6 @@ def test_what_is_not_known_is_named() -> None:
     for layer in (
         layer_of("ReLU", max_value=6.0, threshold=0.0, negative_slope=0.1),  # none of PyTorch's computes these
         layer_of("ReLU", max_value=None, threshold=1.0),
-        layer_of("Concatenate", axis=1),
         layer_of("DepthwiseConv2D", padding="valid", data_format="channels_last", depth_multiplier=2),
         layer_of("BatchNormalization", axis=1, gamma=None, beta=None, moving_mean=None, moving_variance=None),
         layer_of("Flatten", data_format="channels_first"),

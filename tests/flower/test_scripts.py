@@ -83,13 +83,16 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--region", required=True)', ("--region", "{partition}")),
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
         ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
-        ('parser.add_argument("--set")\nif parser.parse_args().set == "mnist": pass', ("--set", "mnist")),
-        ('parser.add_argument("--set", default=None)\nif parser.parse_args().set == "mnist": pass', ()),
+        ('parser.add_argument("--defense")\nif parser.parse_args().defense == "noise": pass', ()),
         ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),
         (
             'parser.add_argument("--client_num")\nparser.add_argument("--cid")\n'
-            'parser.add_argument("--partition", choices=["iid", "skewed"])',
-            ("--client_num", "{nodes}", "--cid", "{partition}", "--partition", "iid"),
+            'parser.add_argument("--site", choices=["north", "south"])',
+            ("--client_num", "{nodes}", "--cid", "{partition}", "--site", "{partition:north|south}"),
+        ),
+        (
+            'parser.add_argument("--client_number")\nparser.add_argument("--partition")',
+            ("--client_number", "{partition}", "--partition", "{partition}"),
         ),
     ],
 )
@@ -114,6 +117,12 @@ def test_half_of_a_project_is_told_from_no_project(tmp_path: Path, here: str, la
     folder = project(tmp_path, **{here: parts.SERVER if here == "server" else parts.CLIENT})
     with pytest.raises(UserError, match=f"has a script that starts a {here} of Flower, but none that starts a {lacks}"):
         read_app(folder)
+
+
+def test_a_client_that_is_named_needs_no_start_that_is_seen(tmp_path: Path) -> None:
+    hidden = "import flwr\nif __name__ == '__main__':\n    getattr(flwr.client, 'start_client')()\n"
+    found = find_scripts(project(tmp_path, server=parts.SERVER, other=hidden), clients=["other.py"])
+    assert found is not None and [each.name for each in (found.server, *found.clients)] == ["server.py", "other.py"]
 
 
 def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_path: Path) -> None:
@@ -195,8 +204,9 @@ def test_an_evaluation_of_the_weights_alone_is_one_as_before_flower_1() -> None:
         for name in ("eval_fn", "evaluate_fn"):
             made = strategy.FedAvg(**{name: lambda weights: (float(sum(weights)), {})})  # type: ignore[arg-type]
             assert made.evaluate_fn is not None and made.evaluate_fn(1, [np.ones(())], {}) == (1.0, {})
-        made = strategy.FedAvg(evaluate_fn=lambda number, weights, config: (float(number), config))
-        assert made.evaluate_fn is not None and made.evaluate_fn(3, [], {}) == (3.0, {})
+        for present in (lambda number, weights, config: (float(number), config), lambda *given: (given[0], given[2])):
+            made = strategy.FedAvg(evaluate_fn=present)
+            assert made.evaluate_fn is not None and made.evaluate_fn(3, [], {}) == (3.0, {})
 
 
 @pytest.mark.long
@@ -249,7 +259,23 @@ def test_a_cell_that_fails_is_named_if_no_other_starts_flower(tmp_path: Path) ->
         _Runner(tmp_path).run(tmp_path / "a.ipynb", ())
     started = {"cell_type": "code", "source": "import flwr\nflwr.simulation.start_simulation(num_clients=4)"}
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": [*cells, started]}))
-    assert _Runner(tmp_path).run(tmp_path / "a.ipynb", ())["simulations"] == [{"num_clients": 4}]
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "a.ipynb", ())["simulations"] == [{"num_clients": 4}]
+    assert runner.failed[0] == "Cell 2 of a.ipynb failed: NameError: name 'gone' is not defined (a.ipynb, line 1)"
+    assert len(runner.failed) == 2
+
+
+def test_a_module_that_a_cell_lacks_is_looked_for_in_the_project(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "near.py").write_text("clients = 5")
+    code = ("import near", "import flwr\nflwr.simulation.start_simulation(num_clients=4)")
+    cells = [{"cell_type": "code", "source": each} for each in ("gone", *code)]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "a.ipynb", ())["simulations"] and len(runner.failed) == 1
+    (tmp_path / "lib" / "near.py").unlink()
+    with pytest.raises(UserError, match="near"):
+        _Runner(tmp_path).run(tmp_path / "a.ipynb", ())
 
 
 def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tmp_path: Path) -> None:

@@ -194,6 +194,7 @@ class AppAudit(AuditSession):
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
         self.absent: tuple[str, ...] = ()
+        self.failed: Sequence[str] = ()
         try:
             self.digest = files_digest(app.folder)
         except OSError as error:
@@ -223,6 +224,7 @@ class AppAudit(AuditSession):
             self.asked = asked = replace(asked, nodes=nodes, device=str(resolve_device(asked.device)))
             if app.scripts is not None:
                 self.notes.append(app.scripts.in_words(app.folder))
+                self.failed = started.failed
             if asked.seed is not None:
                 seeded(asked.seed)
             defense = None if self.defense is None else ReplyDefense(self.defense, asked.seed or 0)
@@ -329,7 +331,7 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems, silence = [*self.problems], self._silence()
+        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self._silence()
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:

@@ -14,8 +14,8 @@ from importlib import metadata
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
+from pkgutil import resolve_name
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -23,39 +23,29 @@ import torch
 
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
-from fl_privacy.federation.replies import attempt
+from fl_privacy.federation.replies import Failure, attempt
 
 MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
 _COMPAT = "flwr.compat.common"
+_OF_CORE = ("address", "date", "differential_privacy", "logger", "object_ref", "telemetry", "version")
 
 HOMES: Mapping[str, tuple[str, ...]] = {
-    "flwr.client.app": ("flwr.client", "flwr.compat.client.app"),
-    "flwr.client.client": ("flwr.client", "flwr.compat.client.client"),
+    **{f"flwr.client.{n}": ("flwr.client", f"flwr.compat.client.{n}") for n in ("app", "client", "numpy_client")},
     "flwr.client.client_app": ("flwr.clientapp", "flwr.clientapp.client_app"),
     "flwr.client.dpfedavg_numpy_client": ("flwr.compat.client.dpfedavg_numpy_client",),
     "flwr.client.mod": ("flwr.clientapp.mod",),
-    "flwr.client.numpy_client": ("flwr.client", "flwr.compat.client.numpy_client"),
     "flwr.client.typing": ("flwr.clientapp.typing", "flwr.compat.client.typing", "flwr.client"),
     "flwr.common": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing", f"{_COMPAT}.parameter"),
-    "flwr.common.address": ("flwr.supercore.address",),
     "flwr.common.constant": ("flwr.app", "flwr.supercore.constant"),
-    "flwr.common.context": ("flwr.common",),
-    "flwr.common.date": ("flwr.supercore.date",),
-    "flwr.common.differential_privacy": ("flwr.supercore.differential_privacy",),
     "flwr.common.differential_privacy_constants": ("flwr.supercore.differential_privacy",),
-    "flwr.common.dp": (f"{_COMPAT}.dp",),
-    "flwr.common.logger": ("flwr.supercore.logger",),
-    "flwr.common.message": ("flwr.common",),
-    "flwr.common.object_ref": ("flwr.supercore.object_ref",),
-    "flwr.common.parameter": (f"{_COMPAT}.parameter",),
     "flwr.common.record": ("flwr.common", f"{_COMPAT}.record"),
-    "flwr.common.recorddict_compat": (f"{_COMPAT}.recorddict_compat",),
     "flwr.common.recordset_compat": (f"{_COMPAT}.recorddict_compat",),
-    "flwr.common.telemetry": ("flwr.supercore.telemetry",),
+    **{f"flwr.common.{name}": (f"flwr.supercore.{name}",) for name in _OF_CORE},
+    **{f"flwr.common.{name}": (f"{_COMPAT}.{name}",) for name in ("dp", "parameter", "recorddict_compat")},
+    **dict.fromkeys(("flwr.common.context", "flwr.common.message"), ("flwr.common",)),
     "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing"),
-    "flwr.common.version": ("flwr.supercore.version",),
     "flwr.server.app": ("flwr.server", "flwr.compat.server.app"),
     "flwr.server.compat": ("flwr.server.compat.grid_client_proxy",),
     "flwr.server.compat.app": ("flwr.server.compat.app",),
@@ -80,6 +70,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Earlier name -> its present name, in the modules above."""
 
+_BATCHES = "utils.data.dataloader._BaseDataLoaderIter"
 _OLDER: Mapping[str, Mapping[str, str]] = {
     "numpy": {
         **{name: f"builtins.{name}" for name in ("float", "int", "bool", "object", "str", "complex")},
@@ -90,9 +81,9 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         name: f"collections.abc.{name}"
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
-    "torch": {"utils.data.dataloader._BaseDataLoaderIter.next": "fl_privacy.auditing.app.lent.following"},
+    "torch": {f"{_BATCHES}.next": f"torch.{_BATCHES}.__next__"},
     "transformers": {"AdamW": "torch.optim.AdamW"},
-    "datasets": {"load_metric": "fl_privacy.auditing.app.lent.metric_loaded"},
+    "datasets": {"load_metric": "fl_privacy.auditing.app.odd_files.Score"},
     "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
     "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
 }
@@ -165,8 +156,8 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
     """Make a strategy with options as before Flower 1.0."""
-    evaluate = eval_fn or kwargs.get("evaluate_fn", eval_fn)
-    if eval_fn is not None or (callable(evaluate) and len(inspect.signature(evaluate).parameters) == 1):
+    evaluate = kwargs.get("evaluate_fn") if eval_fn is None else eval_fn
+    if callable(evaluate) and isinstance(attempt(lambda: inspect.signature(evaluate).bind(1, [], {})), Failure):
         kwargs["evaluate_fn"] = lambda server_round, weights, config: evaluate(weights)
     if isinstance(given := kwargs.get("initial_parameters"), list):
         kwargs["initial_parameters"] = importlib.import_module("flwr.common").ndarrays_to_parameters(given)
@@ -280,16 +271,14 @@ def older_names_lent(code: str) -> Iterator[None]:
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
                 continue
-            module = importlib.import_module(place)
             for name in used:
-                kind, _, last = name.rpartition(".")
-                owner: Any = attrgetter(kind)(module) if kind else module
+                home, _, last = f"{place}.{name}".rpartition(".")
+                owner: Any = resolve_name(home)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     there = hasattr(owner, last)
                 if not there:
-                    home, _, present = names[name].rpartition(".")
-                    setattr(owner, last, getattr(importlib.import_module(home), present))
+                    setattr(owner, last, resolve_name(names[name]))
                     stack.callback(delattr, owner, last)
         yield
 
@@ -300,16 +289,6 @@ def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) 
     rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]
     return pandas.concat([table, *rows], ignore_index=ignore_index)
-
-
-def following(batches: Iterator[Any]) -> Any:
-    """Return a loader's next batch."""
-    return next(batches)
-
-
-def metric_loaded(*args: Any, **kwargs: Any) -> Any:
-    """Load a metric of ``evaluate``."""
-    return importlib.import_module("evaluate").load(*args, **kwargs)
 
 
 def code_of(app: Path) -> str:

@@ -45,6 +45,7 @@ _USUAL = (
 
 _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
+_NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
@@ -166,16 +167,17 @@ def find_scripts(
         for kind in ("is_script", "calls_imported"):
             scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
+            starts |= {path: CLIENTS for each in clients if (path := folder / each) in files}
             found = found or _chosen(folder, starts, files, notes)
         if found is None:
             starts_of_all = set[str]().union(*(each.starts for each in files.values()))
-            for kinds, here, lacks in ((SERVERS, "server", "client"), (CLIENTS, "client", "server")):
-                if starts_of_all and starts_of_all <= kinds and not but:
-                    raise UserError(
-                        f"{folder} has a script that starts a {here} of Flower, but none that starts a {lacks}: name a"
-                        " folder that holds both."
-                    )
-            return None
+            here, lacks = ("server", "client") if starts_of_all <= SERVERS else ("client", "server")
+            if but or not starts_of_all or not (starts_of_all <= SERVERS or starts_of_all <= CLIENTS):
+                return None
+            raise UserError(
+                f"{folder} has a script that starts a {here} of Flower, but none that starts a {lacks}: name a folder"
+                f" that holds both, or say --{lacks}."
+            )
         chosen, of_clients = found
         of_clients = [folder / path for path in clients] or of_clients
 
@@ -317,28 +319,24 @@ def _unnumbered(path: Path, folder: Path) -> str:
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
     """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
     for tree in trees:
-        asked = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and called(n) == "add_argument"]
-        compared, names = _compared(trees), [_flag_of(node).lstrip("-").lower() for node in asked]
-        own = [name for name in names if of_client and name and _OF_CLIENT.match(name)]
-        for node, name in zip(asked, names, strict=True):
-            if not (flag := _flag_of(node)):
-                continue
-            told = {each.arg: each.value for each in node.keywords}
+        asked = dict(_options(tree))
+        own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
+        for flag in filter(None, asked):
+            name, told = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
             choices = constant(told.get("choices"))
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
-            if name in own and len(own) > 1 and "num" in name:  # next to the client's own number
-                value: str | None = "{nodes}"
-            elif name in own and not (len(own) > 1 and choices):
+            value: str | None = None
+            if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
+                value = "{nodes}"
+            elif flag in own:
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
                 value = value or (f"{{partition+{first}}}" if first else "{partition}")
-            elif needed or name in own:
+            elif needed:
                 value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual_for(name)
                 value = str(first) if value is None and first is not None else value
                 value = value or _tried_for(name, told, of_client=of_client)
-            else:
-                value = None if "default" in told else compared.get(name.replace("-", "_"))
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
@@ -387,22 +385,13 @@ def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:
         yield value or ("{partition}" if of_client and place == 1 else "1")
 
 
-def _flag_of(node: ast.Call) -> str:
-    """Return the long name of an option that takes a value; "" for any other."""
-    flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
-    takes = flags and all(each.arg != "action" for each in node.keywords)
-    return next((each for each in flags if each.startswith("--")), flags[0]) if takes else ""
-
-
-def _compared(trees: Sequence[ast.Module]) -> dict[str, str]:
-    """Return names, and the first text that each is compared with."""
-    found = dict[str, str]()
-    for node in chain.from_iterable(map(ast.walk, trees)):
-        text = constant(node.comparators[0]) if isinstance(node, ast.Compare) else None
-        text = next(iter(text), None) if isinstance(text, list | tuple) else text
-        if isinstance(node, ast.Compare) and isinstance(text, str) and isinstance(node.ops[0], ast.Eq | ast.In):
-            found.setdefault(dotted(node.left).rpartition(".")[2], text)
-    return found
+def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yield the long name of each option of a parser, "" if it takes no value, and the call that adds it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and called(node) == "add_argument":
+            flags = [text for each in node.args if isinstance(text := constant(each), str)]
+            takes = flags and all(each.arg != "action" for each in node.keywords)
+            yield next((each for each in flags if each.startswith("--")), flags[0]) if takes else "", node
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:

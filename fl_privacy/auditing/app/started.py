@@ -59,13 +59,14 @@ _STARTS = {
 """Starting function -> what it starts, and its arguments in order; of a client's, those that are not text."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Started:
-    """What scripts would have started, and the number of clients that they name, if any."""
+    """What scripts would have started, the number of clients that they name, if any, and cells that failed."""
 
     server: ServerApp
     client: ClientApp
     nodes: int | None
+    failed: Sequence[str] = ()
 
 
 class _AtStart(BaseException):
@@ -102,18 +103,18 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         clients = _Clients(scripts, runner, of_clients, nodes)
         client: Any = ClientApp(client_fn=clients.client)
         client.unchanged = clients.unchanged  # its clients live as long as a process of each would
-        return Started(server=_server_of(given), client=client, nodes=nodes)
+        return Started(_server_of(given), client, nodes, runner.failed)
     given = calls["simulations"][0]
     server, client = given.get("server_app"), given.get("client_app")
     if isinstance(server, ServerApp) and isinstance(client, ClientApp):
-        return Started(server=server, client=client, nodes=_count(given.get("num_supernodes")))
+        return Started(server, client, _count(given.get("num_supernodes")), runner.failed)
     if not callable(given.get("client_fn")):
         raise UserError(
             f"{named(scripts.server, folder)} is expected to start a simulation with a client_fn or two apps, but gave"
             f" {', '.join(sorted(given)) or 'nothing'}."
         )
     many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
-    return Started(server=_server_of(given), client=ClientApp(client_fn=_client_fn(given["client_fn"])), nodes=many)
+    return Started(_server_of(given), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed)
 
 
 def _count(number: Any) -> int | None:
@@ -206,7 +207,7 @@ class _Runner:
     """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.failed = folder, list[str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
@@ -279,7 +280,7 @@ class _Runner:
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
             try:
                 with blamed_on(name):
-                    _execute(path, module.__dict__)
+                    self._execute(path, module.__dict__)
             except _AtStart:
                 pass
             except UserError as error:
@@ -297,17 +298,20 @@ class _Runner:
                     thread.join(WAITED)
         return calls
 
-
-def _execute(path: Path, names: dict[str, Any]) -> None:
-    """Run a script, or a notebook's cells, also after one that fails."""
-    failed = list[Exception]()
-    for cell in cells_of(path):
-        try:
-            exec(compile(cell, str(path), "exec"), names)
-        except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
-            failed.append(error)
-    if failed:
-        raise failed[0]
+    def _execute(self, path: Path, names: dict[str, Any]) -> None:
+        """Run a script, or a notebook's cells, also after one that fails for no lack of a module or file."""
+        failed, before = list[Exception](), len(self.failed)
+        for number, cell in enumerate(cells_of(path), 1):
+            try:
+                exec(compile(cell, str(path), "exec"), names)
+            except (ImportError, OSError):  # the script runs again from elsewhere
+                del self.failed[before:]
+                raise
+            except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
+                failed.append(error)
+                self.failed.append(f"Cell {number} of {named(path, self.folder)} failed: {in_one_line(error)}")
+        if failed:
+            raise failed[0]
 
 
 def _in_main_thread(original: Any, number: int, handler: Any) -> Any:
@@ -362,10 +366,6 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
             process.run()
         return None
 
-    def said(original: Any, error: Any) -> None:
-        if error.exc_type is not _AtStart:
-            original(error)
-
     with ExitStack() as stack:
         for place in _PLACES:
             try:
@@ -375,7 +375,9 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
             for name, (kind, names) in _STARTS.items():
                 if hasattr(module, name) and not isinstance(getattr(module, name), ModuleType):
                     stack.enter_context(replaced(module, name, partial(note, kind, names)))
-        stack.enter_context(replaced(threading, "excepthook", said))
+        stack.enter_context(
+            replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
+        )
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield

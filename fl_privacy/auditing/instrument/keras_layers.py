@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -69,15 +70,16 @@ class FromKeras(nn.Module):
     def _add(self, network: Any, entry: int) -> int:
         """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
-        if sum(type(layer).__name__ == "InputLayer" for layer in network.layers) > 1:
-            raise UserError("several inputs enter its Keras network")
+        inputs = sum(type(layer).__name__ == "InputLayer" for layer in network.layers)
+        if inputs > 1 or len(getattr(network, "outputs", None) or ()) > 1:
+            raise UserError("its Keras network has several inputs or outputs")
         for layer in network.layers:
             if type(layer).__name__ == "InputLayer":
                 places[id(layer)] = entry
                 continue
             nodes = () if sequential else layer._inbound_nodes
-            if len(nodes) > 1:
-                raise UserError("a layer of its Keras network is used several times")
+            if not sequential and len(nodes) != 1:
+                raise UserError("a layer of its Keras network is used several times, or by the app's own code")
             before = [places.get(id(each.operation), -1) for node in nodes for each in node.parent_nodes] or [last]
             if -1 in before:
                 raise UserError("an operation between the layers of its Keras network is not known here")
@@ -163,8 +165,8 @@ def _shaped(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
             return nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
         case "ZeroPadding2D":
             return nn.ZeroPad2d((*layer.padding[1], *layer.padding[0]))
-        case "Add" | "Multiply" | "Concatenate" if kind != "Concatenate" or layer.axis in (-1, 3):
-            return _Joined(kind)
+        case "Add" | "Multiply" | "Concatenate" if len(axes := {len(each.shape) for each in layer.input}) == 1:
+            return _Joined(kind) if kind != "Concatenate" or layer.axis in (-1, max(axes) - 1) else None
     return None
 
 
@@ -216,9 +218,7 @@ class _Joined(nn.Module):
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         if self.kind == "Concatenate":
             return torch.cat([first, *others], 1 if first.dim() == 4 else -1)
-        for other in others:
-            first = first + other if self.kind == "Add" else first * other
-        return first
+        return reduce(torch.add if self.kind == "Add" else torch.mul, others, first)
 
 
 class _Rescaling(nn.Module):
