@@ -163,6 +163,9 @@ def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
     made = nn.functional.conv2d(nn.functional.pad(images.clamp(max=0.5), (1, 2, 0, 1)), kernel, stride=2, groups=4)
     assert torch.equal(plain(images), torch.cat([made**2 + made, made], 1))
     assert plain.named["layers.3.held_kernel"] == "layers.2.weight"
+    chain = Functional((entry, ()), (layer_of("Flatten"), (0,)))
+    chain.layers = chain.layers[1:]  # a class of the app's, derived from Sequential, lists no input
+    assert torch.equal(FromKeras(chain)(images), images.movedim(1, -1).flatten(1))
     net = Functional((entry, ()), (layer_of("Flatten"), (0,)))
     vars(net.layers[1])["_inbound_nodes"][0].parent_nodes.append(SimpleNamespace(operation=object()))
     with pytest.raises(UserError, match="an operation between the layers"):
@@ -185,6 +188,9 @@ def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
 
 
 def test_what_is_not_known_is_named() -> None:
+    pool = type("MaxPooling2D", (Layer,), {})((None, None, None, 3), strides=(2, 2), padding="valid", pool_size=(2, 2))
+    with pytest.raises(UserError, match="images of any size"):
+        FromKeras(Sequential(pool))
     with pytest.raises(UserError, match="its Keras layer Unknown is not known here"):
         FromKeras(Sequential(Unknown((None, 4))))
     for layer in (

@@ -70,19 +70,18 @@ class FromKeras(nn.Module):
     def _add(self, network: Any, entry: int) -> int:
         """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
-        inputs = sum(type(layer).__name__ == "InputLayer" for layer in network.layers)
-        if inputs > 1 or len(getattr(network, "outputs", None) or ()) > 1:
+        layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
+        if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
             raise UserError("its Keras network has several inputs or outputs")
-        for layer in network.layers:
-            if type(layer).__name__ == "InputLayer":
-                places[id(layer)] = entry
-                continue
+        for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
                 raise UserError("a layer of its Keras network is used several times, or by the app's own code")
-            before = [places.get(id(each.operation), -1) for node in nodes for each in node.parent_nodes] or [last]
+            parents = [each.operation for node in nodes for each in node.parent_nodes]
+            before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
                 raise UserError("an operation between the layers of its Keras network is not known here")
+            before = before or [last]
             last = self._add(layer, before[0]) if hasattr(layer, "layers") else self._add_layer(layer, tuple(before))
             places[id(layer)] = last
         return last
@@ -120,19 +119,18 @@ def laid_out(model: Any, name: str, value: Tensor) -> Tensor:
 def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     """Yield what a Keras layer is in PyTorch, each with its weights by name."""
     kind, shape = type(layer).__name__, tuple(getattr(layer.input, "shape", ()))
+    if len(shape) == 4 and None in shape[1:]:
+        raise UserError("images of any size enter its Keras network")
     weights = {"weight": getattr(layer, "kernel", None), "bias": getattr(layer, "bias", None)}
-    strided = kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1
-    if strided:  # "same" pads behind more than before
+    if kind in ("Conv2D", "DepthwiseConv2D") and layer.padding == "same" and max(layer.strides) > 1:  # more behind
         told = zip(shape[1:-1], layer.kernel_size, layer.strides, strict=True)
         above, beside = (max((-(-side // stride) - 1) * stride + width - side, 0) for side, width, stride in told)
         yield nn.ZeroPad2d((beside // 2, beside - beside // 2, above // 2, above - above // 2)), {}
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}
-    made = getattr(layer, "data_format", "channels_last") == "channels_last" and (
-        _weighted(layer, kind, shape, strided=strided) or _shaped(layer, kind, shape) or _plain(layer, kind, shape)
-    )
-    if not made:
+    made = _made(layer, kind, shape) if getattr(layer, "data_format", "channels_last") == "channels_last" else None
+    if made is None:
         raise UserError(f"its Keras layer {kind} is not known here")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
     name = getattr(getattr(layer, "activation", None), "__name__", "linear")
@@ -142,37 +140,23 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
         yield nn.Softmax(1 if len(shape) == 4 else -1) if name == "softmax" else _ACTIVATIONS[name](), {}
 
 
-def _weighted(layer: Any, kind: str, shape: tuple[int, ...], *, strided: bool) -> nn.Module | None:
+def _made(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
+    made: nn.Module | None = _PLAIN[kind](layer) if kind in _PLAIN else None
     match kind:
         case "Dense" if len(shape) <= 3:
-            return nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
+            made = nn.Linear(shape[-1], layer.units, bias=layer.use_bias)
         case "Conv2D" | "DepthwiseConv2D" if getattr(layer, "depth_multiplier", 1) == 1:
-            padding: Any = "same" if layer.padding == "same" and not strided else 0
+            padding: Any = "same" if layer.padding == "same" and max(layer.strides) == 1 else 0
             filters, groups = (shape[-1], shape[-1]) if kind[0] == "D" else (layer.filters, layer.groups)
             sizes = layer.kernel_size, layer.strides, padding, layer.dilation_rate, groups
-            return nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
+            made = nn.Conv2d(shape[-1], filters, *sizes, bias=layer.use_bias)
         case "BatchNormalization" if len(shape) in (2, 4) and layer.axis in (-1, len(shape) - 1):
             norm = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
-            return norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
-    return None
-
-
-def _shaped(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
-    match kind:
-        case "Flatten":
-            return _Flatten()
+            made = norm(shape[-1], eps=layer.epsilon, momentum=1 - layer.momentum)
         case "Reshape" if tuple(layer.target_shape) == {3: (*shape[1:], 1), 2: (1, 1, *shape[1:])}.get(len(shape)):
-            return nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
-        case "ZeroPadding2D":
-            return nn.ZeroPad2d((*layer.padding[1], *layer.padding[0]))
+            made = nn.Unflatten(1, (layer.target_shape[-1], *layer.target_shape[: 4 - len(shape)]))
         case "Add" | "Multiply" | "Concatenate" if len(axes := {len(each.shape) for each in layer.input}) == 1:
-            return _Joined(kind) if kind != "Concatenate" or layer.axis in (-1, max(axes) - 1) else None
-    return None
-
-
-def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
-    made: nn.Module | None = None
-    match kind:
+            made = _Joined(kind) if getattr(layer, "axis", -1) in (-1, max(axes) - 1) else None
         case "MaxPooling2D" | "AveragePooling2D":
             cut = any(side % stride for side, stride in zip(shape[1:-1], layer.strides, strict=True))
             pool: Any = nn.MaxPool2d if kind[0] == "M" else nn.AvgPool2d
@@ -181,21 +165,13 @@ def _plain(layer: Any, kind: str, shape: tuple[int, ...]) -> nn.Module | None:
         case "GlobalAveragePooling2D" | "GlobalMaxPooling2D":
             whole: Any = nn.AdaptiveAvgPool2d if "Average" in kind else nn.AdaptiveMaxPool2d
             made = whole(1) if layer.keepdims else nn.Sequential(whole(1), nn.Flatten())
-        case "Dropout":
-            made = nn.Dropout(layer.rate)
         case "Rescaling" if isinstance(layer.scale, int | float) and isinstance(layer.offset, int | float):
             made = _Rescaling(float(layer.scale), float(layer.offset))
         case "ReLU" if not layer.threshold and (layer.max_value is None or not layer.negative_slope):
             top, slope = layer.max_value, float(layer.negative_slope or 0.0)
             made = nn.LeakyReLU(slope) if top is None else nn.Hardtanh(0.0, float(top))
-        case "LeakyReLU":
-            made = nn.LeakyReLU(float(layer.negative_slope))
-        case "ELU":
-            made = nn.ELU(float(layer.alpha))
         case "Softmax" if layer.axis in (-1, len(shape) - 1):
             made = nn.Softmax(1 if len(shape) == 4 else -1)
-        case "Activation":
-            made = nn.Identity()
     return made
 
 
@@ -228,3 +204,14 @@ class _Rescaling(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.scale * inputs + self.offset
+
+
+_PLAIN: Mapping[str, Callable[[Any], nn.Module]] = {
+    "Activation": lambda layer: nn.Identity(),
+    "Dropout": lambda layer: nn.Dropout(layer.rate),
+    "ELU": lambda layer: nn.ELU(float(layer.alpha)),
+    "Flatten": lambda layer: _Flatten(),
+    "LeakyReLU": lambda layer: nn.LeakyReLU(float(layer.negative_slope)),
+    "ZeroPadding2D": lambda layer: nn.ZeroPad2d((*layer.padding[1], *layer.padding[0])),
+}
+"""Layers that are converted whatever enters them."""
