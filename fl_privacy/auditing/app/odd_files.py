@@ -17,6 +17,7 @@ PICKLES = {".pkl", ".pickle", ".joblib", ".sav"}
 CERTIFICATES = {".crt", ".cert", ".pem", ".key", ".pub"}
 """Files of connections, of which there is none where all run in one process."""
 
+_SHARES = ("precision", "recall", "f1")
 _ENCODER = re.compile(r"(?<!auto)(?<!auto_)encoder|binari[sz]er|label_?enc", re.IGNORECASE)
 _SCALER = re.compile(r"scaler|normali[sz]er|imputer|transformer|preprocess", re.IGNORECASE)
 
@@ -65,9 +66,8 @@ class Score:
         self.add_batch(predictions=predictions, references=references)
         guesses, truths = zip(*self._pairs, strict=True)
         self._pairs, learn = [], importlib.import_module("sklearn.metrics")
-        means = learn.precision_recall_fscore_support(truths, guesses, average="macro", zero_division=0)
-        shares = dict(zip(("precision", "recall", "f1"), means, strict=False))
-        return {"accuracy": learn.accuracy_score(truths, guesses), **shares}
+        means = learn.precision_recall_fscore_support(truths, guesses, average="macro", zero_division=0)[:3]
+        return {"accuracy": learn.accuracy_score(truths, guesses), **dict(zip(_SHARES, means, strict=True))}
 
 
 class FittedStandIn:

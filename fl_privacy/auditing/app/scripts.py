@@ -323,7 +323,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
         for flag in filter(None, asked):
             name, told = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
-            choices = constant(told.get("choices"))
+            choices = given if isinstance(given := constant(told.get("choices")), list | tuple) else ()
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
@@ -331,10 +331,10 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
             elif flag in own:
-                value = f"{{partition:{'|'.join(map(str, choices))}}}" if isinstance(choices, list | tuple) else None
-                value = value or (f"{{partition+{first}}}" if first else "{partition}")
+                one = f"{{partition+{first}}}" if first else "{partition}"
+                value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                value = str(choices[0]) if isinstance(choices, list | tuple) and choices else usual_for(name)
+                value = str(choices[0]) if choices else usual_for(name)
                 value = str(first) if value is None and first is not None else value
                 value = value or _tried_for(name, told, of_client=of_client)
             if value is not None:
@@ -358,9 +358,7 @@ def _tried_for(name: str, told: Mapping[str | None, ast.AST], *, of_client: bool
     kind, example = dotted(told.get("type", ast.Constant(None))), _EXAMPLE.search(str(constant(told.get("help"))))
     if kind in _OF_TYPE or example:
         return _OF_TYPE.get(kind) or str(example[1] if example else "")
-    if _PATH.search(name):
-        return "{partition}" if of_client else "."
-    return "{partition}" if of_client else "0"
+    return "{partition}" if of_client else "." if _PATH.search(name) else "0"
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:

@@ -414,11 +414,8 @@ class Drawing:
 
     def array(self, name: str, path: object) -> np.ndarray:
         """Draw an array by its name: labels, or what enters the network, pictures, windows or rows."""
-        number, classes, rng = (
-            TEST if re.search("test|val", name) else TRAIN,
-            self.classes or 10,
-            self.rng(f"{path} {name}"),
-        )
+        number, classes = TEST if re.search("test|val", name) else TRAIN, self.classes or 10
+        rng = self.rng(f"{path} {name}")
         if LABEL.search(name) or re.search(r"(^|_|train|test|val|data)y(_|$)", name, re.IGNORECASE):
             return labels(number, classes)
         entry, pictured = self.entry, self.entry or self.colors or self.features in (0, 784, 1024, 3072)

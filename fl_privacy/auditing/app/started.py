@@ -300,16 +300,19 @@ class _Runner:
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
         """Run a script, or a notebook's cells, also after one that fails for no lack of a module or file."""
-        failed, before = list[Exception](), len(self.failed)
-        for number, cell in enumerate(cells_of(path), 1):
+        failed, said = list[Exception](), list[str]()
+        for cell in cells_of(path):
             try:
                 exec(compile(cell, str(path), "exec"), names)
+            except _AtStart:
+                self.failed += said
+                raise
             except (ImportError, OSError):  # the script runs again from elsewhere
-                del self.failed[before:]
                 raise
             except Exception as error:  # noqa: BLE001  (third-party code can raise anything)
+                begins = cell.strip().partition("\n")[0][:60]
+                said.append(f"The cell {begins!r} of {named(path, self.folder)} failed: {in_one_line(error)}")
                 failed.append(error)
-                self.failed.append(f"Cell {number} of {named(path, self.folder)} failed: {in_one_line(error)}")
         if failed:
             raise failed[0]
 
