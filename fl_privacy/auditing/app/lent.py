@@ -346,7 +346,7 @@ class _Absent(_Silent):
 
 
 def _is_codeless(spec: ModuleSpec | None) -> bool:
-    """Return whether a module is nowhere, or a mere folder, such as the one in which a tracker has kept its runs."""
+    """Return whether a module is nowhere, or a folder without code, such as that of a tracker's runs."""
     if spec is None or spec.has_location or spec.submodule_search_locations is None:
         return spec is None
     return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))

@@ -31,7 +31,7 @@ class Pickle(BytesIO):
 
 
 class Few(np.ndarray):
-    """Few drawn examples, which also answer code that has the number of the many that they stand for."""
+    """Few drawn examples, which also answer code that counts on many."""
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         try:

@@ -334,9 +334,10 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 one = f"{{partition+{first}}}" if first else "{partition}"
                 value = f"{{partition:{'|'.join(map(str, choices))}}}" if choices else one
             elif needed:
-                value = str(choices[0]) if choices else usual_for(name)
-                value = str(first) if value is None and first is not None else value
-                value = value or _tried_for(name, told, of_client=of_client)
+                kind, example = dotted(told.get("type", tree)), _EXAMPLE.search(str(constant(told.get("help"))))
+                last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
+                known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
+                value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
@@ -351,14 +352,6 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
     if _COUNT.match(name):
         return "{nodes}"
     return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
-
-
-def _tried_for(name: str, told: Mapping[str | None, ast.AST], *, of_client: bool) -> str:
-    """Return a value for a required option of unknown meaning: an example of its help, or one of its type."""
-    kind, example = dotted(told.get("type", ast.Constant(None))), _EXAMPLE.search(str(constant(told.get("help"))))
-    if kind in _OF_TYPE or example:
-        return _OF_TYPE.get(kind) or str(example[1] if example else "")
-    return "{partition}" if of_client else "." if _PATH.search(name) else "0"
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:

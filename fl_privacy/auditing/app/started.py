@@ -299,7 +299,7 @@ class _Runner:
         return calls
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
-        """Run a script, or a notebook's cells, also after one that fails for no lack of a module or file."""
+        """Run a script, or a notebook's cells, also after one that fails."""
         failed, said = list[Exception](), list[str]()
         for cell in cells_of(path):
             try:
