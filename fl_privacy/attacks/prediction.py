@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ Outcome = Literal["reconstructible", "not by these attacks", "unknown"]
 
 _WEIGHTED = (nn.Linear, nn.Conv2d, nn.Embedding)
 _KINKED = frozenset({"relu", "leaky_relu", "relu6", "hardtanh", "prelu", "rrelu"})
-_NOT_MONOTONE = frozenset({"silu", "hardswish", "gelu", "mish"})
+_OTHERS = frozenset({"silu", "hardswish", "gelu", "mish", "hardsigmoid", "clamp", "clamp_min", "maximum", "where"})
 _LARGEST_EXACT, _LEAST_OUTPUTS = 32, 16  # batch of an exact solution behind a ReLU, and outputs for each example
 _SOLVED, _TOO_FEW = 0.45, 0.2  # equations for each unknown of a layer: enough for one image, and too few
 _DESCENDED, _HOPELESS = 1.4, 0.5  # equations of all layers for each pixel of a batch: enough for a descent, and too few
@@ -96,7 +95,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
     ``model`` has the values that are sent; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
     """
     held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
-    model, rng = detached_copy(model).eval(), torch.Generator().manual_seed(0)
+    model, rng = detached_copy(model).cpu().float().eval(), torch.Generator().manual_seed(0)
     inputs = search_of(model).proxies(model, tuple(shape), rng)[:2]
     watched = {name: module for name, module in model.named_modules() if isinstance(module, _WEIGHTED)}
     with leaving(watched) as calls, _Called() as called:
@@ -157,24 +156,25 @@ def _of_convolutions(
 ) -> _Decided:
     first, size, deep = layers[0], training.batch_size, len(layers) > _DEEP
     norm = next((n for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
-    if norm is not None and training.batch_norm == "train":
-        why = "Batch norm in training mode adds the batch's statistics to the unknowns; batch_norm=eval fixes them."
-        return "not by these attacks" if deep and called & _KINKED else "unknown", norm, why
+    drawn = norm is not None and training.batch_norm == "train"
     patches = None
     with torch.enable_grad(), suppress(NotFullyConnectedError):
-        patches = find_patch_embedding(model, ModelState.of(model), tuple(shape), fixed_norms=True)
+        patches = find_patch_embedding(model, ModelState.of(model), tuple(shape), fixed_norms=not drawn)
     if patches is not None:
         solved, mixed = size == 1 and training.is_gradient, size > _FEW_IMAGES
         outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         sums = "that of one image's patches" if solved else "a sum over images or steps"
         return outcome, first.name, f"The position embedding's gradient is {sums}."
+    if norm is not None and drawn:
+        why = "Batch norm in training mode adds the batch's statistics to the unknowns; batch_norm=eval fixes them."
+        return "not by these attacks" if deep and called & _KINKED and not called & _OTHERS else "unknown", norm, why
     for name, each in owners(model).items():
         sides = [sum(side > 1 for side in value.shape) for value in each.parameters(recurse=False)]
         if max(sides) > 1 and not isinstance(each, _WEIGHTED):
             return "unknown", name, f"The equations of a {type(each).__name__} are not counted."
     if deep:
-        return _of_deep(layers, training, called, partial(_is_solved, model, shape))
-    smooth, pixels = not called & (_KINKED | _NOT_MONOTONE), math.prod(shape)
+        return _of_deep(layers, training, called, lambda: _is_solved(model, shape))
+    smooth, pixels = not called & (_KINKED | _OTHERS), math.prod(shape)
     share = sum(layer.gradient for layer in layers) / (size * pixels)
     counts = f"all layers give {share:.2g} equations for each pixel of the batch"
     alone = size == 1 and share >= 1 and (smooth or first.ratio >= _SOLVED)
@@ -190,25 +190,25 @@ def _is_solved(model: nn.Module, shape: Sequence[int]) -> bool:
     seen, parameters = list[Observation](), list(model.parameters())
     for image in search_of(model).proxies(model, tuple(shape), torch.Generator().manual_seed(0))[-_REHEARSED:]:
         loss = nn.functional.cross_entropy(model(image[None]), torch.zeros(1, dtype=torch.long))
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
         seen.append(Observation.of_gradients(model, gradients, input_shape=shape, batch_size=1, number=len(seen)))
     return all(one.batch is not None for one in ExactInversion(evaluations=4)(seen, seed=0))
 
 
 def _of_deep(layers: _Layers, training: PlannedTraining, called: Set[str], is_solved: Callable[[], bool]) -> _Decided:
     worst, size = min(layers, key=lambda layer: layer.ratio), training.batch_size
-    no, open_ = "not by these attacks", "unknown"
-    rules = (
-        (not called & _KINKED or called & _NOT_MONOTONE, open_, "Attacks were measured behind ReLUs only, this deep"),
+    no: Outcome = "not by these attacks"
+    open_: Outcome = "unknown"
+    rules: tuple[tuple[object, Outcome, str], ...] = (
+        (not called & _KINKED or called & _OTHERS, open_, "Attacks were measured behind ReLUs only, this deep"),
         (size > 1, no if size > _FEW_IMAGES else open_, "The outputs of single images, which solve a layer, are mixed"),
         (not training.is_gradient, open_, "Only one step of SGD shows the gradients that solve a layer"),
         (worst.ratio < _TOO_FEW, no, "Too few"),
         (called & {"max_pool2d", "avg_pool2d"}, open_, "Pooling hides the places of a layer's outputs"),
         (worst.ratio < _SOLVED, open_, "Not enough"),
     )
-    outcome, why = next(((outcome, why) for holds, outcome, why in rules if holds), ("", ""))
-    if not outcome and is_solved():
-        outcome, why = "reconstructible", "Solved layer by layer, as for random images"
-    elif not outcome:
-        outcome, why = open_, "Enough, but not solved layer by layer for random images"
-    return cast(Outcome, outcome), worst.name, f"{why}: {worst.equations:,} equations for {worst.unknowns:,} unknowns."
+    found = next(((outcome, why) for holds, outcome, why in rules if holds), None)
+    if found is None and is_solved():
+        found = "reconstructible", "Solved layer by layer, as for random images"
+    outcome, why = found or (open_, "Enough, but not solved layer by layer for random images")
+    return outcome, worst.name, f"{why}: {worst.equations:,} equations for {worst.unknowns:,} unknowns."

@@ -109,6 +109,13 @@ class Functional(nn.Module):
         return self.head(F.max_pool2d(getattr(F, self.activation)(self.first(images)), 2).flatten(1))
 
 
+@pytest.mark.parametrize("name", ["clamp_min", "maximum", "hardsigmoid"])
+def test_other_kinks_are_not_smooth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {"clamp_min": lambda x: x.clamp(min=0), "maximum": lambda x: torch.maximum(x, torch.zeros(()))}
+    monkeypatch.setattr(F, "kinked", written.get(name, F.hardsigmoid), raising=False)
+    assert predict(Functional("kinked"), (3, 8, 8), PlannedTraining(2)).outcome == "unknown"
+
+
 @pytest.mark.parametrize("kind", [nn.ReLU, nn.GELU, nn.Sigmoid])
 def test_functions_count_like_modules(kind: type[nn.Module]) -> None:
     modules = nn.Sequential(nn.Conv2d(3, 24, 3), kind(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24 * 9, 10))
@@ -136,6 +143,34 @@ def test_patches_without_positions_are_not_solved_for(linear: bool) -> None:
     found = predict(Patches(linear=linear), (3, 16, 16), PlannedTraining(1))
     assert "position" not in found.reason and "divided" not in found.reason
     assert not linear or found.outcome == "unknown"
+
+
+class NormedPatches(Patches):
+    """Patches with position embeddings, and batch norm behind a residual block and in front of eight layers."""
+
+    def __init__(self) -> None:
+        super().__init__(linear=False)
+        self.positions, self.norm = nn.Parameter(0.02 * torch.randn(16, 64)), nn.BatchNorm1d(64)
+        self.block = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+        self.rest = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())))
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).mT + self.positions
+        tokens = tokens + self.block(tokens)
+        return self.head(self.rest(self.norm(tokens.mT).mT).mean(1))
+
+
+def test_position_embeddings_decide_before_batch_norm_does() -> None:
+    """The exact attack reconstructs CIFAR-10's images in 8x8 patches at 51 and 59 dB, with the batch's statistics."""
+    training = PlannedTraining(1, "train")
+    assert predict(NormedPatches(), (3, 16, 16), training).outcome == "reconstructible"
+
+
+def test_parameters_without_use_and_doubles_are_no_errors() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+    model[0].unused = nn.Linear(3, 3)
+    assert isinstance(prediction._is_solved(model, (3, 8, 8)), bool)
+    assert predict(model.double(), (3, 8, 8), PlannedTraining(1)).layers
 
 
 def test_layers_that_are_not_counted_never_make_it_private() -> None:

@@ -200,3 +200,14 @@ def test_dropout_is_off_and_the_model_untouched() -> None:
     torch.testing.assert_close(Layered(victim_model)(inputs, labels), Layered(victim_model)(inputs, labels))
     assert model[1].p == 0.9
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_hard_sigmoids_are_differentiated_twice() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Hardsigmoid(inplace=True), nn.Flatten(), nn.Linear(400, 4))
+    state, cpu = ModelState.of(model), torch.device("cpu")
+    copied = frozen_copy(model, state, LocalPlan(), device=cpu, dtype=torch.float32)
+    images = torch.rand(2, 3, 12, 12).requires_grad_()
+    outputs = copied(images)
+    torch.testing.assert_close(outputs, model(images))
+    (slope,) = torch.autograd.grad(outputs.square().sum(), images, create_graph=True)
+    assert bool(torch.autograd.grad(slope.square().sum(), images)[0].any())

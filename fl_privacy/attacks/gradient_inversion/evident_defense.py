@@ -188,13 +188,15 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     return ()
 
 
-_LEAST_NOISE = 0.01  # typical size of a text's noise, as a share of the update's largest row, from which it is evident
+_LEAST_NOISE = 0.01  # typical size of a text's evident noise, as a share of the largest change of a word
 
 
 def noise_of_words(observation: Observation) -> Description:
     """Infer a text's noise from the rows of words that no text has."""
     update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
-    if getattr(observation.model, "next_token", True) or name not in update:
+    plan = observation.plan  # Adam makes full steps of a decay
+    full = plan.shares != "gradient" and plan.optimizer == "adam" and plan.weight_decay
+    if full or getattr(observation.model, "next_token", True) or name not in update:
         return ()
     rows, sent = update[name].double(), observation.sent.parameters[name].double()
     if len(rows) <= 4 * observation.upload.num_examples * math.prod(observation.input_shape):

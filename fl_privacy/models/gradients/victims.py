@@ -208,7 +208,7 @@ def frozen_copy(
     """Copy ``model`` with the values ``sent``, frozen.
 
     Batch norm follows the plan (``train``: the batch's statistics alone), all else its ``mode``. Dropout is off, since
-    its masks are secret; spectral norms no longer iterate; nothing works in place.
+    its masks are secret; spectral norms no longer iterate; nothing works in place. Hard sigmoids have second slopes.
     """
     copied = detached_copy(model).to(device=device, dtype=dtype).train(plan.mode == "train").requires_grad_(False)
     with torch.no_grad():
@@ -226,6 +226,8 @@ def frozen_copy(
             module.running_mean = module.running_var = module.num_batches_tracked = None
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        elif isinstance(module, nn.Hardsigmoid):
+            module.forward = lambda inputs: F.relu6(inputs + 3) / 6  # type: ignore[method-assign]
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
     return copied

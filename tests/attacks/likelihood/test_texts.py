@@ -149,6 +149,17 @@ def test_noise_of_a_text_is_evident_and_weight_decay_is_none(optimizer: str) -> 
     assert is_drowned(found) == (optimizer == "adamw")
 
 
+def test_full_steps_of_a_decay_are_no_noise() -> None:
+    """Adam's step by a decay's gradient is as long as any other, in the direction of the word's sign."""
+    clear = behind_noise(2, 1e-9, "adam")[0].told(defense=None)
+    tensors = {
+        name: torch.where(value.abs() < 1e-6, -0.01 * clear.sent.parameters[name].sign(), value)
+        for name, value in clear.upload.tensors.items()
+    }
+    decayed = replace(clear, upload=replace(clear.upload, tensors=tensors), plan=replace(clear.plan, weight_decay=0.01))
+    assert undo_evident_defenses([decayed])[0].knowledge.defense is None
+
+
 def test_auto_keeps_what_reproduces_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
     def solved(members: TextMembers, seen: object, best: list[Reconstruction], *others: object, **more: object) -> None:
         best[0] = replace(best[0], member="tag", certainty=Certainty.CONSISTENT)
