@@ -156,14 +156,13 @@ def _of_convolutions(
 ) -> _Decided:
     first, size, deep = layers[0], training.batch_size, len(layers) > _DEEP
     norm = next((n for n, each in model.named_modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)), None)
-    drawn = norm is not None and training.batch_norm == "train"
-    patches = None
+    drawn, patches = training.batch_norm == "train", None
     with torch.enable_grad(), suppress(NotFullyConnectedError):
         patches = find_patch_embedding(model, ModelState.of(model), tuple(shape), fixed_norms=not drawn)
     if patches is not None:
         solved, mixed = size == 1 and training.is_gradient, size > _FEW_IMAGES
-        outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         sums = "that of one image's patches" if solved else "a sum over images or steps"
+        outcome: Outcome = "reconstructible" if solved else "not by these attacks" if mixed else "unknown"
         return outcome, first.name, f"The position embedding's gradient is {sums}."
     if norm is not None and drawn:
         why = "Batch norm in training mode adds the batch's statistics to the unknowns; batch_norm=eval fixes them."

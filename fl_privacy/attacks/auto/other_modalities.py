@@ -83,13 +83,11 @@ class TextMembers(_Members):
         found = attack(starts, seed=seed, progress=part_of_work(progress, shown, 1.0)) if starts else []
         for k, other in zip(unsure, found, strict=True):
             best[k] = best[k] if other.batch is None else other
-        results = []
-        for one, bag in zip(best, bags, strict=True):
-            words, all_found = bag.words, bag.words_exact
-            if one.batch is not None and one.certainty is not Certainty.APPROXIMATE:
-                words, all_found = one.batch.inputs[one.batch.inputs >= 0].cpu(), True
-            results.append(replace(one, words=words, words_exact=all_found))
-        return results
+        for k, (one, bag) in enumerate(zip(best, bags, strict=True)):
+            sure = one.batch is not None and one.certainty is not Certainty.APPROXIMATE
+            words = one.batch.inputs[one.batch.inputs >= 0].cpu() if one.batch is not None and sure else bag.words
+            best[k] = replace(one, words=words, words_exact=sure or bag.words_exact)
+        return best
 
     def _descend(
         self,

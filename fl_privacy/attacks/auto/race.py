@@ -93,8 +93,11 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
         mismatch, widest, angle = torch.stack(found).mean(0).double()
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()
-    least = torch.where(_is_underdetermined(problem), UNDERDETERMINED, EXACT)
-    score = torch.maximum(mismatch, least.to(mismatch)).log() + ROUGHNESS * rough
+    targets = [target for one in problem.rounds for target in one.targets.values()]
+    bounded = [t.low.eq(t.high).sum(1) for t in targets if t.low is not None and t.high is not None]
+    exact, free = sum(bounded, torch.zeros_like(targets[0].squared)), sum(t.size for t in targets if t.low is None)
+    few = (exact > 0) & (exact + free < problem.pixels)  # some values are known exactly, but fewer than pixels
+    score = torch.maximum(mismatch, torch.where(few, UNDERDETERMINED, EXACT).to(mismatch)).log() + ROUGHNESS * rough
     if (weight := problem.constraints.likeliest) is not None:
         weight = weight.double()
         score = torch.where(weight > 0, angle / weight.clamp_min(EXACT) + rough, score)
@@ -108,15 +111,6 @@ def margin(problem: Problem) -> float:
     It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
-
-
-def _is_underdetermined(problem: Problem) -> Tensor:
-    """Return ``True`` (V,) if some values are known exactly, but fewer than pixels."""
-    targets = [target for one in problem.rounds for target in one.targets.values()]
-    bounded = [t.low.eq(t.high).sum(1) for t in targets if t.low is not None and t.high is not None]
-    free = sum(target.size for target in targets if target.low is None)
-    exact = torch.stack(bounded).sum(0) if bounded else targets[0].squared.new_zeros(len(targets[0].squared))
-    return (exact > 0) & (exact + free < problem.pixels)
 
 
 _EASED = 10.0  # largest factor by which total variation is eased from one rung to the next
@@ -299,7 +293,9 @@ class Race:
         for number, rung in enumerate(rungs):
             if number:
                 self._keep(rung.attempts)
-                self._relabel()
+                own, size = self._prepared[0].rounds[0], self._prepared[0].shape[0]
+                if size > 1 and not own.unrolls and is_plain(own.victim_model.loss):
+                    self.attempts |= {place: list(map(self._relabeled, old)) for place, old in self.attempts.items()}
             size = rung.attempts * rung.evaluations / total
             self._rung(rung, part_of(report, done, done + size))
             done += size
@@ -309,15 +305,8 @@ class Race:
         for position, attempts in self.attempts.items():
             self.attempts[position] = ranked(attempts)[:best]
 
-    def _relabel(self) -> None:
-        """Take other label counts if they follow from the guess and suit the update better."""
-        first = self._prepared[0]
-        if first.shape[0] == 1 or first.rounds[0].unrolls or not is_plain(first.rounds[0].victim_model.loss):
-            return
-        for position, attempts in self.attempts.items():
-            self.attempts[position] = [self._relabeled(attempt) for attempt in attempts]
-
     def _relabeled(self, attempt: Attempt) -> Attempt:
+        """Take other label counts if they follow from the guess and suit the update better."""
         prepared, victim = self._prepared[attempt.member], self._victim(attempt)
         labels = victim.labels
         if labels is None or labels.is_floating_point() or victim.label_source != "inferred":

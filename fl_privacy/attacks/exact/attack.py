@@ -176,6 +176,7 @@ def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
 _UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
+_Source = first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
 
@@ -322,11 +323,9 @@ def _recursed(chain: LayerChain, observations: dict[int, Observation], report: R
     model = certificate.model_as_sent(next(iter(observations.values())))
     for (position, observation), image, left in zip(observations.items(), images, lost.tolist(), strict=True):
         read = certificate.Read(image[None], unique=False, loss=left)
-        results[position] = (
-            _certified_in_range(certificate.Reproduction(observation, model), read)
-            if left < WRONG
-            else failed(observation, _UNKNOWN)
-        )
+        reproduction = certificate.Reproduction(observation, model)
+        solved = left < WRONG
+        results[position] = _certified_in_range(reproduction, read) if solved else failed(observation, _UNKNOWN)
     report(1.0)
     return results
 
@@ -349,9 +348,8 @@ def _behind_blocks(
     if len(rows):
         images, lost = pixels_of(network, known.of(rows), evaluations=evaluations, seed=seed, report=report)
         for row, image, left in zip(rows.tolist(), images, lost.tolist(), strict=True):
-            reproduction = certificate.Reproduction(
-                observations[positions[row]], certificate.model_as_sent(observations[positions[row]])
-            )
+            observation = observations[positions[row]]
+            reproduction = certificate.Reproduction(observation, certificate.model_as_sent(observation))
             solved = _certified_in_range(reproduction, certificate.Read(image[None], unique=False, loss=left))
             results[positions[row]] = replace(solved, member=BLOCKS)
     return results
@@ -366,18 +364,15 @@ def _certified_in_range(reproduction: certificate.Reproduction, read: certificat
     return cut if beyond.certainty is Certainty.APPROXIMATE else beyond
 
 
-def _source(observation: Observation) -> first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual:
+def _source(observation: Observation) -> _Source:
     model, sent, shape = observation.model, observation.assumed(), observation.input_shape
     fixed = observation.plan.batch_norm == "eval"
-    source: first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual | None = None
+    source: _Source | None = None
     if observation.upload.num_examples == 1:
         source = first_layer.find_patch_embedding(model, sent, shape, fixed_norms=fixed)
         source = source or find_chain(observation) or find_residual(observation)
-    source = (
-        source
-        or find_normalized_layer(observation)
-        or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
-    )
+    source = source or find_normalized_layer(observation)
+    source = source or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
         raise first_layer.NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
     return source

@@ -77,18 +77,13 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
     values, vectors = torch.linalg.eigh(centered @ centered.mT / centered.shape[2])
     scale = values.clamp_min(_RANK**2 * values[:, -1:]).rsqrt()
     whitening = vectors * scale[:, None] @ vectors.mT
-    white = whitening @ centered
-    return cast(Tensor, _most_likely(white, _uncorrelated(white, start, iterations), iterations) @ whitening)
-
-
-def _uncorrelated(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Run FastICA with the hyperbolic tangent."""
-    for _ in range(iterations):
+    white, directions = whitening @ centered, start
+    for _ in range(iterations):  # with the hyperbolic tangent
         bent = (directions @ white).tanh()
         slope = (1 - bent.square()).mean(2, keepdim=True)
         left, _, right = torch.linalg.svd(bent @ white.mT / white.shape[2] - slope * directions)
         directions = left @ right
-    return directions
+    return cast(Tensor, _most_likely(white, directions, iterations) @ whitening)
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:

@@ -41,17 +41,17 @@ def _leaky(slope: float) -> Activation:
     )
 
 
-def _above_silence(a: Tensor) -> Tensor:
-    return (a > _SILENT * a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))).to(a)
-
-
 _EDGE = 1e-12
 _SCALE, _DEPTH = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
 """Slope of SELU above 0, and how far below 0 it goes (Klambauer et al. 2017, eq. 2)."""
 
 ACTIVATIONS: Sequence[Activation] = (
     Activation(torch.clone, torch.clone, torch.ones_like),
-    Activation(torch.relu, above_noise, _above_silence),
+    Activation(
+        torch.relu,
+        above_noise,
+        lambda a: (a > _SILENT * a.flatten(1).amax(1).view(-1, *(1 for _ in a.shape[1:]))).to(a),
+    ),
     Activation(torch.sigmoid, lambda a: torch.logit(a, _EDGE), lambda a: a * (1 - a)),
     Activation(torch.tanh, lambda a: torch.atanh(a.clamp(_EDGE - 1, 1 - _EDGE)), lambda a: 1 - a.square()),
     Activation(

@@ -246,7 +246,10 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         return Known({}, (), found, found, left + 1)
     cuts, started = list(network.cuts), found
     for before in reversed(cuts[: cuts.index(at)]):
-        step = _Step(network, own, before, at, known[at], _slopes_at(network, at, known[at], slopes))
+        with torch.enable_grad():  # slopes of the loss by the values known
+            inputs = known[at].detach().requires_grad_(True)
+            (behind,) = torch.autograd.grad((network.graph.run({at: inputs}, network.head) * slopes).sum(), inputs)
+        step = _Step(network, own, before, at, known[at], behind)
         if not step.runs():
             break
         known |= step.values
@@ -264,14 +267,6 @@ def known_between(network: Residual, gradients: Tensors) -> Known:
         left, at = left.maximum(torch.where(found, missed, left)), before
         known[before], equations = guess, []
     return Known(known, equations, started, found, left)
-
-
-def _slopes_at(network: Residual, node: fx.Node, values: Tensor, slopes: Tensor) -> Tensor:
-    """Return the slopes of the loss (V, C, H, W) by the ``values`` of a node."""
-    with torch.enable_grad():
-        inputs = values.detach().requires_grad_(True)
-        (found,) = torch.autograd.grad((network.graph.run({node: inputs}, network.head) * slopes).sum(), inputs)
-    return found
 
 
 def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, Tensor, Tensor]:

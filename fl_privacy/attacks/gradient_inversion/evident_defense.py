@@ -176,7 +176,12 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
         return (Part("few levels", effect=Quantized(bits=max(bits for bits in grids if bits is not None))),)
-    cut = _cut(update) if observation.plan.optimizer == "sgd" else ()
+    cut: Description = ()
+    sizes = [value.abs() for value in update.values() if value.numel()]
+    largest = max((float(size.max()) for size in sizes), default=0.0)
+    reached = sum(int((size >= (1 - AT_BOUND) * largest).sum()) for size in sizes)
+    if observation.plan.optimizer == "sgd" and largest > 0 and reached >= _FEWEST:  # several have the largest magnitude
+        cut = (Part("cut", effect=Truncated(bound=None)),)
     if scattered_zeros(update) > usual.scattered + _MORE_ZEROS:
         return Part("zeros", effect=_sparse(update)), *cut
     if cut:
@@ -261,14 +266,6 @@ def _sparse(update: Tensors) -> Sparse:
             total += len(kept)
             votes += len(kept) if int((kept <= 2 * kept.min()).sum()) >= max(4, _AT_THRESHOLD * len(kept)) else 0
     return Sparse(largest=2 * votes > total, scope="layer")
-
-
-def _cut(update: Tensors) -> Description:
-    """Recognize elements that were cut to a bound: several have the largest magnitude."""
-    sizes = [t.abs() for t in update.values() if t.numel()]
-    largest = max((float(size.max()) for size in sizes), default=0.0)
-    reached = sum(int((size >= (1 - AT_BOUND) * largest).sum()) for size in sizes)
-    return (Part("cut", effect=Truncated(bound=None)),) if largest > 0 and reached >= _FEWEST else ()
 
 
 def grid_bits(value: Tensor) -> int | None:

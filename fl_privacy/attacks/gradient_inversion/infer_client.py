@@ -232,7 +232,11 @@ def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> Non
     if not known.any():
         return
     weights = torch.where(known, spread.clamp_min(1e-6).square().reciprocal(), 0.0)
-    rows, columns = _product(middle.log(), weights, known)
+    columns, (of_columns, of_rows) = torch.zeros_like(middle[0]), (weights.sum(k).clamp_min(1e-300) for k in (0, 1))
+    values = torch.where(known, middle.log(), 0.0)
+    for _ in range(_ROUNDS):  # fit one number a row plus one a column
+        rows = (weights * (values - columns[None])).sum(1) / of_rows
+        columns = (weights * (values - rows[:, None])).sum(0) / of_columns
     found = (rows[:, None] + columns[None]).exp()
     unsure = (1 / weights.sum(1, keepdim=True) + 1 / weights.sum(0, keepdim=True)).sqrt()
     off = ((found - middle).abs() / (spread * middle))[known]
@@ -246,17 +250,6 @@ def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> Non
     for n, one, other in zip(names, torch.split(low, widths, 1), torch.split(high, widths, 1), strict=True):
         own = sizes[n][2]
         sizes[n] = one.reshape(own.shape), other.reshape(own.shape), own
-
-
-def _product(logs: Tensor, weights: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the logarithms (M, N) by one number a row plus one a column."""
-    columns = logs.new_zeros(logs.shape[1])
-    of_rows, of_columns = weights.sum(1).clamp_min(1e-300), weights.sum(0).clamp_min(1e-300)
-    values = torch.where(known, logs, 0.0)
-    for _ in range(_ROUNDS):
-        rows = (weights * (values - columns[None])).sum(1) / of_rows
-        columns = (weights * (values - rows[:, None])).sum(0) / of_columns
-    return rows, columns
 
 
 def _of_gradient(

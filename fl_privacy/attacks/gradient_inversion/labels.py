@@ -55,21 +55,15 @@ def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
-        found.append(_best_classes(head, loss, slopes))
+        each = (head.slopes(loss, torch.full_like(slopes[:, 0], k, dtype=torch.long)) for k in range(slopes.shape[1]))
+        apart = [1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30) for own in each]
+        least, classes = torch.stack(apart, 1).min(1)
+        found.append((classes, float((2 * least.clamp_min(0)).sqrt().max())))
         if found[0][1] < _FITS or loss.takes == "indices":
             return found[0]
     rows = _rows(head, loss, slopes)
     found.append((rows, float((head.slopes(loss, rows) - slopes).norm()) / (float(slopes.norm()) + _PROBABILITY)))
     return min(found, key=lambda one: one[1])
-
-
-def _best_classes(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
-    """Return the class (B,) of each example, and the largest share left unexplained."""
-    size, number = slopes.shape
-    each = (head.slopes(loss, torch.full((size,), label, device=slopes.device)) for label in range(number))
-    apart = [1 - F.cosine_similarity(own.double(), slopes.double(), dim=1, eps=1e-30) for own in each]
-    least, classes = torch.stack(apart, 1).min(1)
-    return classes, float((2 * least.clamp_min(0)).sqrt().max())
 
 
 def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:

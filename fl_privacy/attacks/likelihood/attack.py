@@ -71,19 +71,15 @@ class Guesser:
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
         """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
-        return {
-            name: self.factor * value + self.decay[name] if name in self.decay else self.factor * value
-            for name, value in self._gradients(images, labels).items()
-        }
-
-    def _gradients(self, images: Tensor, labels: Tensor) -> Tensors:
         if self.norm is None or images.shape[1] == 1:
-            return self.round.gradients(images, labels)
-        each = self.round.gradients(images.flatten(0, 1)[:, None], labels.flatten(0, 1)[:, None])
-        squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
-        factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
-        clipped = {name: factors.view(-1, *[1] * (value.dim() - 1)) * value for name, value in each.items()}
-        return {name: value.reshape(*images.shape[:2], *value.shape[1:]).mean(1) for name, value in clipped.items()}
+            found = self.round.gradients(images, labels)
+        else:
+            each = self.round.gradients(images.flatten(0, 1)[:, None], labels.flatten(0, 1)[:, None])
+            squared = torch.stack([value.flatten(1).square().sum(1) for value in each.values()]).sum(0)
+            factors = (self.norm / squared.clamp_min(1e-30).sqrt()).clamp(max=1)
+            clipped = {name: factors.view(-1, *[1] * (value.dim() - 1)) * value for name, value in each.items()}
+            found = {n: value.reshape(*images.shape[:2], *value.shape[1:]).mean(1) for n, value in clipped.items()}
+        return {name: self.factor * value + self.decay.get(name, 0) for name, value in found.items()}
 
 
 @dataclass(frozen=True, eq=False)

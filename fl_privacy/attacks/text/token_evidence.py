@@ -275,17 +275,12 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
     along = candidates.sample(view.module) @ frame.whole
     shares = _shares(along @ rows.T, along.square().sum(-1), numbers)
     best = torch.full((len(numbers), candidates.size), -1.0, dtype=torch.float64)
-    return _Basis(frame, rows, numbers, _usual(shares, width), view.through is None, best)
-
-
-def _usual(shares: Tensor, width: int) -> Tensor:
-    """Return the trimmed mean (numbers, L) of ``shares`` (numbers, m, L) and their freedom, as (2, ...)."""
-    kept = shares.sort(1).values
-    cut = int(_TRIMMED * kept.shape[1])
-    kept = kept[:, cut : kept.shape[1] - cut]
+    cut = int(_TRIMMED * shares.shape[1])
+    kept = shares.sort(1).values[:, cut : shares.shape[1] - cut]
     mean, variance = kept.mean(1).clamp(1e-9, 1 - 1e-9), kept.var(1).clamp_min(1e-18)
     freedom = 2 * (mean * (1 - mean) / (_OF_ENDS * variance) - 1)
-    return torch.stack([mean, freedom.clamp(1.0, float(width))])
+    usual = torch.stack([mean, freedom.clamp(1.0, float(width))])
+    return _Basis(frame, rows, numbers, usual, view.through is None, best)
 
 
 @torch.no_grad()
