@@ -293,8 +293,8 @@ class Race:
         for number, rung in enumerate(rungs):
             if number:
                 self._keep(rung.attempts)
-                own, size = self._prepared[0].rounds[0], self._prepared[0].shape[0]
-                if size > 1 and not own.unrolls and is_plain(own.victim_model.loss):
+                own, number_of_images = self._prepared[0].rounds[0], self._prepared[0].shape[0]
+                if number_of_images > 1 and not own.unrolls and is_plain(own.victim_model.loss):
                     self.attempts |= {place: list(map(self._relabeled, old)) for place, old in self.attempts.items()}
             size = rung.attempts * rung.evaluations / total
             self._rung(rung, part_of(report, done, done + size))

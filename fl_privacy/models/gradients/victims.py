@@ -227,7 +227,7 @@ def frozen_copy(
         elif isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
         elif isinstance(module, nn.Hardsigmoid):
-            module.forward = lambda inputs: F.relu6(inputs + 3) / 6  # type: ignore[method-assign]
+            module.forward = lambda input: F.relu6(input + 3) / 6  # type: ignore[method-assign]
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]
     return copied
