@@ -77,7 +77,7 @@ def dp_merf(
     """Train on generated images, fitted to the noised mean of the client's random features (Harder et al. 2021).
 
     The sum over examples of random Fourier features times the one-hot label has sensitivity 1. Noise added to it once
-    gives each example (epsilon, delta)-differential privacy for all later uploads.
+    gives each example (epsilon, delta)-differential privacy for all later uploads. The number of examples is public.
 
     Args:
         images_per_class: number of images of every class.

@@ -202,8 +202,8 @@ def dc(
 
     While a fresh network is trained on them, condensed images move to match the direction of each class's real
     gradient. The paper takes 1,000 networks, for 50 images a class 50 outer and 10 inner steps, 256 real images a class
-    and a width of 128; the defaults are for CPUs. A reconstruction is compared with the client's nearest own image of
-    its class.
+    and a width of 128; the defaults are for CPUs. Few updates leave images close to the real ones. A
+    reconstruction is compared with the client's nearest own image of its class.
 
     Args:
         images_per_class: condensed images of each class that the client has.

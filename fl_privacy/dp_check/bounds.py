@@ -135,7 +135,8 @@ def measured_mu(first: ArrayLike, second: ArrayLike, *, error: float) -> float:
     """Bound mu from below by the statistics (n,) and (m,) of two neighbors, for Gaussian noise; 0 if nothing is shown.
 
     The distance of the means over the pooled standard deviation times sqrt(nm / (n + m)) follows a noncentral t
-    distribution; mu is the least noncentrality at which it has probability ``error``.
+    distribution; mu is the least noncentrality at which it has probability ``error``. The projection
+    must not depend on the outputs.
     """
     yes, no = (np.asarray(values, dtype=np.float64) for values in (first, second))
     degrees, size = len(yes) + len(no) - 2, math.sqrt(len(yes) * len(no) / (len(yes) + len(no)))

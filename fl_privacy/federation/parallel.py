@@ -106,14 +106,6 @@ def ray_cluster() -> Iterator[None]:
             ray.shutdown()
 
 
-def on_this_node() -> Any:
-    """Return the scheduling of a task that must live as long as this process."""
-    import ray  # noqa: PLC0415
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
-
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-
-
 def cause_of(error: Exception) -> BaseException:
     """Return the error behind Ray's own exception."""
     return getattr(error, "cause", None) or error
@@ -172,8 +164,10 @@ class ShardedAttack:
         self, parts: Sequence[list[tuple[int, Observation]]], seed: int, progress: Progress
     ) -> dict[int, Reconstruction]:
         import ray  # noqa: PLC0415
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-        tally = ray.remote(Tally).options(num_cpus=0, scheduling_strategy=on_this_node()).remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        tally = ray.remote(Tally).options(num_cpus=0, scheduling_strategy=here).remote()
         options = {"max_retries": LOSSES, "scheduling_strategy": "SPREAD", **self._share(len(parts))}
         start, attack = ray.remote(attack_part).options(**options), ray.put(self.attack)
 

@@ -164,7 +164,7 @@ def is_simulation() -> bool:
 SERVED = "served"  # metadata key of the file: last answered round by kind of message, as JSON
 
 MOST_AHEAD = 1000
-"""Largest step from the last answered round if the run's number is unknown: later rounds exclude earlier ones."""
+"""Largest step from the last answered round if the run states no number: an answered round excludes earlier ones."""
 
 ANSWERED = "fl-privacy.answered"  # record of ``context.state`` with the last answered round by kind of message
 

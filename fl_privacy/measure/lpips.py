@@ -71,7 +71,7 @@ SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # normalization 
 class PerceptualDistance(nn.Module):
     """Distance of two images in AlexNet's features, weighted per channel by human judgment (equation 1).
 
-    ``features`` has ``features.0.weight`` and so on, ``heads`` five ``lin0.model.1.weight`` (1, channels, 1, 1).
+    ``features`` has ``features.0.weight`` and so on, ``heads`` ``lin0.model.1.weight`` (1, channels, 1, 1) to ``lin4``.
     """
 
     shift: Tensor

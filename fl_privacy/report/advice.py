@@ -366,18 +366,12 @@ def leakage_in_words(candidate: Candidate) -> str:
     failed += f", while {unknown} have no known original" if unknown > 0 else ""
     mean, best = metric(candidate.psnr, name), metric(candidate.largest, name)
     about = f"{mean}{single}{below(candidate.upper, candidate.psnr, name)}"
-    return (
-        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the best"
-        f" reconstruction{failed}{told_beside(candidate)}"
-    )
-
-
-def told_beside(candidate: Candidate) -> str:
-    """Describe results of inference attacks; empty without any."""
-    words = {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
-    told = []
-    for about, measure in sorted(candidate.inferred.items()):
+    inferred, words = "", {About.MEMBERSHIP: "TPR at 1 % FPR", About.ATTRIBUTE: "attribute"}
+    for asked, measure in sorted(candidate.inferred.items()):
         shown = "not known" if measure is None else f"{percent(measure.value)}, at most {percent(measure.high)}"
         chance = "" if measure is None else f", guessing {percent(measure.chance)}"
-        told.append(f"; {words[About(about)]} {shown}{chance}")
-    return "".join(told)
+        inferred += f"; {words[About(asked)]} {shown}{chance}"
+    return (
+        f"{read_of(candidate)}{by}{exposed}, mean {title_within(name)} {about}, {best} for the best"
+        f" reconstruction{failed}{inferred}"
+    )

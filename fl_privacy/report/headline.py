@@ -13,7 +13,7 @@ from fl_privacy.measure.roc import Finding
 from fl_privacy.report.words import metric, percent, ratio, title
 from fl_privacy.runs.folder import Counts, Recognized, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import TOLD
-from fl_privacy.runs.folder.leakage import PUBLIC, SMOOTH, AttackedUploads, AttackFacts
+from fl_privacy.runs.folder.leakage import PUBLIC, AttackedUploads, AttackFacts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Tone, Verdict
 from fl_privacy.types.modality import ROWS, TEXTS
 
@@ -277,7 +277,7 @@ def tried_in_words(verdict: Verdict, kind: str) -> str:
     knows = "" if facts.undefended or not facts.defenses else knows
     uploads = f"{facts.uploads} uploads per {kind}" if facts.uploads > 1 else f"one upload per {kind}"
     article, pixels = "an" if kind.startswith(tuple("aeiou")) else "a", verdict.modality.pixels
-    used = [f"public {kind}s" if one == PUBLIC else one for one in facts.priors or () if one != SMOOTH or pixels]
+    used = [f"public {kind}s" if one == PUBLIC else one for one in facts.priors or () if one == PUBLIC or pixels]
     prior = "" if facts.priors is None else f", without {article} {kind} prior"
     prior = f", with {article} {kind} prior ({', '.join(used)})" if used else prior
     return f"Attack: {name}{budget}, run by {server}{knows}, on {uploads}{prior}."

@@ -167,16 +167,13 @@ class Judge:
         )
         if self.vocabulary is None:
             return scores
-        return [replace(score, sentences=_sentences(score, self.vocabulary)) for score in scores]
-
-
-def _sentences(
-    score: VictimScore, vocabulary: Vocabulary
-) -> tuple[tuple[Sequence[str] | None, Sequence[str] | None], ...]:
-    originals = [None] * len(score.images) if score.originals is None else score.originals.tolist()
-    guesses = [None if i.guess is None else g for i, g in zip(score.images, score.guesses.tolist(), strict=True)]
-    of_both = ([None if text is None else vocabulary.pieces(text) for text in texts] for texts in (originals, guesses))
-    return tuple(zip(*of_both, strict=True))
+        told, pieces = [], self.vocabulary.pieces
+        for score in scores:
+            true = [None] * len(score.images) if score.originals is None else score.originals.tolist()
+            made = [None if i.guess is None else g for i, g in zip(score.images, score.guesses.tolist(), strict=True)]
+            both = ([None if text is None else pieces(text) for text in texts] for texts in (true, made))
+            told.append(replace(score, sentences=tuple(zip(*both, strict=True))))
+        return told
 
 
 def update_distortion(

@@ -155,8 +155,7 @@ class Schema:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the mean encoded row (F,): shares of categories; for numbers 0 or, if that is out of bounds, the
-        nearest bound."""
+        """Return the mean encoded row (F,): shares of categories; for numbers 0, or the bound nearest to it."""
         found, (low, high) = torch.zeros(self.width), self.bounds
         for start, column in zip(self.starts, self.columns, strict=True):
             if not column.is_number:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from fl_privacy.attacks import pixel_prior
+from fl_privacy.attacks.likelihood import blind
 from fl_privacy.report.headline import answers_of, headline_of, run_in_words, to_do, tried_in_words
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.folder import read_run, verdict_of
 from fl_privacy.runs.folder.identity import Identity
-from fl_privacy.runs.folder.leakage import AttackFacts, described_facts
+from fl_privacy.runs.folder.leakage import FEWEST_IMAGES, AttackFacts, described_facts
 from fl_privacy.runs.folder.verdict import LEAK, Ground, Verdict, judged
 from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality
 from tests.report import kinds
@@ -97,11 +99,15 @@ PRIORS = {
     "attack=dlg": NO_PRIOR,
     "attack=dlg attack.total_variation=1e-6": f"{SMOOTH})",
     "attack=dlg threat_model.public_images=9": NO_PRIOR,
-    "attack=dlg attack.start=public threat_model.public_images=9": "with an image prior (public images)",
+    "attack=dlg attack.start=public_mean threat_model.public_images=9": "with an image prior (public images)",
+    "attack=dlg attack.start=class_mean threat_model.public_images=9": "with an image prior (public images)",
+    "attack=dlg attack.space=network": "with an image prior (an untrained network)",
     "attack=inverting_gradients": f"{SMOOTH})",
     "attack=inverting_gradients attack.total_variation=0": NO_PRIOR,
     "attack=refiner_solved": f"{SMOOTH})",
     "attack=refiner_solved attack.base=idlg": NO_PRIOR,
+    "attack=refiner_aware attack.base=idlg attack.away_from_noise=1": "with an image prior (images unlike noise)",
+    "attack=grad_inversion": f"{SMOOTH}, image norm)",
     "attack=ats_adam_l1": f"{SMOOTH})",
     "attack=ats_lbfgs_l2": NO_PRIOR,
     "attack=ats_lbfgs_l2_code": f"{SMOOTH})",
@@ -109,12 +115,18 @@ PRIORS = {
     "attack=auto threat_model.public_images=9": f"{SMOOTH}, public images)",
     "attack=auto data=sst2": "without a text prior",
     "attack=auto data=heart_disease threat_model.public_images=9": "with a row prior (public rows)",
+    "attack=bag_of_words data=sst2": "without a text prior",
+    "attack=bag_of_words data=sst2 threat_model.public_images=9": "with a text prior (public texts)",
     "attack=lamp data=sst2 threat_model.public_images=9": "with a text prior (public texts)",
     "attack=ggl": "with an image prior (a generator)",
     "attack=maximum_a_posteriori": "with an image prior (photographs)",
+    "attack=maximum_a_posteriori threat_model.public_images=49": "with an image prior (photographs)",
+    "attack=maximum_a_posteriori threat_model.public_images=50": "with an image prior (public images)",
     "attack=maximum_a_posteriori threat_model.public_images=null": "with an image prior (public images)",
     "attack=cocktail_party": NO_PRIOR,
-    "attack=blind_deconvolution threat_model.public_images=9": "with an image prior (public images)",
+    "attack=exact": f"{SMOOTH})",
+    "attack=blind_deconvolution threat_model.public_images=9": NO_PRIOR,
+    "attack=blind_deconvolution threat_model.public_images=50": "with an image prior (public images)",
 }
 """Settings of an attack -> what the page says of its prior."""
 
@@ -128,10 +140,15 @@ def test_a_page_names_what_an_attack_knows_of_how_examples_look(settings: str) -
     assert tried_in_words(verdict, modality.one).endswith(f"on one upload per {modality.one}, {PRIORS[settings]}.")
 
 
+def test_a_normal_distribution_is_learned_from_as_many_images_as_attacks_ask_for() -> None:
+    assert FEWEST_IMAGES == pixel_prior.FEWEST == blind._FEWEST
+
+
 def test_smoothness_against_noise_is_a_prior_and_unknown_settings_name_none() -> None:
     said = "Among the images that fit it prefers smooth ones (total variation)."
     records = [{"kind": "attack", "round": 1, "countermeasures": [said]}]
-    for attack, prior in (({"_target_": "fl_privacy.attacks.dlg", "lr": 1}, f", {SMOOTH})"), ({"name": "mine"}, "")):
+    known, own = ({"_target_": f"{module}.dlg", "lr": 1} for module in ("fl_privacy.attacks", "mine"))
+    for attack, prior in ((known, f", {SMOOTH})"), (own, ""), ({"name": "mine"}, "")):
         settings = {"attack": attack, "choices": {"attack": "dlg"}}
         identity = Identity.of("", settings, undefended=False)
         verdict = Verdict(tone=LEAK, ground=Ground.READ, modality=IMAGES, facts=described_facts(identity, records))

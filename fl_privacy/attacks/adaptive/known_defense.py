@@ -58,7 +58,7 @@ _MANY_BITS = 6  # bits of a quantized value above which its levels hide little
 _REACH = 3.0  # standard deviations of the noise within which nearly all of it is
 
 UNSCALED, UNTOLD = 1.0, 1.0
-"""Assumptions: SPN leaves the cross entropy unchanged, and its slope by the features is as large as the head."""
+"""Assumptions on SPN: the cross entropy is unscaled, and slopes by features are as large as the head's weights."""
 
 
 def looks_noisy(effect: effects.Effect) -> bool:

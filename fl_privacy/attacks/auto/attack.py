@@ -315,7 +315,8 @@ class AutoAttack:
             seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
             seconds. An attempt always has 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
-            budget in seconds repeats its descents, unless the clock cut the search for exact solutions.
+            budget in seconds repeats its descents; also their starts, unless the search for exact solutions was cut by
+            the clock or took more than ``evaluations / 12`` rounds.
         device: device of the computation; ``None``: that of the values sent.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """

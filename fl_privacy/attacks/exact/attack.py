@@ -192,7 +192,7 @@ class ExactInversion(GroupAttack):
     - One image behind convolutions without pooling is solved for layer by layer, up to what a ReLU or a narrow first
       convolution hides (:mod:`fl_privacy.attacks.exact.r_gap`).
     - One image behind a residual network is solved for block by block (:mod:`fl_privacy.attacks.exact.residual`), and
-      by a descent in front of that.
+      by a descent in front of that, smooth images first.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
     zeros behind the ReLU, and the whole update is reproduced. The proof is of the model's inputs, which a defense may

@@ -230,7 +230,7 @@ FeatureSource = Literal["auto", "known", "recovered"]
 """Source of the private layers' output; ``auto``: given if it is, else recovered from the public gradients."""
 
 FrontPolicy = Literal["auto", "fixed", "joint"]
-"""Stand-ins for the victim's private layers; ``auto``: optimized by an attacker that knows of a split."""
+"""Stand-ins for private layers stay ``fixed`` or are optimized; ``auto``: optimized if a split is known."""
 
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
 

@@ -44,7 +44,7 @@ class RowsBetween:
 
     Attributes:
         rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. If the number is
-            the same, (2, F) the row that went and the one that came: NaN for equal values.
+            the same, (2, F) the row that went and the one that came, if it was one: NaN for equal values.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 

@@ -172,7 +172,7 @@ def without_adam(observation: Observation) -> Observation:
     PyTorch's settings and single precision, sizes below 1e-3 are known, to a few percent below 1e-4. For one example a
     linear layer's gradient is a product of two vectors, which gives the rest.
 
-    If no step is as long as Adam's, the observation stays, with a note.
+    If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:

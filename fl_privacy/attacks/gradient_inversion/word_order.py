@@ -216,8 +216,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T orders (V, T, L) of each text's first ``lengths`` (V,) words, by each kind of move; the first is as it
-    was."""
+    """Draw T orders (V, T, L) of texts' first ``lengths`` (V,) words, by each kind of move; the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))

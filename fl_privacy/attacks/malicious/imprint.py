@@ -128,7 +128,7 @@ class Imprint(ServerAttack):
 
     Attributes:
         bins: thresholds; the paper takes two or more an image.
-        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin alone, without rounding.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin, no rounded difference.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
         scale: factor on the layer's inputs, divided out in its weights, which increases its gradient alone.

@@ -175,7 +175,7 @@ def is_one_image(
     single one always does.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
-    second, third, fifth or seventh, count as mixtures.
+    second, third, fifth or seventh, count as mixtures. Equal mixtures of two images of even levels alone pass.
     """
     levels = LEVELS * pixels.double()
     telling = (levels > _NEARLY) & (levels < LEVELS - _NEARLY)

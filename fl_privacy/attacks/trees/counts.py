@@ -209,8 +209,9 @@ def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
     """Assign the others' new trees of bagging rounds to ``sites`` for an observer that does not know their origin.
 
-    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. NVFlare's
-    models since 2.7.2 have thresholds only. Sites of equal size with data of one kind are not distinguished.
+    A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
+    NVFlare since 2.7.2 lack these sums and leave the thresholds. Sites of equal size with data of one kind are not
+    distinguished.
 
     Args:
         rounds: new trees of every round, as ``read_others`` returns them; each site's are adjacent.

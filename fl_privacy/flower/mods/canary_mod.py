@@ -71,7 +71,14 @@ def canary_mod(
         UserError: no mod is given, the clipping norm is unknown, or an epsilon is claimed for mods without noise.
     """
     norm = _norm_of(mods) if clip_norm is None else clip_norm
-    _expect_usable(mods, norm=norm, number=number, delta=delta, claimed=claimed)
+    checks.whole("number", number, at_least=20, at_most=100_000, example=500)
+    checks.number("delta", delta, above=0, below=1, example=1e-5)
+    checks.number("clip_norm", norm, above=0, example=1.0)
+    if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
+        raise UserError(
+            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
+            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
+        )
     checks.one_of("noise", noise, ("gaussian", "other"))
     all_of_them = together(mods)
 
@@ -94,17 +101,6 @@ def canary_mod(
         return reply
 
     return mod
-
-
-def _expect_usable(mods: Sequence[Mod], *, norm: float, number: int, delta: float, claimed: float | None) -> None:
-    checks.whole("number", number, at_least=20, at_most=100_000, example=500)
-    checks.number("delta", delta, above=0, below=1, example=1e-5)
-    checks.number("clip_norm", norm, above=0, example=1.0)
-    if claimed is not None and all(mod in (fixedclipping_mod, adaptiveclipping_mod) for mod in mods):
-        raise UserError(
-            "claimed is expected of mods that add noise, but these only clip: what their strategy promises is about the"
-            " model, not about a reply; fl-privacy check-dp my_app.server:strategy."
-        )
 
 
 def canaries_of(

@@ -2,8 +2,8 @@
 
 This is per-example clipping (Goodfellow 2015; Li et al. 2022) with victims as examples. For few positions P, gradients
 ``G = delta U'`` of weights, from output gradients ``delta`` (O, P) and inputs ``U`` (D, P), are not formed: an
-undefended ``G* = L C R'`` also has rank P, and the distance is a sum of three squares, of which only ``|L' delta U' R -
-C|^2`` is a difference.
+undefended ``G* = L C R'``, with orthonormal L and R, also has rank P, and the distance is a sum of three squares, of
+which only ``|L' delta U' R - C|^2`` is a difference.
 """
 
 from collections import Counter

@@ -208,7 +208,14 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]
     every = (raw["settings"], raw["attack"], *of_uploads, *named)
     _expect_safe(every, (), f"The track {name}", own=name not in names_in(TRACKS))
-    _expect_of_runtime(name, overrides)
+    free = keys_of(Role.RUNTIME)
+    for key in override_keys(overrides):
+        if not is_within(key, free):
+            raise UserError(
+                f"The track {name} fixes {key}, or else its figures could not be compared; copy its file"
+                f" ({TRACKS / 'smoke.yaml'} is one), change that and run the copy, or set one of"
+                f" {', '.join(k for k in free if not k.startswith('choices.'))}."
+            )
     of_attacks = _of_keys(overrides, "attack.")
     settings = (*raw["settings"], *(o for o in overrides if o not in of_attacks))
     attack, trainings = (*raw["attack"], *of_attacks), raw["trainings"]
@@ -255,17 +262,6 @@ def _cells(uploads: Mapping[str, UploadKind]) -> Iterator[tuple[UploadKind, Stat
         for server in kind.servers:
             for state in kind.server_states:
                 yield kind, state, server, AttackCell(uploads=name, state=state, server=server)
-
-
-def _expect_of_runtime(name: str, overrides: Sequence[str]) -> None:
-    free = keys_of(Role.RUNTIME)
-    for key in override_keys(overrides):
-        if not is_within(key, free):
-            raise UserError(
-                f"The track {name} fixes {key}, or else its figures could not be compared; copy its file"
-                f" ({TRACKS / 'smoke.yaml'} is one), change that and run the copy, or set one of"
-                f" {', '.join(k for k in free if not k.startswith('choices.'))}."
-            )
 
 
 def _checked(raw: object, sections: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -122,6 +122,7 @@ REHEARSED = (
 
 NOT_TESTED = "Not tested:"  # prefix of threat model sentences on attackers that were not tested
 SMOOTH, PUBLIC = "total variation", "public"  # priors: smooth images; examples that nobody attacks
+FEWEST_IMAGES = 50  # fewest public images from which attacks learn a normal distribution
 _BUDGETS = ("iterations", "restarts", "budget", "seconds")
 
 
@@ -202,18 +203,28 @@ def described_facts(
 def _priors(
     attack: str, section: Mapping[str, Any], threat: Mapping[str, Any], records: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...] | None:
-    """List the priors; ``None`` if the settings are unrecorded."""
-    if attack not in ("", "none", "auto") and not section.keys() - {"name"}:
+    """List the priors; ``None`` if the settings are unrecorded, or the attack is a user's own."""
+    unrecorded = attack not in ("", "none", "auto") and not section.keys() - {"name"}
+    if unrecorded or not str(section.get("_target_", "fl_privacy.")).startswith("fl_privacy."):
         return None
-    weight, own = section.get("total_variation", attack == "auto"), section.get("prior")
-    if weight is None:  # the preset's own weight; L-BFGS in ATS's paper has none
+    weight, own, number = section.get("total_variation"), section.get("prior"), threat.get("public_images", 0)
+    if weight is None and "total_variation" in section:  # the preset's own; L-BFGS in ATS's paper has none
         weight = (section.get("variant"), section.get("optimizer")) != ("paper", "lbfgs")
-    said = [sentence for record in records for sentence in record.get("countermeasures", ())]
-    smooth = weight or section.get("base") == "inverting_gradients" or any(SMOOTH in sentence for sentence in said)
-    looks = own or attack in ("auto", "blind_deconvolution") or section.get("start") == "public"
-    public = looks and own != "photographs" and threat.get("public_images", 0) != 0
-    used = ["a generator"] * ("generator" in section) + [SMOOTH] * bool(smooth) + [PUBLIC] * bool(public)
-    return (*used, "photographs") if isinstance(own, str) and not public else tuple(used)
+    said = " ".join(sentence for record in records for sentence in record.get("countermeasures", ()))
+    looks = own or attack in ("auto", "bag_of_words") or section.get("start") in ("public_mean", "class_mean")
+    normal = attack in ("maximum_a_posteriori", "blind_deconvolution")
+    public = own != "photographs" and (looks or normal) and fits(number, int | None) and number != 0
+    public &= not normal or number is None or number >= FEWEST_IMAGES
+    used = {
+        "a generator": "generator" in section,
+        "an untrained network": section.get("space") == "network",
+        SMOOTH: weight or attack in ("auto", "exact") or section.get("base") == "inverting_gradients" or SMOOTH in said,
+        "image norm": section.get("image_norm"),
+        "images unlike noise": section.get("away_from_noise"),
+        PUBLIC: public,
+        "photographs": (isinstance(own, str) and not public) or "as photographs' do" in said,
+    }
+    return tuple(name for name, is_used in used.items() if is_used)
 
 
 def _source(records: Sequence[Mapping[str, Any]], sizes: Mapping[str, int], threats: Sequence[str]) -> AttackedUploads:

@@ -236,7 +236,14 @@ def copy_run(source: Path, destination: Path, *, with_originals: bool) -> None:
         make_private_folder(destination, destination)
     else:
         destination.mkdir(parents=True)
-    _copy_configuration(source, destination, write)
+    try:
+        content = json.loads(read_text(source / IDENTITY))
+        shown = {**content, "config": _with_names_only(content["config"])}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
+    write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
+    if (source / CONFIG).is_file():  # its text may fold or quote a path
+        write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
     for name in FIGURES:
         if (source / name).is_file():
             write(destination / name, (source / name).read_bytes())
@@ -258,17 +265,6 @@ def shared_as(folder: Path) -> Shared | None:
         if found in get_args(Shared):
             return found
     raise UserError(f'{note} is expected to hold {{"holds": "figures"}} or "originals", but is damaged; share it anew.')
-
-
-def _copy_configuration(source: Path, destination: Path, write: Any) -> None:
-    try:
-        content = json.loads(read_text(source / IDENTITY))
-        shown = {**content, "config": _with_names_only(content["config"])}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UserError(f"{source / 'run.json'} is expected to describe a run, but is damaged ({error}).") from error
-    write(destination / IDENTITY, json.dumps(shown, indent=1, ensure_ascii=False))
-    if (source / CONFIG).is_file():  # its text may fold or quote a path
-        write(destination / CONFIG, yaml.safe_dump(shown["config"], sort_keys=False, allow_unicode=True))
 
 
 def _with_names_only(value: Any) -> Any:
