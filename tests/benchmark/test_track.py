@@ -105,12 +105,13 @@ def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
         (TINY.replace("training: FedSGD", "training: FedSDG"), "did you mean FedSGD"),
         (TINY.replace("server_states: [trained]", ""), "server_states in uploads.one image"),
         (TINY.replace("evaluators: {}", "evaluators: {x: [data=mnist_mini]}"), "evaluators of the track"),
-        (TINY.replace("[attack=idlg,", "[attack=custom, attack._target_=os.system,"), "os.system"),
+        (TINY.replace("[attack=inverting_gradients,", "[attack=custom, attack._target_=os.system,"), "os.system"),
         (TINY.replace("defense.rate=0.5,0.99", "seed=0,1', 'defense.rate=0.1,0.2").replace('"', "'"), "One key"),
         ("[1, 2]", "list"),
     ],
 )
 def test_a_wrong_track_is_one_line(tmp_path: Path, text: str, expected: str) -> None:
+    assert text != TINY, "nothing was replaced"
     with pytest.raises(UserError, match=expected) as error:
         load_track(write_track(tmp_path, text))
     assert "\n" not in str(error.value)
