@@ -346,8 +346,8 @@ def section() -> list[str]:
         "Draws of further projects were audited as they were found, not a line of them edited, by"
         f" `fl-privacy {COMMAND}`. Data that were missing were drawn. The first draw was tuned to: kinds of its errors"
         " were mended. Projects of a later draw were drawn before any of them was run, nothing was tuned to them, and"
-        " each was run once; kinds of its errors were mended before the next draw. The last draw's figures are those"
-        " to quote; kinds of its errors that are mended since are not counted.",
+        " each was run once; kinds of its errors were mended before the next draw. Quote the last draw"
+        " that has run whole; a draw has so far run as many as it states, and errors mended since are not counted.",
         "",
         *(
             f"- Draw {number}{' (tuned to)' * (number == 1)}, {len(held)} of {len(DRAWS[number])} run: {_counts(held)}."
