@@ -24,6 +24,7 @@ hf = pytest.importorskip("datasets")
 
 SETS = {
     "cifar10": (32, "RGB", 10), "cifar10_exact": (32, "RGB", 10), "cifar100": (32, "RGB", 100),
+    "cifar100_samples": (32, "RGB", 100),
     "svhn": (32, "RGB", 10), "mnist": (28, "L", 10), "fashion_mnist": (28, "L", 10), "lfw": (64, "RGB", 5),
     "celeba": (64, "RGB", 2), "imagenet_sample": (64, "RGB", 25), "tiny_imagenet": (64, "RGB", 20),
 }  # fmt: skip

@@ -41,7 +41,7 @@ def test_the_page_shows_rows_for_their_owner_alone(run: Path) -> None:
     assert "<b>job " in page, "what is proven is certain"
     assert (
         "Without any update, 95 % of guesses have at most" in page
-        and "without\u00a0the\u00a0update\u00a0up\u00a0to" in page
+        and "without\u00a0the\u00a0update:\u00a0up\u00a0to" in page
     )
     (stored,) = (run / "reconstructions").glob("rows-*.json")
     assert stored.stat().st_mode & 0o077 == 0
