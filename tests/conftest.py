@@ -122,6 +122,14 @@ def own_state_folder_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def evaluator_of_digits() -> None:
+    """Train what a first use on a machine trains and keeps, lest it counts as a test's own seconds."""
+    if "torch" in sys.modules:
+        files = importlib.import_module("fl_privacy.models.pretrained.evaluator_files")
+        files.find_evaluator(None, (1, 28, 28))
+
+
 @pytest.fixture(scope="module")
 def few_seeds() -> Iterator[None]:
     """Where nothing seeds its noise: of 16,384 seeds, whose first draws take seconds, 256 are tried."""
