@@ -325,8 +325,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
     command = f"fl-privacy trade-off {grid} {' '.join(overrides)}".rstrip()
     if len(known) < 2:
         raise UserError(f"Runs of the grid {grid} are expected to have finished, but too few did; run `{command}`.")
-    deciding, of_attacks = [o for o in overrides if not o.startswith("out=")], set(override_keys(study.attack))
-    own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in of_attacks]
+    deciding = [override for override in overrides if not override.startswith("out=")]
     folders = {folder for entry in entries for folder in (entry.training, *entry.attacks.values())}
     return MeasuredTable(
         settings=tuple(s for s in merge_overrides(study.settings, overrides) if not s.startswith("out=")),
@@ -336,10 +335,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
         defenses=known,
         unknown=unknown,
         when=when_measured(map(read_environment, folders)),
-        attackers=(
-            *(o for o in merge_overrides(study.attack, own) if not o.startswith(_BATCH_SIZE)),
-            *_batch_sizes(merge_overrides(each.overrides) for each in study.attacks.values()),
-        ),
+        attackers=_attackers(study, overrides),
     )
 
 
@@ -371,6 +367,15 @@ def _table(track: Track, measured: MeasuredBenchmark, training: str) -> Measured
         unknown=unknown,
         when=when_measured(map(read_environment, filter(is_finished, folders))),
         attackers=(*track.attack, *_batch_sizes(track.uploads[name].attack for name in uploads)),
+    )
+
+
+def _attackers(study: Study, overrides: Sequence[str]) -> tuple[str, ...]:
+    keys = set(override_keys(study.attack))
+    own = [o for o, key in zip(overrides, override_keys(overrides), strict=True) if key in keys]
+    return (
+        *(override for override in merge_overrides(study.attack, own) if not override.startswith(_BATCH_SIZE)),
+        *_batch_sizes(merge_overrides(plan.overrides) for plan in study.attacks.values()),
     )
 
 

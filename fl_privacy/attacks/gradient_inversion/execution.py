@@ -226,8 +226,7 @@ def victims_at_once(
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
     most = _MOST_ON_GPU if variables.is_cuda else _MOST_ON_CPU
     needed = written_bytes(problem, variables) + state + 3 * observed
-    share = _SHARE_OF_GPU * torch.cuda.mem_get_info(variables.device)[1] if variables.is_cuda else _BYTES_ON_CPU
-    wanted = max(1, min(most, int(share) // needed))
+    wanted = max(1, min(most, _bytes_of_a_chunk(variables.device) // needed))
     fits = max(1, memory.spare_bytes(variables.device) // needed)
     if fits < min(wanted, victims):
         logger.warning(
@@ -238,6 +237,12 @@ def victims_at_once(
             fits,
         )
     return int(min(wanted, fits))
+
+
+def _bytes_of_a_chunk(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(_SHARE_OF_GPU * torch.cuda.mem_get_info(device)[1])
+    return _BYTES_ON_CPU
 
 
 WORTHWHILE = 20_000_000
