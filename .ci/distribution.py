@@ -6,7 +6,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-IN_WHEEL = ("fl_privacy/py.typed", "fl_privacy/conf/config.yaml", "fl_privacy/report/templates/base.html.j2")
+IN_WHEEL = (
+    "fl_privacy/py.typed",
+    "fl_privacy/_moved.json",
+    "fl_privacy/conf/config.yaml",
+    "fl_privacy/report/templates/base.html.j2",
+)
 IN_SDIST = ("pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY.md", "tests/conftest.py", "constraints.txt")
 SUFFIXES = (".pyc", ".safetensors", ".parquet", ".pt", ".key")
 MOST_BYTES = 25 << 20

@@ -128,7 +128,7 @@ class FittedUploads:
             whose[owner] = list(one)
         if not whose:
             raise UserError(
-                "There was one round alone, and a site sees new trees of others with the next; --rounds gives more."
+                "Only one round ran, and a site first sees others' trees in the second; --rounds gives more."
             )
         answer = _trees(self, list(whose)[:clients], whose.__getitem__, seed=seed, seconds=seconds, name="site")
         note = f"Of {total} new trees of {len(others)} other sites, {right} are divided to the site of its first tree"
@@ -146,7 +146,7 @@ def _tree_leaks(one: trees.Exchange, where: str) -> list[Leak]:
             labels = np.array([leaf.labels for leaf in first.leaves if leaf.labels])
             single = sum(leaf.rows for leaf in first.leaves if leaf.labels and 0 in leaf.labels)
             said = f", {int(labels[:, 1].sum())} of them positive" if labels.size else ""
-            said += f", {single} of them where there is one label alone, which is theirs" if single else ""
+            said += f", {single} of them in regions of a single label, which is therefore known" if single else ""
             found.append(leak_of("regions", where, len(first.leaves), first.rows, said))
     return found
 

@@ -98,8 +98,8 @@ def _participants(
     answer = separated(inside, outside, known, unknown, said)
     note = (
         "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
-        " Other differences between the two kinds count as membership; random augmentation of training examples"
-        " hides members, all of them if the app evaluates the same examples."
+        " Any other difference between the two kinds of examples counts as membership. Random augmentation of"
+        " training examples hides members."
     )
     return replace(answer, notes=(note, *answer.notes[1:]))
 

@@ -205,10 +205,6 @@ def _client(config: RunSettings, context: Context) -> Client:
         return clients_of(config)[partition]
 
 
-def _is_audited(context: Context) -> bool:
-    return DATA_PATH not in context.node_config and _settings(context).secure_aggregation["name"] == "none"
-
-
 class _NodeApp(ClientApp):
     """Answer training messages plainly or, if so configured, only under SecAgg+."""
 
@@ -233,7 +229,11 @@ def _masking_app(guarded: bool) -> ClientApp:
     return masking_client_app(make_client, mods=[secagg_guard_mod] if guarded else [])
 
 
-_plain_app = numpy_client_app(make_client, audited=_is_audited, simulated=_is_simulated)
+_plain_app = numpy_client_app(
+    make_client,
+    audited=lambda c: DATA_PATH not in c.node_config and _settings(c).secure_aggregation["name"] == "none",
+    simulated=_is_simulated,
+)
 client_app = _NodeApp()
 
 

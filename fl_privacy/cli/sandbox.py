@@ -135,6 +135,8 @@ class Sandbox:
         )
 
     def _hear(self, apart: Apart, tell: Any) -> bytes:
+        from fl_privacy.report.audit_file import folder_name  # noqa: PLC0415  (takes seconds)
+
         deadline = time.monotonic() + self.given.bounds.seconds
         for _ in range(MOST_MESSAGES):
             kind, *rest = apart.receive(LARGEST_PAGE, deadline)
@@ -143,7 +145,8 @@ class Sandbox:
             (content,) = rest
             if kind == Said.NAME and self.folder is None:
                 self.name = content.decode(errors="replace")[:LONGEST_NAME]
-                self.folder = self._made_folder()
+                self.folder = self.out / folder_name(self.name)
+                make_out_folder(self.folder, self.folder, self.out)
             elif kind == Said.TOLD:
                 tell(visible(content[: 4 * LONGEST_NAME].decode(errors="replace"))[:LONGEST_NAME])
             elif kind == Said.FAILED:
@@ -153,13 +156,6 @@ class Sandbox:
             elif kind == Said.PAGE and self.folder is not None and time.monotonic() - self._written > REFRESHED:
                 self._write(content)
         raise RefusedError("size", f"it said more than {MOST_MESSAGES} things")
-
-    def _made_folder(self) -> Path:
-        from fl_privacy.report.audit_file import folder_name  # noqa: PLC0415  (takes seconds)
-
-        folder = self.out / folder_name(self.name)
-        make_out_folder(folder, folder, self.out)
-        return folder
 
     def _write(self, content: bytes, broken: str = "") -> tuple[str, Path]:
         """Check and write a page, with the app's name and isolation as known outside."""

@@ -112,11 +112,11 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
         if len(word) > _LONGEST_PART:
             parts[word] += times
 
-    def spared(part: str) -> tuple[int, str]:
-        return -parts[part] * (len(part.removeprefix("##")) - 1), part
-
     base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
-    return [*base, *sorted(parts, key=spared)[: size - len(base)]]
+    return [
+        *base,
+        *sorted(parts, key=lambda part: (-parts[part] * (len(part.removeprefix("##")) - 1), part))[: size - len(base)],
+    ]
 
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")  # columns searched for texts, in this order

@@ -264,9 +264,6 @@ class Client:
     def architecture(self) -> nn.Module:
         return self._own_model(ClientState())
 
-    def keeps_private(self) -> bool:
-        return bool(training.private_names(self.model, self.defense))
-
     def _look(self, sent: ModelState, state: ClientState) -> float:
         if self.guard is None:
             return 0.0

@@ -65,7 +65,7 @@ def plain_model(model: nn.Module, shape: tuple[int, ...]) -> nn.Module:
                     module._modules[name] = unwrapped(child)
     if not all(isinstance(made, Tensor) and made.dim() == 2 for made in _made(found, shape)):
         found = detached_copy(found) if found is model else found
-        found.register_forward_hook(_as_outputs)
+        found.register_forward_hook(lambda module, given, output: outputs_of(output))
         for made in _made(found, shape):
             if not (isinstance(made, Tensor) and made.dim() == 2 and len(made) == 2):
                 got = f"a tensor {tuple(made.shape)}" if isinstance(made, Tensor) else f"a {type(made).__name__}"
@@ -99,10 +99,6 @@ def outputs_of(given: object) -> object:
     if isinstance(given, tuple | list) and given and isinstance(given[0], Tensor):
         given = given[0]
     return given.unsqueeze(1) if isinstance(given, Tensor) and given.dim() == 1 else given
-
-
-def _as_outputs(module: nn.Module, given: tuple[Any, ...], output: object) -> object:
-    return outputs_of(output)
 
 
 def _wraps(module: nn.Module) -> bool:

@@ -156,7 +156,9 @@ class AuditRecord:
     def next_step(self) -> str:
         if found := self._of("data") or ([] if self.tone == LEAK or self.broken else self._of("facts")):
             accepted = "" if found[0].severity == "data" else ", or decide that it may leave"
-            return f"Remove {found[0].where} from the app's replies{accepted}"
+            fewer = "Send fewer trees, with a coarser max_bin (docs/trees.md), or decide that these facts may leave"
+            trees = accepted and any(step.scenario.name == "trees" for step in self.steps)
+            return fewer if trees else f"Remove {found[0].where} from the app's replies{accepted}"
         if self.defense and (self.tone == LEAK or self.uploads_attacked):
             stronger = "It still leaks: try other settings, another defense, or secure aggregation (docs/defend.md)"
             put = f"Put {self.defense} into the ClientApp (docs/defend.md). Only differential privacy is a guarantee"

@@ -75,7 +75,9 @@ def what_was_done(run: Run) -> str:
     attack, defense = chosen(run, "attack"), chosen(run, "defense")
     clients = select(run.identity.config, "federation.clients")
     rounds = len(run.of_kind("round"))
-    trained = f"{chosen(run, 'model')} on {chosen(run, 'data')}"
+    data, loaded = chosen(run, "data"), str(select(run.identity.config, "data.name") or "")
+    data = loaded if loaded.startswith(f"{data}_") else data  # a part of it, such as cifar100_samples
+    trained = f"{chosen(run, 'model')} on {data}"
     of = f"{clients} client{'s' * (clients != 1)} over {rounds} round{'s' * (rounds != 1)}"
     where = f" by {of}" if clients and rounds else ""
     guarded = "undefended" if run.identity.undefended or defense == "none" else f"defended by {defense}"

@@ -9,7 +9,7 @@ from torch import Tensor
 from fl_privacy.data import LabelledExamples
 from fl_privacy.effects import Description, mixing
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Client
+from fl_privacy.federation import Client, private_names
 from fl_privacy.federation.client import local_batches
 from fl_privacy.federation.interception import ACTIVATION, SimulatedSideInformation
 from fl_privacy.rng import derive_generator
@@ -118,7 +118,7 @@ def side_information_of(
                 f"threat_model.features_at is expected to be a module of the model, such as {', '.join(names[:4])}, or"
                 f" {ACTIVATION}, but got {at!r}."
             )
-    if not threats.knows_features and not any(client.keeps_private() for client in clients.values()):
+    if not threats.knows_features and not any(private_names(c.model, c.defense) for c in clients.values()):
         return None
     return SimulatedSideInformation(
         clients=clients,

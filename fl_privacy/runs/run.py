@@ -159,7 +159,7 @@ def train(
     with monitor.training(setup.rounds), closing(rounds):
         for round in rounds:
             for observation in seen(round):
-                shown = attempt(partial(_show, observation, readers))
+                shown = attempt(lambda: [reader.see(observation) for reader in readers])  # noqa: B023  (called at once)
                 if isinstance(shown, Failure):
                     logger.warning("The update %s could not be intercepted: %s", observation.id, shown.reason)
             report, evaluation = round.report, round.report.evaluation
@@ -171,8 +171,3 @@ def train(
             for reader in readers:
                 reader.end_round()
     write_weights(folder.path / MODEL, server.state)
-
-
-def _show(observation: Observation, readers: Sequence[Reader]) -> None:
-    for reader in readers:
-        reader.see(observation)

@@ -99,8 +99,8 @@ def _embeddings(model: nn.Module, plan: LocalPlan) -> list[str]:
     if model.word_weight in plan.held(name for name, _ in model.named_parameters()):
         return ["The gradient of the tokens' embeddings is not uploaded."]
     return [
-        "The gradient of the tokens' embeddings is uploaded: unless a defense or a tied head fills its rows, those"
-        " that are not zero name the tokens of a batch."
+        "The gradient of the tokens' embeddings is uploaded. Its nonzero rows name the tokens of a batch, unless a"
+        " defense or a tied head fills all rows."
     ]
 
 

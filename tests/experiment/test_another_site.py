@@ -35,7 +35,7 @@ def test_a_sum_is_of_the_examples_of_all_other_sites(tmp_path: Path) -> None:
     assert [record["image"] for record in made.records("image")] == [0, 1, 2, 3]
     page = html.unescape((made.path / "report.html").read_text())
     assert "2 colluding sites" in page and "reconstruction from the client's upload" not in page
-    assert "reconstruction from what the attacker computed of the others' updates" in page
+    assert "reconstruction from the others' mean update, which the attacker computed" in page
     assert (
         "from means of the training updates of 2 other sites, of 4 images in all"
         in headline_of(verdict_of(read_run(made.path))).text

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.run_page import assumptions, said_together
+from fl_privacy.report.run_page import assumptions, said_together, what_was_done
 from fl_privacy.runs.folder import RunFolder, read_run
 from tests.results.runs import config, defended, record, round_report, score, study_entry
 
@@ -94,3 +94,16 @@ def test_custom_parts_go_by_their_own_names(tmp_path):
     text = write_report([trained(tmp_path, plan=FEDSGD, undefended=False, **custom).path]).read_text()
     assert "Net on cifar10" in text and "defended by shiver" in text
     assert "custom" not in re.search(r'<p class="lede">.*?</p>', text, re.DOTALL)[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "said"),
+    [
+        ("cifar100", "cifar100_samples", "on cifar100_samples,"),
+        ("cifar10_animals", "cifar10", "on cifar10_animals,"),
+        ("cifar10", "cifar10", "on cifar10,"),
+    ],
+)
+def test_data_that_replace_the_option_are_named(tmp_path, option, name, said):
+    choices = {"data": option, "defense": "none", "attack": "dlg", "backend": "loop"}
+    assert said in what_was_done(trained(tmp_path, plan=FEDSGD, data={"name": name}, choices=choices))

@@ -182,6 +182,18 @@ def test_a_red_page_says_when_and_what_to_do_and_a_gray_one_promises_nothing() -
     assert "--seconds" in late.next_step and late.when == ""
 
 
+def test_advice_on_trees_keeps_the_model_and_their_rule_names_no_other_rows() -> None:
+    fact = CountedLeak(severity="facts", what="trees", where="arrays/0", why="y", kind="train", times=1, of=2)
+    tree = step("Rows behind the trees", 0, kind="row")
+    counts = Counts(nothing=2, groups=2)
+    tree = replace(tree, scenario=replace(tree.scenario, name="trees"), counts=counts)
+    page = AuditRecord(app="a", findings=[fact], answers=[tree], lines=[LINE])
+    assert page.next_step.startswith("Send fewer trees") and "Remove" not in page.next_step
+    assert "nearer to the guess than" not in render_audit(page) and "<li></li>" not in render_audit(page)
+    judged = replace(tree, counts=replace(counts, candidates=39))
+    assert "nearer to the guess than 39 others" in render_audit(replace(page, answers=[judged]))
+
+
 def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> None:
     def answers(**parts: Any) -> list[str]:
         page = AuditRecord(app="a", lines=[LINE], **parts)

@@ -92,9 +92,6 @@ class FxGraph:
                 left += [] if node in given else node.all_input_nodes
         return found
 
-    def is_passed_by_all(self, node: fx.Node) -> bool:
-        return self.logits is not None and self.image not in self.behind(self.logits, {node})
-
 
 class _Tracer(fx.Tracer):
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
@@ -190,7 +187,8 @@ class Residual:
     @property
     def cuts(self) -> Sequence[fx.Node]:
         entering = dict.fromkeys(_input_of(node) for node in self.convolutions)
-        return [node for node in entering if self.graph.is_passed_by_all(node)]
+        graph, logits = self.graph, self.graph.logits
+        return [node for node in entering if logits is not None and graph.image not in graph.behind(logits, {node})]
 
 
 def _input_of(node: fx.Node) -> fx.Node:

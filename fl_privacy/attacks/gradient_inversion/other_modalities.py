@@ -242,10 +242,6 @@ class Pooled:
     rows: Tensor
     certainty: Tensor
 
-    def certainty_of(self, rows: Tensor, schema: Schema) -> Tensor:
-        """Return the certainty (B, C) in the order of ``rows`` (B, F)."""
-        return self.certainty[assigned(costs(schema, schema.cells(rows), schema.cells(self.rows)))]
-
 
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
@@ -395,7 +391,8 @@ def _answer_of_rows(
     pooled = pool(schema, *map(torch.stack, columns))
     if settings.pooled and not chosen.accepted:
         return pooled.rows, pooled.certainty
-    return schema.nearest(chosen.images), pooled.certainty_of(chosen.images, schema)
+    order = assigned(costs(schema, schema.cells(chosen.images), schema.cells(pooled.rows)))
+    return schema.nearest(chosen.images), pooled.certainty[order]
 
 
 SEARCHES: Mapping[Modality, Search] = {

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -76,12 +76,8 @@ class ImprintBlock(nn.Module):
         """Copy ``model`` behind this block; its own parameters keep their names."""
         whole = copy.deepcopy(model)
         whole.add_module(BLOCK, self)
-        whole.register_forward_pre_hook(_through_the_block)
+        whole.register_forward_pre_hook(lambda model, given: (model.get_submodule(BLOCK)(given[0]), *given[1:]))
         return whole
-
-
-def _through_the_block(model: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (model.get_submodule(BLOCK)(given[0]), *given[1:])
 
 
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_privacy.attacks.text.explanation import head_of
 from fl_privacy.attacks.text.token_evidence import few_false
@@ -255,12 +255,6 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
     mostly = untouched.float().mean(1) > 0.5
     off = usual if where != "embeddings" else usual * mostly[:, None, None]
     return WordRows(updates - off, untouched & mostly[:, None], where)
-
-
-def is_text_with_words(observation: Observation) -> bool:
-    """Return ``True`` if a tensor with a row for each token of a text was uploaded."""
-    model: nn.Module = observation.model
-    return isinstance(model, TextModel) and where_words_are(model, observation.upload.tensors) is not None
 
 
 _SCALES = 25  # factors between simulation and upload that are tried, each twice the one before

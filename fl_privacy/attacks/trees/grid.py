@@ -39,11 +39,6 @@ class Grid:
         """Return the place of each feature's first state (F,)."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
-    @cached_property
-    def feature_of(self) -> np.ndarray:
-        """Return the (S,) feature of each state."""
-        return np.repeat(np.arange(len(self.edges)), self.states)
-
 
 def make_grid(trees: Sequence[Tree], features: int, missing: Sequence[bool]) -> Grid:
     """Cut features at all thresholds of the trees."""

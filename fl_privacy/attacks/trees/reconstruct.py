@@ -76,7 +76,7 @@ class BoxProblem:
         self.gradient = np.concatenate([one[0] for one in sums])
         self.hessian = np.concatenate([one[1] for one in sums])
         allowed = np.ones(len(self.masks)) if possible is None else possible.astype(float)
-        self.even = allowed / np.maximum(np.add.reduceat(allowed, grid.first), 1)[grid.feature_of]
+        self.even = allowed / np.repeat(np.maximum(np.add.reduceat(allowed, grid.first), 1), grid.states)
         self.rows = first.rows if first is not None else rows
         self.positives = int(sum(leaf.labels[1] for leaf in first.leaves)) if first is not None else positives
         if known is not None:

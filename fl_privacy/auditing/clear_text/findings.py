@@ -98,8 +98,8 @@ _KINDS: Mapping[str, tuple[Severity, str, str]] = {
     "regions": (
         "facts",
         "numbers of rows and labels in each of {} regions: {} rows{}",
-        "Before the first tree all rows have one prediction, so hessian sums and leaf values are counts: of all the"
-        " client's rows, or, with subsample, of those that the tree drew; of weighted rows they are sums of weights.",
+        "Before the first tree, all rows have the same prediction, so its sums are counts of rows: of all the client's"
+        " rows, or with subsample of those drawn for the tree. For weighted rows they are sums of weights.",
     ),
     "nodes": (
         "facts",

@@ -238,14 +238,6 @@ class FrozenConv2d(nn.Conv2d):
         return cast(Tensor, _Convolution.apply(images, weight, bias, settings))
 
 
-def freeze_convolutions(model: nn.Module) -> None:
-    """Replace each convolution within ``model`` by a :class:`FrozenConv2d`."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Conv2d and pads_with_zeros(child):
-                setattr(parent, name, convolution_as(FrozenConv2d, child))
-
-
 def convolution_as(kind: type[C], module: nn.Conv2d) -> C:
     """Build a convolution of ``kind`` with settings and parameters of ``module``, which has numeric zero padding."""
     like: Any = module

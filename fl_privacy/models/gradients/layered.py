@@ -186,7 +186,10 @@ class Layered(VictimGradients):
     def __init__(self, victim_model: VictimModel) -> None:
         self._victim_model = victim_model
         self._model, renamed, self._victims = separated_copy(victim_model.model)
-        convolution.freeze_convolutions(self._model)
+        for parent in list(self._model.modules()):
+            for name, child in list(parent.named_children()):
+                if type(child) is nn.Conv2d and convolution.pads_with_zeros(child):
+                    setattr(parent, name, convolution.convolution_as(convolution.FrozenConv2d, child))
         self._names = {id(self._model.get_parameter(renamed[name])): name for name in victim_model.names}
         self._fold(())
 
