@@ -129,7 +129,7 @@ class Inferred:
         examples: number of examples of one step, from the rank of a layer's change.
         rate: learning rate times steps.
         classes: (K,) share of each class.
-        backwards: ``True`` if an update of the files in the other order has one class, and this one all others.
+        backwards: ``True`` if the files seem swapped: only so does the batch have a single class.
     """
 
     num_classes: int

@@ -19,7 +19,7 @@ from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import Terminal
 from fl_privacy.errors import UserError, say
-from fl_privacy.federation import Client, ClientSource, Failure, Round, Server
+from fl_privacy.federation import Client, Failure, Round, Server
 from fl_privacy.federation.replies import attempt
 from fl_privacy.flower import PrivacyClient, numpy_client_app, rounds_on_grid
 from fl_privacy.flower._node_memory import SIMULATION_VARIABLE, is_simulation, node_memory, node_secret
@@ -120,9 +120,6 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
             " `fl-privacy run` with backend=loop."
         )
 
-    def on_grid(server: Server, source: ClientSource, **settings: Any) -> Generator[Round, None, object]:
-        return rounds_on_grid(grid, server, timeout=timeout, rules=rules, **settings)
-
     def secured(server: Server, clients: Any, **settings: Any) -> Generator[Round, None, object]:
         from fl_privacy.flower.secagg import Masking, secure_rounds_on_grid  # noqa: PLC0415
 
@@ -130,7 +127,8 @@ def _backend_on(grid: Grid, config: RunSettings, context: Context, clients: Clie
         nodes = Nodes(server.clients, **asdict(rules))
         return secure_rounds_on_grid(grid, server, nodes=nodes, masking=masking, timeout=timeout, **settings)
 
-    return partial(unattacked, secured) if name == SECAGG else on_grid
+    plain: Backend = lambda server, source, **given: rounds_on_grid(grid, server, timeout=timeout, rules=rules, **given)  # noqa: E731
+    return partial(unattacked, secured) if name == SECAGG else plain
 
 
 @lru_cache(maxsize=8)

@@ -83,8 +83,8 @@ def attack(
 ) -> None:
     """Attack without training: fresh or given weights, or what a run captured.
 
-    Victims come from the data's test split, behind a fresh model: `model=lenet_dlg attack=idlg victims=100`; behind the
-    model of a run: `weights=RUN_DIR`. What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
+    Victims come from the data's test split. The model is fresh (`model=lenet_dlg attack=idlg victims=100`), or that of
+    a run (`weights=RUN_DIR`). What a run with `intercept.save=true` kept is attacked by `captured=RUN_DIR`.
     A paper's preset, such as experiment=sapag_paper, runs in a short form with its baselines; paper=full as published.
     """
     run_jobs(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.checks.packages import expect_package, minilm_folder, packaged_folder
@@ -50,23 +51,12 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     return found
 
 
-def vocabulary_of(tokenizer: Any) -> Vocabulary:
-    """Return the vocabulary of a tokenizer."""
-    by_number = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
-    added = json.loads(tokenizer.to_str())["added_tokens"]
-    special = {entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN}
-    return Vocabulary(tuple(by_number.get(n, "") for n in range(max(by_number) + 1)), frozenset(special))
-
-
 def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
     """Tokenize ``texts`` to (N, L) int32, at most ``max_length`` each, keeping a final special token; -1 pads."""
     tokenizer.enable_truncation(max_length)
-    rows = [encoding.ids for encoding in tokenizer.encode_batch(list(texts))]
+    encodings = tokenizer.encode_batch(list(texts))
     tokenizer.no_truncation()
-    tokens = torch.full((len(rows), max(1, max(map(len, rows), default=1))), -1, dtype=torch.int32)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = torch.tensor(row, dtype=torch.int32)
-    return tokens
+    return pad_sequence([torch.tensor(e.ids or [-1], dtype=torch.int32) for e in encodings], True, padding_value=-1)
 
 
 def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
@@ -246,7 +236,11 @@ def _examples(
     texts = [[str(text) for text in part[columns["text"]][:]] for part in parts]
     built = build_tokenizer(tokenizer, texts[0], vocabulary_size)
     tokens = to_tokens(built, [text for part in texts for text in part], max_length)
-    shared: dict[str, Any] = {"class_names": names, "vocabulary": vocabulary_of(built), "next_token": next_token}
+    by_number = {number: token for token, number in built.get_vocab(with_added_tokens=True).items()}
+    added = json.loads(built.to_str())["added_tokens"]
+    special = frozenset(entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN)
+    vocabulary = Vocabulary(tuple(by_number.get(n, "") for n in range(max(by_number) + 1)), special)
+    shared: dict[str, Any] = {"class_names": names, "vocabulary": vocabulary, "next_token": next_token}
     found = [
         TextExamples(tokens=own, labels=classes, groups=owners, **shared)
         for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)

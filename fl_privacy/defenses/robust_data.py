@@ -284,7 +284,7 @@ def neuron_shapley(step: LocalStep, *, permutations: int = PERMUTATIONS) -> dict
 
 
 def shapley_of_elements(step: LocalStep, *, permutations: int = PERMUTATIONS) -> Tensors:
-    """Return the Shapley value of its neuron for each weight and bias, by parameter name."""
+    """Return, by parameter name, for each weight and bias the Shapley value of its neuron."""
     values, parameters = neuron_shapley(step, permutations=permutations), step.sent.parameters
     found = {}
     for layer, own in values.items():

@@ -170,7 +170,7 @@ def local_update(
         sent: model's values; not changed.
         num_examples: number of distinct examples in ``batches``.
         state: client's state, to which private parameters and the defense's values are written.
-        rng: generator of the defense alone.
+        rng: generator that only the defense draws from.
         private_rng: generator of initial private values; the same stream in every round.
     """
     started, timed = time.perf_counter(), Stopwatch()

@@ -299,7 +299,7 @@ def rounded(value: object) -> Any:
 
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
-    """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or seconds below zero."""
+    """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or a negative time."""
     value = metrics.get(key)
     if not isinstance(value, int | float) or not math.isfinite(value) or (value < 0 and key.endswith(SECONDS)):
         raise UserError(f"the metric {key} is expected to be a finite number, got {value!r}")

@@ -25,7 +25,7 @@ class Bert(text_model.BlockModel):
     """Encoder with a classifier.
 
     Args:
-        heads: heads of each, a divisor of ``width``.
+        heads: attention heads of each layer, a divisor of ``width``.
         hidden: width of the feed-forward networks.
         pooling: ``first`` has BERT's pooler, a linear layer and tanh; ``mean`` has none.
         std: initial standard deviation of the weights.
@@ -161,7 +161,7 @@ class Gpt(text_model.BlockModel):
 
     Args:
         next_token: ``True`` if each next token is predicted.
-        heads: heads of each, a divisor of ``width``.
+        heads: attention heads of each layer, a divisor of ``width``.
         tied: ``True`` shares the token embeddings with the head for next tokens, like GPT-2.
     """
 
@@ -216,7 +216,7 @@ class TransformerLM(text_model.BlockModel):
     Args:
         next_token: ``True`` if each next token is predicted; otherwise the mean over the tokens is classified.
         width: d, even.
-        heads: heads of each, a divisor of ``width``.
+        heads: attention heads of each layer, a divisor of ``width``.
         bound: embeddings are drawn from U(-bound, bound).
     """
 

@@ -112,16 +112,12 @@ class ImageView:
         return f"{self.where}; {self.figures}" if self.figures else self.where
 
 
-def view_all(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """View the first ``SHOWN`` attacked images."""
-    adaptive = _adaptive_images(run)
-    return [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
-
-
-def view_extremes(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> list[ImageView]:
-    """View the best, median and worst reconstruction by PSNR, if there are that many."""
-    adaptive = _adaptive_images(run)
-    return [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
+def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], list[ImageView]]:
+    """View the best, median and worst reconstruction by PSNR, if there are as many, and the first ``SHOWN`` images."""
+    adaptive, best = _adaptive_images(run), extremes(rank_by(run, IMAGE_METRIC))
+    return [_view(image, pairs, adaptive, rank) for rank, image in best], [
+        _view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]
+    ]
 
 
 def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -362,10 +358,7 @@ class Screening:
 
 
 def films_of_run(
-    run: Run,
-    films: Mapping[Attacker, Sequence[Film]],
-    pairs: Mapping[tuple[str, int], Pair],
-    sentences: Mapping[tuple[str, int], Sentence],
+    run: Run, films: Mapping[Attacker, Sequence[Film]], pairs: Mapping[tuple[str, int], Pair | Sentence]
 ) -> list[Screening]:
     """Return a screening for each attacker, of its last filmed round."""
     found = []
@@ -377,8 +370,7 @@ def films_of_run(
             last = max(images[f.id, f.image]["round"] for f in known)
             shown = [f for f in known if images[f.id, f.image]["round"] == last][:VICTIMS_SHOWN]
             title = f"{attacker.capitalize()} attacker" if len(films) > 1 else ""
-            truths = [(sentences if isinstance(f, TextFilm) else pairs).get((f.id, f.image)) for f in shown]
-            reels = [_reel(f, images[f.id, f.image], truth) for f, truth in zip(shown, truths, strict=True)]
+            reels = [_reel(f, images[f.id, f.image], pairs.get((f.id, f.image))) for f in shown]
             moments, chart = _losses(shown, [losses[film.id] for film in shown], [reel.where for reel in reels])
             found.append(Screening(title=title, reels=reels, moments=moments, chart=chart))
     return found

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from fl_privacy.errors import UserError
 from fl_privacy.report.comparison import render_comparison
-from fl_privacy.report.gallery import ImageView, Piece, data_uri, uncolored, view_extremes
+from fl_privacy.report.gallery import ImageView, Piece, data_uri, uncolored, views
 from fl_privacy.report.headline import Headline, headline_of
 from fl_privacy.report.page import render
 from fl_privacy.report.words import percent, seconds
@@ -214,7 +214,7 @@ class WatchedFolder:
             if isinstance(state, RunState) and state.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):
                     run = read_run(path)
-                    self._seen = (path, signature(path)), view_extremes(run, run.read_pairs()[0])
+                    self._seen = (path, signature(path)), views(run, run.read_pairs()[0])[0]
                 return path.name, self._seen[1]
         return None
 

@@ -218,6 +218,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality, audited = shown.modality(found), _audited(run, verdict) if is_audit(run) else None
     kind, first = modality.one, run.of_kind("image")[: gallery.SHOWN]
+    extremes, images = gallery.views(run, shown.pairs) if modality.pixels else ([], [])
     return render(
         "run.html.j2" if audited is None else "audit.html.j2",
         page=audited,
@@ -245,11 +246,11 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         readings=found,
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
-        extremes=gallery.view_extremes(run, shown.pairs) if modality.pixels else [],
-        images=gallery.view_all(run, shown.pairs) if modality.pixels else [],
+        extremes=extremes,
+        images=images,
         images_left_out=max(0, len(run.of_kind("image")) - gallery.SHOWN),
         gallery_title=gallery.gallery_title(run, kind),
-        films=films_of_run(run, shown.films, shown.pairs, shown.sentences),
+        films=films_of_run(run, shown.films, {**shown.pairs, **shown.sentences}),
         leakage=[row for row in _leakage_rows(last) if not row["of_papers"]],
         other_leakage=[row for row in _leakage_rows(last) if row["of_papers"]],
         members=[reading for reading in last if reading.members],

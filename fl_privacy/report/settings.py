@@ -96,7 +96,7 @@ HasCost = Summary | StudyRow
 
 @dataclass(frozen=True)
 class Figure:
-    """A row of the table, or a column in comparisons."""
+    """How one figure is shown: as a row of a run's table, or a column of comparisons."""
 
     section: Literal["update_distortion", "upload"]
     name: str

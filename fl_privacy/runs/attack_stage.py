@@ -297,7 +297,7 @@ class AttackStage:
         return scores
 
     def _reconstruct(self, asked: Sequence[Observation], who: str, attacker: Attacker) -> list[Reconstruction]:
-        """Reconstruct each of ``asked``, or fail; what fails for several clients is tried for each client alone."""
+        """Reconstruct each of ``asked``, or fail; if several clients fail together, each is tried by itself."""
         with self.monitor.attacking(who) as shown:
             progress = self.folder.teller.telling(f"Attacking {who}", shown)
             work = partial(attack_by_all_cores, self.attack, asked, seed=self.seed, threads=self.threads)

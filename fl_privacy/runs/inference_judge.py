@@ -47,7 +47,7 @@ class InferenceQuestions:
         examples: C examples, members first.
         clients: (C,) client of each membership query: a member's owner; for others a client with members of the same
             class, so that class counts reveal nothing.
-        from_test: ``True`` if non-members are of the test split.
+        from_test: ``True`` if non-members come from the test split.
         shares: (N, K) share of each class in each client's training data, by ascending id.
         public: attacker's examples, neither queried nor a client's; ``None`` without any.
         public_attributes: attributes of these, if known.

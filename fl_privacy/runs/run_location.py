@@ -41,7 +41,7 @@ class Monitor:
         """Announce the next step."""
 
     def training(self, rounds: int) -> AbstractContextManager[None]:
-        """Enter the training of ``rounds`` rounds; progress within is of the next one."""
+        """Enter the training of ``rounds`` rounds; progress is reported for the next one."""
         return nullcontext()
 
     def round_done(self, report: RoundReport, evaluation: Evaluation | None, epsilon: float | None) -> None:

@@ -22,7 +22,7 @@ class LocalPlan:
         shares: content of the upload. ``gradient``: gradient of one batch (FedSGD);
             ``delta``: weights after local training minus weights sent (FedAvg);
             ``weights``: weights after local training, like stock Flower clients.
-        lr: learning rate of the local steps; with a shared gradient, of a private part alone.
+        lr: learning rate of the local steps; if a gradient is shared, only a private part has such steps.
         lr_decay: factor on ``lr`` from one round to the next, above 0 up to 1.
         lr_drops: rounds after each of which ``lr`` is multiplied by ``lr_drop_factor``.
         lr_drop_factor: factor above 0 up to 1.

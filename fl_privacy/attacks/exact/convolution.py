@@ -208,8 +208,8 @@ _STEPS = 4
 class BlindInputs:
     """The inputs of a layer that best solve one victim's equations.
 
-    ``values`` (C, H, W) are of mean absolute value 1 and either sign. ``left`` is the squared residual as a share of a
-    random guess's, ``next`` that of the second best, orthogonal inputs.
+    ``values`` (C, H, W) have a mean absolute value of 1; their sign is unknown. ``left`` is the squared residual as a
+    share of a random guess's, ``next`` that of the second best, orthogonal inputs.
     """
 
     values: Tensor

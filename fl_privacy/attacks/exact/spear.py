@@ -220,7 +220,7 @@ class _Pool:
 
 
 def _same(some: Tensor, others: Tensor) -> Tensor:
-    """Mark the pairs (K, L) of directions (B, K) and (B, L) that are the same but for their sign."""
+    """Mark the pairs (K, L) of directions (B, K) and (B, L) that are equal up to their sign."""
     return (some.T @ others).abs() > 1 - _SAME
 
 

@@ -132,7 +132,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """An example's last update, its ``position`` in the caller's sequence, ``earlier`` updates, and all positions."""
+    """A victim's last and ``earlier`` updates, and where they are in the caller's sequence: the last, and all."""
 
     position: int
     observation: Observation

@@ -322,7 +322,7 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
     """Return ``found`` in the scale of the client's inputs, with a sentence for each inference.
 
-    Assumptions on labels are left out if these reproduce the update.
+    If the guess reproduces the update, sentences that only assume something of the labels are left out.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))

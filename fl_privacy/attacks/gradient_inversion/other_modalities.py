@@ -198,7 +198,7 @@ class TableRows(ImageSource):
         return self.rows(variables.reshape(-1, *shape), held)
 
     def rows(self, free: Tensor, held: Tensor) -> Tensor:
-        """Turn free variables (V, B, F) into rows, of categories that ``held`` (V, F) allows."""
+        """Turn free variables (V, B, F) into rows; ``held`` (V, F) limits their categories."""
         schema = self.schema
         places, there = (each.to(free.device) for each in schema.groups)
         found = free

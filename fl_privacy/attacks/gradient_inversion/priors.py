@@ -24,7 +24,7 @@ class BatchStatistics:
 class Guess:
     """The input of a prior: ``images`` (V, B, C, H, W), before any assumed transformation.
 
-    ``attempts`` neighboring rows are of the same victim; ``batch_statistics`` computes those of transformed images.
+    ``attempts`` neighboring rows belong to the same victim; ``batch_statistics`` computes those of transformed images.
     """
 
     images: Tensor

@@ -119,7 +119,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images; with ``of_class``, of those of each example's class."""
+    """Start from the mean of public images, or with ``of_class`` of public images of each example's class."""
 
     of_class: bool = False
 

@@ -110,7 +110,7 @@ _BETTER = 1e-2  # share of the usual difference between orders by which a new on
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """The moves of words that an attack tries; at most ``capacity`` guesses are compared at once."""
+    """Search for the order of a text's words by ``moves``; at most ``capacity`` guesses are compared at once."""
 
     moves: Rearranging
     language: LanguageModel | None

@@ -167,7 +167,10 @@ class MaximumAPosteriori(GroupAttack):
         self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report
     ) -> dict[int, "WithPosterior"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
-        prior = self.prior_of(first).to(like)
+        known, prior = first.knowledge, None
+        if known.public_images is not None and self.prior != "photographs" and len(known.public_images) >= FEWEST:
+            prior = learn_prior(known.public_images, known.public_labels, first.num_classes)
+        prior = (prior or prior_of_photographs(tuple(first.input_shape))).to(like)
         if prepared.rounds[0].known.transforms:  # transforms are drawn anew in each round
             prepared = replace(prepared, rounds=prepared.rounds[:1])
         likelihood = likelihood_of_victims(prepared, victims)
@@ -190,12 +193,6 @@ class MaximumAPosteriori(GroupAttack):
         said = sentences(likelihood, "image", drawn, same="examples", under=under)
         posterior = Posterior(replace(likelihood, transform=best.transform), prior, best.images, best.labels)
         return {victim.position: _answer(best, row, victim, said, posterior) for row, victim in enumerate(victims)}
-
-    def prior_of(self, observation: Observation) -> PixelPrior:
-        known = observation.knowledge
-        if known.public_images is None or self.prior == "photographs" or len(known.public_images) < FEWEST:
-            return prior_of_photographs(tuple(observation.input_shape))
-        return learn_prior(known.public_images, known.public_labels, observation.num_classes)
 
     def _descend(
         self, posterior: "Posterior", prepared: Prepared, labels: Tensor, *, attempt: int, report: Report

@@ -142,7 +142,10 @@ class Channel:
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
     """Return the negative log likelihood (V,) of ``observed`` (V, n) under a law with ``noise``."""
     if law == "unknown":
-        return unknown_noise(observed, guessed)
+        # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
+        size = observed.square().sum(1) * guessed.square().sum(1)
+        cosine = (observed * guessed).sum(1).square() / size.clamp_min(torch.finfo(size.dtype).tiny)
+        return 0.5 * observed.shape[1] * torch.log((1 - cosine).clamp_min(1e-9))
     if law == "laplace":
         return laplace(observed, guessed, noise)
     if step is None:
@@ -211,9 +214,9 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return the function of ``effect`` on a distribution; ``None`` if unknown.
+    """Return how ``effect`` changes a belief about the upload, as a function; ``None`` if unknown.
 
-    A function under ``@likelihood_of.register`` adds an effect without ``log_likelihood`` or ``simulate``.
+    ``@likelihood_of.register`` adds an effect that has neither ``log_likelihood`` nor ``simulate``.
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -430,10 +433,3 @@ def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
     """Return the loss of a value between ``low`` and ``high``, with edges smoothed by ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)
-
-
-def unknown_noise(observed: Tensor, guessed: Tensor) -> Tensor:
-    """Return the loss under unknown noise on an unknown multiple: n / 2 times the angle's log squared sine."""
-    size = observed.square().sum(1) * guessed.square().sum(1)
-    cosine = (observed * guessed).sum(1).square() / size.clamp_min(torch.finfo(size.dtype).tiny)
-    return 0.5 * observed.shape[1] * torch.log((1 - cosine).clamp_min(1e-9))

@@ -48,7 +48,7 @@ _ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precisi
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Reconstructed texts (L,), their distance from the spans, and if they are certain but for the whole update."""
+    """Reconstructed texts (L,), their distance from the spans, and whether the whole update alone can refute them."""
 
     texts: Sequence[Tensor]
     apart: float

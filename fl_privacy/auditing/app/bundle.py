@@ -53,7 +53,7 @@ class App:
     tried: tuple[Scripts, ...] | None = ()
 
     def another(self) -> "App | None":
-        """Return the app by other scripts of its folder that start Flower, ``None`` if there are none."""
+        """Return the app as other scripts of its folder start it; ``None`` if no others do."""
         if self.tried is None:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))

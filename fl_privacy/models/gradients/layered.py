@@ -260,7 +260,7 @@ class Layered(VictimGradients):
                 raise NotLayeredError(f"the factors of {call.names['weight']} do not give its gradient")
 
     def calls(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> list[LayerCall]:
-        """Return each layer call's inputs and the gradient by its outputs, (V, B, ...); see :meth:`passed`."""
+        """Return each layer call's inputs and its outputs' gradient, (V, B, ...); see :meth:`passed`."""
         return self.passed(inputs, labels, hidden)[1]
 
     def passed(self, inputs: Tensor, labels: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, list[LayerCall]]:

@@ -70,7 +70,7 @@ class GradientSketch:
 class GradientClassifier:
     """Map sketched gradients (B, F) to logits (B, A), by their direction alone.
 
-    ``mean`` (F,) is of the training directions, ``basis`` (F, R) their span, scaled to unit variance.
+    ``mean`` (F,) and ``basis`` (F, R) are the mean and the span of the training directions, scaled to unit variance.
     """
 
     mean: Tensor

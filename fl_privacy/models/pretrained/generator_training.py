@@ -159,7 +159,7 @@ class GeneratorTraining:
         return {name: value.detach().cpu().contiguous() for name, value in found.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from ``state``; ``UserError`` if it is of another training."""
+        """Continue from ``state``; ``UserError`` if it belongs to another training."""
         try:
             for part, module in self._parts.items():
                 module.load_state_dict(_below(state, part))
