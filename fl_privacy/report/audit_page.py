@@ -126,7 +126,7 @@ class AuditRecord:
         members = [(one, one.estimate) for one in self.aggregate if one.question in MEMBERSHIP and one.estimate]
         person = ["Yes: data are sent in the clear"] if self._of("data") else []
         if any(step.leaks for step in self.steps):
-            person.append("Yes: from uploads like those with red bars, the examples themselves were reconstructed")
+            person.append("Yes: the examples themselves were reconstructed, from uploads like those with red bars")
         elif self._unjudged:
             person.append("Not known: compare the guesses with your own records")
         if any(one.question == "continued" and one.leaks for one in self.aggregate):

@@ -206,7 +206,7 @@ def test_a_data_protection_officer_finds_two_answers_on_the_first_screen() -> No
     found = replace(guessed, value=0.9, low=0.85, high=0.95)
     leaking = replace(members, estimate=found, control=guessed)
     assert answers(answers=[step("One", 2)]) == [
-        "Yes: from uploads like those with red bars, the examples themselves were reconstructed",
+        "Yes: the examples themselves were reconstructed, from uploads like those with red bars",
         "Not as it is: defend the clients, and audit again",
     ]
     assert answers(answers=[step("One", 0), members]) == [
