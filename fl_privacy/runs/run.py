@@ -159,9 +159,10 @@ def train(
     with monitor.training(setup.rounds), closing(rounds):
         for round in rounds:
             for observation in seen(round):
-                shown = attempt(lambda: [reader.see(observation) for reader in readers])  # noqa: B023  (called at once)
-                if isinstance(shown, Failure):
-                    logger.warning("The update %s could not be intercepted: %s", observation.id, shown.reason)
+                for reader in readers:
+                    if isinstance(shown := attempt(partial(reader.see, observation)), Failure):
+                        logger.warning("The update %s could not be intercepted: %s", observation.id, shown.reason)
+                        break
             report, evaluation = round.report, round.report.evaluation
             if evaluation is None and report.round in server.tested and not server.personal:
                 model, state = setup.model.to(device), server.state.to(device)
