@@ -99,7 +99,7 @@ def _participants(
     note = (
         "Evidence: the decrease of an example's loss from the first model sent; the control uses the losses before it."
         " Any other difference between the two kinds of examples counts as membership. Random augmentation of"
-        " training examples hides members."
+        " training examples hides members; so does evaluating the examples that are trained on."
     )
     return replace(answer, notes=(note, *answer.notes[1:]))
 

@@ -114,10 +114,9 @@ class ImageView:
 
 def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], list[ImageView]]:
     """View the best, median and worst reconstruction by PSNR, if there are as many, and the first ``SHOWN`` images."""
-    adaptive, best = _adaptive_images(run), extremes(rank_by(run, IMAGE_METRIC))
-    return [_view(image, pairs, adaptive, rank) for rank, image in best], [
-        _view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]
-    ]
+    adaptive = _adaptive_images(run)
+    best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
+    return best, [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
 
 
 def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
