@@ -6,7 +6,7 @@ import base64
 import io
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -112,11 +112,11 @@ class ImageView:
         return f"{self.where}; {self.figures}" if self.figures else self.where
 
 
-def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], list[ImageView]]:
+def views(run: Run, pairs: Mapping[tuple[str, int], Pair]) -> tuple[list[ImageView], Iterator[ImageView]]:
     """View the best, median and worst reconstruction by PSNR, if there are as many, and the first ``SHOWN`` images."""
     adaptive = _adaptive_images(run)
     best = [_view(image, pairs, adaptive, rank) for rank, image in extremes(rank_by(run, IMAGE_METRIC))]
-    return best, [_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN]]
+    return best, (_view(image, pairs, adaptive) for image in run.of_kind("image")[:SHOWN])
 
 
 def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -218,7 +218,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
     traced = [(reading, reading.tracing) for reading in found if reading.tracing]
     modality, audited = shown.modality(found), _audited(run, verdict) if is_audit(run) else None
     kind, first = modality.one, run.of_kind("image")[: gallery.SHOWN]
-    extremes, images = gallery.views(run, shown.pairs) if modality.pixels else ([], [])
+    extremes, images = gallery.views(run, shown.pairs) if modality.pixels else ([], iter(()))
     return render(
         "run.html.j2" if audited is None else "audit.html.j2",
         page=audited,
@@ -247,7 +247,7 @@ def render_run(run: Run, shown: ShownVictims, *, problems: Sequence[str] = (), l
         last_round=last[0].round if last and len({reading.round for reading in found}) > 1 else None,
         batch_norm=batch_norm_in_words([run.summary]),
         extremes=extremes,
-        images=images,
+        images=list(images),
         images_left_out=max(0, len(run.of_kind("image")) - gallery.SHOWN),
         gallery_title=gallery.gallery_title(run, kind),
         films=films_of_run(run, shown.films, {**shown.pairs, **shown.sentences}),

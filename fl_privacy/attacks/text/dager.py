@@ -48,7 +48,7 @@ _ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precisi
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Reconstructed texts (L,), their distance from the spans, and whether the whole update alone can refute them."""
+    """Texts (L,), their distance from the spans, and whether they are certain, provided that the whole update agrees."""
 
     texts: Sequence[Tensor]
     apart: float
