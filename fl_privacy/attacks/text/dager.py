@@ -48,7 +48,7 @@ _ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precisi
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,), their distance from the spans, and whether they are certain, provided that the whole update agrees."""
+    """Texts (L,), their distance from the spans, and whether they are certain, if the whole update agrees."""
 
     texts: Sequence[Tensor]
     apart: float
