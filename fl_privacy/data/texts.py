@@ -51,14 +51,6 @@ def build_tokenizer(name: str, texts: Sequence[str], size: int) -> Any:
     return found
 
 
-def to_tokens(tokenizer: Any, texts: Sequence[str], max_length: int) -> Tensor:
-    """Tokenize ``texts`` to (N, L) int32, at most ``max_length`` each, keeping a final special token; -1 pads."""
-    tokenizer.enable_truncation(max_length)
-    encodings = tokenizer.encode_batch(list(texts))
-    tokenizer.no_truncation()
-    return pad_sequence([torch.tensor(e.ids or [-1], dtype=torch.int32) for e in encodings], True, padding_value=-1)
-
-
 def _trained(library: Any, name: str, texts: Sequence[str], size: int) -> Any:
     if name == "bpe":
         tokenizer = library.Tokenizer(library.models.BPE())
@@ -103,10 +95,8 @@ def _word_pieces(words: Mapping[str, int], size: int) -> list[str]:
             parts[word] += times
 
     base = sorted(characters, key=lambda part: (-characters[part], part))[:size]
-    return [
-        *base,
-        *sorted(parts, key=lambda part: (-parts[part] * (len(part.removeprefix("##")) - 1), part))[: size - len(base)],
-    ]
+    spared = sorted(parts, key=lambda part: (-parts[part] * (len(part.removeprefix("##")) - 1), part))
+    return [*base, *spared[: size - len(base)]]
 
 
 TEXT_COLUMNS = ("sentence", "text", "content", "review", "tweet")  # columns searched for texts, in this order
@@ -235,7 +225,10 @@ def _examples(
         groups = encode_labels([part[owner][:] for part in parts], None, owner, name)[0]
     texts = [[str(text) for text in part[columns["text"]][:]] for part in parts]
     built = build_tokenizer(tokenizer, texts[0], vocabulary_size)
-    tokens = to_tokens(built, [text for part in texts for text in part], max_length)
+    built.enable_truncation(max_length)  # keeps a final special token
+    encodings = built.encode_batch([text for part in texts for text in part])
+    built.no_truncation()
+    tokens = pad_sequence([torch.tensor(e.ids or [-1], dtype=torch.int32) for e in encodings], True, padding_value=-1)
     by_number = {number: token for token, number in built.get_vocab(with_added_tokens=True).items()}
     added = json.loads(built.to_str())["added_tokens"]
     special = frozenset(entry["id"] for entry in added if entry["special"] and entry["content"] != _UNKNOWN)
