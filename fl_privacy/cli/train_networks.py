@@ -48,13 +48,7 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
     settings = checked_settings("evaluator", overrides)
     dataset = build_dataset(settings["data"])
     texts = texts_of(dataset.train) is not None
-    teacher = None
-    if (path := settings["teacher"]) is not None:
-        if texts:
-            raise UserError("teacher is expected with data of images, but got texts; leave it out.")
-        teacher = files.load_evaluator(expanded(path))
-        if not isinstance(teacher, EvaluationNetwork):
-            raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
+    teacher = None if settings["teacher"] is None else _teacher(settings["teacher"], texts=texts)
     usual = TEXTS if texts else EvaluatorPlan() if teacher is None else networks.student_plan(EvaluatorPlan(), teacher)
     chosen = {name: settings[name] for name in EvaluatorPlan.__dataclass_fields__ if settings[name] is not None}
     if "widths" in chosen:
@@ -117,6 +111,15 @@ def place_of(
         )
     console.print(f"Found it trained: {file}", highlight=False)
     return file, True
+
+
+def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
+    if texts:
+        raise UserError("teacher is expected with data of images, but got texts; leave it out.")
+    teacher = files.load_evaluator(expanded(path))
+    if not isinstance(teacher, EvaluationNetwork):
+        raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
+    return teacher
 
 
 Splits = tuple[LabelledExamples, LabelledExamples]  # split to train on, and the other one

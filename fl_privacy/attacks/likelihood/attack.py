@@ -167,9 +167,9 @@ class MaximumAPosteriori(GroupAttack):
         self, prepared: Prepared, victims: Sequence[PreparedVictim], report: Report
     ) -> dict[int, "WithPosterior"]:
         first, like = victims[0].observation, next(prepared.observer.parameters())
-        known, prior = first.knowledge, None
-        if known.public_images is not None and self.prior != "photographs" and len(known.public_images) >= FEWEST:
-            prior = learn_prior(known.public_images, known.public_labels, first.num_classes)
+        given, prior = first.knowledge, None
+        if given.public_images is not None and self.prior != "photographs" and len(given.public_images) >= FEWEST:
+            prior = learn_prior(given.public_images, given.public_labels, first.num_classes)
         prior = (prior or prior_of_photographs(tuple(first.input_shape))).to(like)
         if prepared.rounds[0].known.transforms:  # transforms are drawn anew in each round
             prepared = replace(prepared, rounds=prepared.rounds[:1])

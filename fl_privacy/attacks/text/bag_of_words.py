@@ -226,8 +226,8 @@ class BagOfWords(GroupAttack):
         quick = readable_model(copy)
         read: Callable[[Sequence[Observation]], Sequence[Bag | str]]
         size, read = _VICTIMS_AT_ONCE, partial(tokens_of_first_block, quick, seed=seed)
-        of_words = isinstance(first.model, TextModel)
-        if of_words and word_evidence.where_words_are(first.model, first.upload.tensors) is not None:
+        sent = first.upload.tensors
+        if isinstance(first.model, TextModel) and word_evidence.where_words_are(first.model, sent) is not None:
             size, read = max(1, _ROWS_AT_ONCE // model.words.weight.numel()), BagReader(quick, first, seed).read
         places, found = list(group.observations), dict[int, Reconstruction]()
         for some in (places[i : i + size] for i in range(0, len(places), size)):
