@@ -5,8 +5,11 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = """
@@ -46,3 +49,18 @@ def test_a_file_stays_in_one_process_and_those_on_ray_share_one(tmp_path: Path) 
     assert {name: len(found) for name, found in processes.items()} == dict.fromkeys(processes, 1)
     assert processes["test_b"] == processes["test_e"] and len(set.union(*processes.values())) == 2
     assert "test_b" in begun.values(), "Ray's begin"
+
+
+@pytest.mark.parametrize(("files", "ends"), [("aa", 0), ("ab", 1), ("a", 1), ("bb", 0), ("ba", 0), ("b", 0)])
+def test_the_cluster_ends_with_the_last_file_on_ray(
+    files: str, ends: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a test and the next one, if any: ``a`` is on Ray."""
+    ended: list[None] = []
+    ray = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: ended.append(None))
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    for name, content in {"a": ON_RAY, "b": TESTS}.items():
+        (tmp_path / name).write_text(content)
+    item, following = [*(SimpleNamespace(path=tmp_path / name) for name in files), None][:2]
+    conftest.pytest_runtest_teardown(item, following)  # type: ignore[arg-type]
+    assert len(ended) == ends

@@ -1,7 +1,9 @@
 """CPU seconds of each test: a plugin that records them and holds every test to its budget.
 
     FL_PRIVACY_TEST_SECONDS=FILE make test-all    # appends a line a test: seconds, name
-    python -m tests.timing FILE                   # writes tests/seconds.json, and prints the slowest tests
+    python -m tests.timing FILE [SLOWNESS]        # writes tests/seconds.json, and prints the slowest tests
+
+Of a name that comes again in FILE the last line counts. The core was by SLOWNESS slower than a quiet, fast one.
 
 Seconds are those of the test's own process and of processes that it has waited for, fixtures included.
 """
@@ -101,12 +103,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     return result
 
 
-def main(place: str) -> None:
-    """Write the record from the lines of a run, and print its forty slowest tests."""
+def main(place: str, slowness: float = 1.0) -> None:
+    """Write the record from the lines of a run on a core of this ``slowness``, and print its forty slowest tests."""
     tests: dict[str, float] = {}
     for line in Path(place).read_text().splitlines():
         seconds, _, name = line.partition("\t")
-        tests[name] = float(seconds)
+        tests[name] = float(seconds) / slowness
     files: dict[str, float] = defaultdict(float)
     for name, seconds in tests.items():
         files[name.partition("::")[0]] += seconds
@@ -127,4 +129,4 @@ def main(place: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(float, sys.argv[2:]))

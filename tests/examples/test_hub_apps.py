@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.cli.main import run_command_line
 from tests.flower.test_audit import EXAMPLES, run_in, started
-from tests.flower.untouched_apps import rung
+from tests.flower.untouched_apps import attacked_only, rung, written_once
 
 APPS = ("audited-quickstart", "defended-quickstart")
 
@@ -47,6 +48,8 @@ def test_both_hub_apps_train_alike() -> None:
 def test_the_audited_app_shows_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES / "audited-quickstart"))
     client, server = (importlib.import_module(f"audited_quickstart.{side}_app") for side in ("client", "server"))
+    few = {"attack": "auto attack.evaluations=60", "victims": 2}  # beside what the app asks for
+    monkeypatch.setattr(server, "audit", partial(server.audit, **few))
     config = {"num-server-rounds": 1, "local-epochs": 1, "learning-rate": 0.1, "batch-size": 32}
     started(client, server, 2, {**config, "audit": str(tmp_path)})
     (leak, *_) = run_in(tmp_path).summary.attacked
@@ -55,6 +58,7 @@ def test_the_audited_app_shows_digits(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.long
 def test_noise_of_the_defended_app_hides_what_its_gradients_show(tmp_path: Path) -> None:
-    asked = AppAuditRequest(nodes=2, rounds=1, victims=4, out=tmp_path, seconds=60.0)
-    record = audit_app(read_app(EXAMPLES / "defended-quickstart"), asked).content
+    asked = AppAuditRequest(nodes=2, rounds=1, victims=2, out=tmp_path, seconds=60.0)
+    with written_once(), attacked_only({"gradient", "one"}):
+        record = audit_app(read_app(EXAMPLES / "defended-quickstart"), asked).content
     assert rung(record, "one")["counts"]["read"] == 0 < rung(record, "gradient")["counts"]["read"]

@@ -14,14 +14,14 @@ from typing import Any
 
 from fl_privacy.cli.main import run_command_line
 from tests.benchmark.tracks import TINY
-from tests.experiment.runs import NO_RESULT, undrawn
+from tests.experiment.runs import FEW_CANDIDATES, NO_RESULT, undrawn
 
 RUN = ("federation.clients=2", "federation.rounds=3", "evaluate_every=3", "victims=2")
-RUN += ("attack=inverting_gradients", "attack.iterations=15")
+RUN += ("attack=inverting_gradients", "attack.iterations=15", FEW_CANDIDATES)
 GRID = """
 settings: [federation.clients=2, federation.rounds=3]
 train: [evaluate_every=3]
-attack: [victims=2, threat_model=adaptive]
+attack: [victims=2, candidates=40, threat_model=adaptive]
 attacks:
   iDLG: [attack=idlg, attack.iterations=20]
 weights: final
@@ -62,7 +62,8 @@ def texts(out: Path) -> Sequence[str]:
         lines = [" ".join(words[(shift + k * step) % 7] for k in range(2, 7)) for step in range(1, 16)]
         (folder / f"{label}.txt").write_text("\n".join(lines))
     settings = ("data=text_folder", f"data.root={folder}", "data.vocabulary_size=60", "model=bert_tiny", "attack=tag")
-    return ("run", "-m", "defense=none,refiner", "baseline=false", *settings, *RUN[:4], "attack.iterations=20")
+    settings += (*RUN[:4], "attack.iterations=20", FEW_CANDIDATES)
+    return ("run", "-m", "defense=none,refiner", "baseline=false", *settings)
 
 
 def trade_off(out: Path) -> Sequence[str]:

@@ -13,12 +13,12 @@ from tests.experiment.runs import run
 
 DEFAULTS = [
     ("lenet", "fedavg", 5, 0.7),
-    ("mlp", "fedavg", 5, 0.7),
     ("lenet5", "fedavg", 8, 0.6),
-    ("lenet", "fedsgd", 40, 0.7),
     ("mlp", "fedsgd", 60, 0.6),
+    pytest.param("mlp", "fedavg", 5, 0.7, marks=pytest.mark.fuzz),
+    pytest.param("lenet", "fedsgd", 40, 0.7, marks=pytest.mark.fuzz),
 ]
-"""Model, federation, rounds, accuracy to reach; guessing reaches 0.1."""
+"""Model, federation, rounds, accuracy to reach; guessing reaches 0.1. ``make fuzz`` trains the last two."""
 
 
 @pytest.mark.long

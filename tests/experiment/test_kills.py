@@ -17,7 +17,7 @@ import pytest
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.runs.folder import read_run
 from tests.experiment.kills import SUBJECTS, finish, kill
-from tests.experiment.runs import wait_until
+from tests.experiment.runs import FEW_CANDIDATES, wait_until
 
 KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
 
@@ -43,7 +43,7 @@ def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path:
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 SENT = tuple(SIGNALS) if KILLS > 1 else ("SIGTERM",)
 LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", "attack=idlg")
-LONG += ("attack.iterations=2", "intercept.rounds=first", "intercept.when=during")
+LONG += ("attack.iterations=2", "intercept.rounds=first", "intercept.when=during", FEW_CANDIDATES)
 
 
 def heed() -> None:

@@ -59,7 +59,7 @@ def Net():
 @pytest.mark.parametrize(("epochs", "told"), [(30, True), (1, False)])
 def test_examples_that_were_learned_are_distinguished(tmp_path: Path, epochs: int, told: bool) -> None:
     client = LEARNS.replace("EPOCHS", str(epochs)).replace("FIRST", "30")
-    found = survivor(audited(tmp_path, f"app_learns_{epochs}", client, victims=1), "participants")
+    found = survivor(audited(tmp_path, f"app_learns_{epochs}", client, victims=1, only=()), "participants")
     assert found["told"] == told, found
     assert found["control"]["low"] < 0.5 < found["control"]["high"]
     assert "at 1 % FPR" in found["notes"][1]
@@ -74,21 +74,21 @@ def test_noise_of_the_server_is_in_the_model_that_leaves_it(tmp_path: Path) -> N
         "min_available_nodes=2)", f"min_available_nodes=2); strategy = {noised}(strategy, 1.0, 1.0, 2)"
     )
     client = LEARNS.replace("EPOCHS", "1").replace("FIRST", "30").replace("256", "16")
-    record = audited(tmp_path, "app_noised", client, server, victims=1, seconds=10.0)
+    record = audited(tmp_path, "app_noised", client, server, victims=1, seconds=10.0, only=("site",))
     for found in (survivor(record, "participants"), rung(record, "site")):
         assert found["found" if "found" in found else "counts"] is None and "server adds noise" in found["reason"]
 
 
 def test_an_example_counts_once_however_often_it_is_loaded(tmp_path: Path) -> None:
     client = LEARNS.replace("EPOCHS", "3").replace("x[:30], y[:30]", "x[:10], y[:10]").replace("FIRST", "30")
-    record = audited(tmp_path, "app_few", client, victims=1)
+    record = audited(tmp_path, "app_few", client, victims=1, only=())
     assert ", 20 examples that" in survivor(record, "participants")["made"]
     assert ", 10 own examples" in survivor(record, "members")["made"]
 
 
 def test_examples_that_are_also_trained_on_are_no_others(tmp_path: Path) -> None:
     client = LEARNS.replace("EPOCHS", "20").replace("FIRST", "0").replace("x[0:]", "x[:30]").replace("y[0:]", "y[:30]")
-    found = survivor(audited(tmp_path, "app_alike", client, victims=1), "participants")
+    found = survivor(audited(tmp_path, "app_alike", client, victims=1, only=()), "participants")
     assert found["found"] is None and "that no client trained on" in found["reason"]
 
 
@@ -97,13 +97,13 @@ def test_padding_is_no_text_that_is_continued(tmp_path: Path) -> None:
     client = WRITES.replace("EPOCHS", "6").replace("pad_token_id=0", "tie_word_embeddings=False")
     client = client.replace("(8, 12), generator=g)", "(8, 12), generator=g); texts[:, 5:] = 0")
     client = client.replace(', "attention_mask": torch.ones_like(ids)', "")
-    found = survivor(audited(tmp_path, "app_pads", client, victims=1), "continued")
+    found = survivor(audited(tmp_path, "app_pads", client, victims=1, only=()), "continued")
     assert found["found"] is None and "no text is long enough" in found["reason"]
 
 
 @pytest.mark.parametrize(("epochs", "told"), [(80, True), (1, False)])
 def test_texts_that_were_learned_by_heart_are_continued(tmp_path: Path, epochs: int, told: bool) -> None:
     client = WRITES.replace("EPOCHS", str(epochs))
-    found = survivor(audited(tmp_path, f"app_writes_{epochs}", client, victims=1), "continued")
+    found = survivor(audited(tmp_path, f"app_writes_{epochs}", client, victims=1, only=()), "continued")
     assert found["told"] == told, found
     assert found["control"]["value"] == 0.0 and (found["found"]["value"] > 0.3) == told

@@ -21,6 +21,7 @@ from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import stood_in
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
+from tests.flower.untouched_apps import attacked_only
 
 
 def drawing_of(code: str, folder: Path) -> Drawing:
@@ -115,7 +116,8 @@ def test_other_scripts_are_run_where_no_client_trains_by_the_first(tmp_path: Pat
             (tmp_path / "app" / name / f"{part}.py").write_text(getattr(parts, part.upper()))
     (tmp_path / "app" / "a" / "client.py").write_text("raise NameError('nothing')\n" + parts.CLIENT)
     asked = AppAuditRequest(out=tmp_path / "out", victims=1, clients=1, seconds=0.0)
-    last = audit_app(read_app(tmp_path / "app"), asked).last
+    with attacked_only(()):
+        last = audit_app(read_app(tmp_path / "app"), asked).last
     assert last.models and not last.silence
     assert any("No client trained by a/server.py" in one and "nothing" in one for one in last.problems)
     (tmp_path / "app" / "b" / "client.py").write_text("raise KeyError('none')\n" + parts.CLIENT)

@@ -19,7 +19,7 @@ from fl_privacy.auditing.app.started import _Clients, _Runner
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
-from tests.flower.untouched_apps import written_once
+from tests.flower.untouched_apps import attacked_only, written_once
 
 pytestmark = pytest.mark.usefixtures("few_evaluations")
 
@@ -32,10 +32,11 @@ def project(folder: Path, **files: str) -> Path:
     return folder
 
 
-def audited(folder: Path, out: Path, **options: Any) -> dict[str, Any]:
+def audited(folder: Path, out: Path, *only: str, **options: Any) -> dict[str, Any]:
+    """Audit scripts, and attack the scenarios in ``only``."""
     chosen = options.pop("chosen", None)
     request = AppAuditRequest(out=out, victims=2, **{"seconds": 0.0, **options})
-    with written_once():
+    with written_once(), attacked_only({*only}):
         session = audit_app(read_app(folder, chosen), request)
     return json.loads((session.page.parent / "audit.json").read_text())
 
@@ -152,7 +153,7 @@ def test_a_folder_of_other_code_has_no_scripts(tmp_path: Path) -> None:
 
 def test_a_simulation_is_audited_for_the_rounds_that_are_asked(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", main=parts.SIMULATION, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out")
+    record = audited(folder, tmp_path / "out", "gradient")
     assert record["nodes"] == 3 and record["rounds"] == 1
     assert counts_in(record)[0]["exact"] == counts_in(record)[0]["judged"] == 2
     assert "main.py is run" in " ".join(record["notes"])
@@ -166,10 +167,10 @@ def test_two_apps_in_one_script_are_audited(tmp_path: Path) -> None:
 
 def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out")
+    record = audited(folder, tmp_path / "out", "gradient", "one")
     assert record["nodes"] == 3 and not record["problems"]
     assert "--client-id {partition:1|2|3}" in " ".join(record["notes"])
-    assert counts_in(audited(folder, tmp_path / "again"))[:2] == counts_in(record)[:2]
+    assert counts_in(audited(folder, tmp_path / "again", "gradient", "one"))[:2] == counts_in(record)[:2]
 
 
 def test_a_client_script_sets_up_its_log_as_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_a_client_of_before_flower_1_is_asked_as_it_was(tmp_path: Path) -> None:
     network = parts.NETWORK.replace("def get_parameters(self, config)", "def get_parameters(self)")
     network = network.replace("self.get_parameters({})", "weights_to_parameters and self.get_parameters()")
     network += "\nfrom flwr.common import Weights, weights_to_parameters\n"
-    record = audited(project(tmp_path / "a", app=parts.SIMULATION, network=network), tmp_path / "out")
+    record = audited(project(tmp_path / "a", app=parts.SIMULATION, network=network), tmp_path / "out", "gradient")
     assert not record["problems"] and counts_in(record)[0]["exact"] == 2
     assert "flwr.common.Weights" in " ".join(record["notes"])
 

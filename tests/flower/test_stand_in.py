@@ -21,7 +21,7 @@ from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, t
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
 from fl_privacy.auditing.instrument.fitted import FittedBy
 from fl_privacy.auditing.instrument.watch import replaced
-from tests.flower.untouched_apps import written_once
+from tests.flower.untouched_apps import attacked_only, written_once
 from tests.selection import few
 
 HEAD = """
@@ -87,7 +87,7 @@ def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) 
     folder.mkdir()
     (folder / "main.py").write_text(HEAD + NET.format(inputs=inputs, classes=classes) + loading + TAIL)
     request = AppAuditRequest(out=tmp_path / "out", victims=2, clients=1, seconds=0.1, stand_in=True)
-    with written_once():
+    with written_once(), attacked_only({"gradient"}):
         session = audit_app(read_app(folder), request)
     record = json.loads((session.page.parent / "audit.json").read_text())
     assert not record["problems"], record["problems"]

@@ -22,7 +22,7 @@ from fl_privacy.auditing.instrument.matching import matched
 from fl_privacy.auditing.instrument.sklearn_network import FromSklearn, InLayers, sklearn_lent
 from fl_privacy.auditing.scenario_scores import TimeSpent
 from tests.flower.test_stand_in import HEAD, NET, TAIL
-from tests.flower.untouched_apps import written_once
+from tests.flower.untouched_apps import attacked_only, written_once
 from tests.selection import few
 
 APP = """
@@ -143,6 +143,7 @@ def test_networks_of_scikit_learn_train_as_before(kind: type, solver: str) -> No
     torch.testing.assert_close(InLayers(network)(given), network(given))
 
 
+@pytest.mark.usefixtures("few_evaluations")
 def test_a_first_partial_fit_that_only_makes_the_network_is_not_the_training(tmp_path: Path) -> None:
     begun = """
     def __init__(self):
@@ -152,22 +153,23 @@ def test_a_first_partial_fit_that_only_makes_the_network_is_not_the_training(tmp
     code = APP.replace("    def get_parameters", begun.lstrip("\n")).replace("model.fit(rows", "model.partial_fit(rows")
     head, _, client = code.partition("class Client")
     client = client.replace(" model.", " self.model.").replace("*model.", "*self.model.")
-    rungs = rungs_of(tmp_path, head.partition("model = ")[0] + "class Client" + client)
+    rungs = rungs_of(tmp_path, head.partition("model = ")[0] + "class Client" + client, "one")
     assert rungs["one"]["counts"]["exact"] == 2 and not rungs["one"]["control"]["exact"], rungs["one"]["reason"]
 
 
-def rungs_of(folder: Path, code: str, victims: int = 2) -> dict[str, dict[str, Any]]:
+def rungs_of(folder: Path, code: str, *only: str, victims: int = 2) -> dict[str, dict[str, Any]]:
+    """Audit an app, of the scenarios in ``only`` alone."""
     (folder / "app").mkdir()
     (folder / "app" / "main.py").write_text(code)
     asked = AppAuditRequest(out=folder / "out", victims=victims, seconds=60)
-    with written_once():
+    with written_once(), attacked_only({*only}):
         page = audit_app(read_app(folder / "app", None), asked).page
     return {one["rung"]: one for one in json.loads((page.parent / "audit.json").read_text())["rungs"]}
 
 
 @pytest.mark.usefixtures("few_evaluations")
 def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
-    rungs = rungs_of(tmp_path, APP, victims=3)
+    rungs = rungs_of(tmp_path, APP, "one", victims=3)
     assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
 
 
@@ -175,7 +177,8 @@ def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
 def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None:
     code = NET.format(inputs=64, classes=4).replace("x.flatten(1)", "x.float().flatten(1) / 255")
     data = "TensorDataset(torch.randint(0, 256, (24, 1, 8, 8), dtype=torch.uint8), torch.arange(24) % 4)"
-    rungs = rungs_of(tmp_path, f"{HEAD}{code}\nloader = DataLoader({data}, batch_size=8)\n{TAIL}")
+    whole = f"{HEAD}{code}\nloader = DataLoader({data}, batch_size=8)\n{TAIL}"
+    rungs = rungs_of(tmp_path, whole, "gradient", "one", "batch")
     assert rungs["batch"]["counts"] and not any("words" in one["reason"] for one in rungs.values())
     for name in ("gradient", "one"):
         assert rungs[name]["counts"]["exact"] == 2, rungs[name]["reason"]
@@ -202,7 +205,8 @@ class Holder(nn.Module):
     if wrapped != "net":
         tail = tail.replace("optimizer.zero_grad()", f"{first}optimizer.zero_grad()")
     data = "TensorDataset(torch.rand(120, 12), torch.arange(120) % 3)"
-    rungs = rungs_of(tmp_path, f"{HEAD}{net}{holder}\nloader = DataLoader({data}, batch_size=8)\n{tail}")
+    whole = f"{HEAD}{net}{holder}\nloader = DataLoader({data}, batch_size=8)\n{tail}"
+    rungs = rungs_of(tmp_path, whole, "gradient", "one")
     for name in ("gradient", "one"):
         assert rungs[name]["counts"] and rungs[name]["counts"]["judged"] == 2, rungs[name]["reason"]
 

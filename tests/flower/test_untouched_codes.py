@@ -98,11 +98,12 @@ CODES = {
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize("name", list(CODES))
 def test_uploads_in_codes_are_attacked(tmp_path: Path, name: str) -> None:
     sent = "ArrayRecord(net.state_dict()), **"
     client = PLAIN.replace(sent, f"ArrayRecord({{k + '.q': {CODES[name]} for k, v in net.state_dict().items()}}), **")
-    record = audited(tmp_path, f"app_{name}", client, OWN_SERVER)
+    record = audited(tmp_path, f"app_{name}", client, OWN_SERVER, only=("one",))
     assert record["facts"]["What is uploaded"] == "weights of 4 parameters and buffers"
     assert rung(record, "one")["counts"]["judged"] == 2 and not rung(record, "one")["reason"]
     assert name != "bfloat16" or rung(record, "one")["counts"]["read"] == 2

@@ -42,6 +42,7 @@ PROXIMAL = PLAIN.replace(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize(
     ("name", "client", "loss"),
     [("app_categories", CATEGORIES, "binary cross entropy with logits"), ("app_proximal", PROXIMAL, "cross entropy")],
@@ -60,9 +61,10 @@ def test_what_the_loss_takes_beside_examples_breaks_no_attack(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_as_many_weights_of_classes_as_examples_are_no_labels(tmp_path: Path) -> None:
     weighted = PLAIN.replace("CrossEntropyLoss()", "CrossEntropyLoss(weight=torch.tensor([1., 2., 1., 1.]))")
-    record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=0.5, victims=1)
+    record = audited(tmp_path, "app_four_weights", weighted, rounds=1, seconds=0.5, victims=1, only=("batch",))
     found = rung(record, "batch")
     assert found["size"] == 4 and not found["reason"]
     assert "The loss is cross entropy; the attacker is given no labels." in found["notes"]
@@ -77,7 +79,7 @@ def test_a_loss_has_the_name_of_what_compares(tmp_path: Path) -> None:
     """Outputs (B,) are compared with as many targets, each with its own: nothing is broadcast."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Using a target size")
-        record = audited(tmp_path, "app_regression", REGRESSION, rounds=1)
+        record = audited(tmp_path, "app_regression", REGRESSION, rounds=1, only=("one",))
     assert "The loss is mse loss; the attacker is given no labels." in rung(record, "one")["notes"]
 
 
@@ -105,7 +107,7 @@ ADDED_UP = (
 
 
 def test_steps_of_a_schedule_are_counted_together(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_scheduled", SCHEDULED, rounds=1)
+    record = audited(tmp_path, "app_scheduled", SCHEDULED, rounds=1, only=("one",))
     assert record["facts"]["Optimizer"] == "SGD (lr 0.1 to 0.0001953125, momentum 0.9), 10 steps in a round"
 
 
@@ -118,7 +120,7 @@ def test_gradients_that_are_added_up_are_said_to_be(tmp_path: Path) -> None:
 def test_rounds_are_those_that_were_seen(tmp_path: Path) -> None:
     """This app asks for its own number, whatever the run config says; it is held to those that are asked."""
     server = SERVER.replace('context.run_config["num-server-rounds"]', "2")
-    record = audited(tmp_path, "app_two_rounds", PLAIN, server, rounds=1)
+    record = audited(tmp_path, "app_two_rounds", PLAIN, server, rounds=1, only=())
     assert record["rounds"] == 1
     assert "over 1 round" in next((tmp_path / "out").rglob("report.html")).read_text()
 
@@ -133,7 +135,7 @@ def test_changes_tell_classes_as_weights_do(tmp_path: Path) -> None:
     )
     told = []
     for name, client in (("app_weights", plain), ("app_changes", change)):
-        record = audited(tmp_path / name, name, client, rounds=1, nodes=6, victims=1)
+        record = audited(tmp_path / name, name, client, rounds=1, nodes=6, victims=1, only=())
         told.append(next(one for one in record["survivors"] if one["name"] == "classes"))
     assert told[0]["found"] is not None
     assert told[0]["found"] == pytest.approx(told[1]["found"], abs=1e-3)

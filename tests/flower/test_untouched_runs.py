@@ -91,7 +91,7 @@ def survivor(record: dict, name: str) -> dict:
 
 def test_a_server_that_waits_for_more_clients_gets_them(tmp_path: Path) -> None:
     server = SERVER.replace("min_available_nodes=2", "min_available_nodes=3")
-    record = audited(tmp_path, "app_waits", PLAIN, server)
+    record = audited(tmp_path, "app_waits", PLAIN, server, only=())
     assert record["problems"] == ["The app waits for more than 2 clients; 1 joined."]
     assert "with 3 clients" in (tmp_path / "out" / "audit-app_waits" / "report.html").read_text()
 
@@ -113,7 +113,7 @@ def test_an_app_finds_its_own_files_and_changes_copies_of_them(tmp_path: Path) -
 
 
 def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_already", PLAIN, ALREADY)
+    record = audited(tmp_path, "app_already", PLAIN, ALREADY, only=("one",))
     assert record["notes"] == ["The app's own audit(...) was skipped in this run; its training was not."]
     assert record["problems"] == []
     assert rung(record, "one")["counts"]["read"] == 2
@@ -122,7 +122,7 @@ def test_an_audit_within_the_app_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = audited(tmp_path, "app_probed", PROBED, ALREADY)
+    record = audited(tmp_path, "app_probed", PROBED, ALREADY, only=("one",))
     monkeypatch.chdir(tmp_path)
     app = read_app(tmp_path / "app")
     begun = app.load(stops_of)
@@ -140,7 +140,7 @@ def test_two_lines_in_the_app_come_to_the_same_verdict(tmp_path: Path, monkeypat
 
 
 def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_placed", PLACED, node_config=('path="part-{partition}"',))
+    record = audited(tmp_path, "app_placed", PLACED, node_config=('path="part-{partition}"',), only=("one",))
     assert not record["problems"] and rung(record, "one")["counts"]["read"] == 2
     with pytest.raises(UserError, match="--node-config"):
         audit_app(read_app(tmp_path / "app"), AppAuditRequest(node_config=("nonsense",), out=tmp_path / "out"))
@@ -149,7 +149,7 @@ def test_nodes_have_the_config_that_is_asked_for(tmp_path: Path) -> None:
 def test_each_node_gets_a_message_of_its_own(tmp_path: Path) -> None:
     """As on the wire: a mod that takes an entry out takes it from no other node."""
     server = SERVER.replace("initial(), num", "initial(), train_config=ConfigRecord({{'lr': 0.1}}), num")
-    record = audited(tmp_path, "app_taking", TAKING, server)
+    record = audited(tmp_path, "app_taking", TAKING, server, only=())
     assert not record["problems"]
 
 
@@ -174,9 +174,9 @@ def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
     legacy = client is LISTED
     name = "app_listed_uneven" if legacy else "app_uneven"
     if legacy:
-        record = audited(tmp_path, name, client, LEGACY_SERVER, nodes=4)
+        record = audited(tmp_path, name, client, LEGACY_SERVER, nodes=4, only=())
     else:
-        record = audited(tmp_path, name, client, nodes=4)
+        record = audited(tmp_path, name, client, nodes=4, only=())
     found = survivor(record, "classes")
     assert found["found"]["low"] <= found["found"]["value"] <= found["found"]["high"]
     if not legacy:
@@ -186,7 +186,7 @@ def test_whole_trainings_tell_classes(tmp_path: Path, client: str) -> None:
 
 
 def test_whole_trainings_tell_words(tmp_path: Path) -> None:
-    found = survivor(audited(tmp_path, "app_words", LANGUAGE, nodes=3, clients=3), "words")
+    found = survivor(audited(tmp_path, "app_words", LANGUAGE, nodes=3, clients=3, only=()), "words")
     assert found["told"] and found["found"]["value"] > 0.95, found
 
 
@@ -222,7 +222,7 @@ def train(msg, context):
 
 
 def test_films_that_a_client_has_rated_are_told_by_the_rows_that_moved(tmp_path: Path) -> None:
-    found = survivor(audited(tmp_path, "app_rated", RATED, nodes=3, clients=3, rounds=1), "words")
+    found = survivor(audited(tmp_path, "app_rated", RATED, nodes=3, clients=3, rounds=1, only=()), "words")
     assert found["told"] and found["found"]["value"] > 0.95, found
     assert found["control"]["value"] < 0.5
 
@@ -258,7 +258,7 @@ def test_nothing_is_told_of_noise() -> None:
 def test_casts_that_do_nothing_are_no_part_of_the_way(tmp_path: Path) -> None:
     """``labels.to(device)`` in front of a plain cross entropy leaves it plain, so that its labels are found."""
     client = PLAIN.replace("criterion(net(a), b)", 'criterion(net(a.to("cpu")), b.to("cpu"))')
-    record = audited(tmp_path, "app_moves", client)
+    record = audited(tmp_path, "app_moves", client, only=("gradient",))
     assert rung(record, "gradient")["labels"] == [2, 2]
     assert any("The loss is cross entropy" in note for note in rung(record, "gradient")["notes"])
 
@@ -271,12 +271,12 @@ NORMED = PLAIN.replace(
 @pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 def test_evaluation_mode_is_a_rung_where_it_makes_a_difference(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_normed", NORMED)
+    record = audited(tmp_path, "app_normed", NORMED, only=("evaluation", "gradient"))
     first = record["rungs"][0]
     assert first["rung"] == "evaluation" and not first["uploaded"]
     assert first["counts"]["read"] == 2 and first["labels"] == [2, 2], first
     assert "2 examples, as its code (such as batch norm) takes no fewer," in rung(record, "gradient")["made"]
-    plain = audited(tmp_path / "plain", "app_not_normed", PLAIN)
+    plain = audited(tmp_path / "plain", "app_not_normed", PLAIN, only=())
     assert next(each["rung"] for each in plain["rungs"]) == "gradient"
 
 
@@ -324,7 +324,7 @@ def test_words_whose_embedding_does_not_leave_are_said_to_be_not_attacked(tmp_pa
     frozen = frozen.replace("ArrayRecord(net.state_dict())", "ArrayRecord(net.head.state_dict())")
     frozen = frozen.replace("ArrayRecord(Model().state_dict())", "ArrayRecord(Model().head.state_dict())")
     frozen = frozen.replace("net = Model(); net.load", "torch.manual_seed(0); net = Model(); net.head.load")
-    record = audited(tmp_path, "app_frozen_words", frozen)
+    record = audited(tmp_path, "app_frozen_words", frozen, only=("one",))
     assert "rows of the embedding, which are not uploaded" in rung(record, "one")["reason"]
 
 
@@ -350,7 +350,7 @@ app = ClientApp(mods=[lying])""",
 
 
 def test_nonsense_of_one_client_costs_its_own_rows(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_lying", LYING, nodes=4, clients=4, victims=4, rounds=1)
+    record = audited(tmp_path, "app_lying", LYING, nodes=4, clients=4, victims=4, rounds=1, only=("one",))
     counts = rung(record, "one")["counts"]
     assert (counts["read"], counts["judged"], counts["failures"]) == (3, 3, 1)
     assert survivor(record, "members")["found"] is not None

@@ -98,6 +98,7 @@ def main(driver, context):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize(
     ("name", "client", "server"),
     [
@@ -136,7 +137,7 @@ SHARED = (
 
 def test_words_of_an_embedding_that_a_head_shares_stand_out(tmp_path: Path) -> None:
     """The head moves every row; both names of the one matrix are known."""
-    record = audited(tmp_path, "app_shared", SHARED, rounds=1)
+    record = audited(tmp_path, "app_shared", SHARED, rounds=1, only=("gradient",))
     assert record["facts"]["What is uploaded"] == "weights of 2 parameters and buffers"
     assert not record["findings"]
     assert rung(record, "gradient")["counts"]["read"] == 2

@@ -122,6 +122,7 @@ GIVEN = "The attacker is given the loss's other inputs, such as labels."
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize(
     ("name", "client", "note"),
     [
@@ -131,7 +132,7 @@ GIVEN = "The attacker is given the loss's other inputs, such as labels."
     ],
 )
 def test_single_examples_of_other_tasks_are_attacked(tmp_path: Path, name: str, client: str, note: str) -> None:
-    record = audited(tmp_path, f"app_{name}", client, rounds=1)
+    record = audited(tmp_path, f"app_{name}", client, rounds=1, only=("gradient",))
     found = rung(record, "gradient")
     assert not found["reason"] and found["counts"]["judged"] == 2 and note in found["notes"]
     assert found["control"]["read"] == 0
@@ -146,9 +147,10 @@ def test_steps_of_a_generator_and_its_critic_are_not_undone(tmp_path: Path) -> N
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("few_evaluations")
 def test_a_graph_s_nodes_are_attacked_together(tmp_path: Path) -> None:
     """Their network takes no other number of nodes than its edges name."""
-    record = audited(tmp_path, "app_nodes", NODES, rounds=1, seconds=30.0)
+    record = audited(tmp_path, "app_nodes", NODES, rounds=1, seconds=30.0, only=("batch",))
     found = rung(record, "batch")
     assert not found["reason"] and found["counts"]["judged"] == 10 and GIVEN in found["notes"]
     assert found["size"] == 10

@@ -28,12 +28,12 @@ FEW = PLAIN.replace("TensorDataset(x, y)", "TensorDataset(x[:8], y[:8])").replac
 @pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_sample", PLAIN, seconds=10.0, victims=1)
+    record = audited(tmp_path, "app_sample", PLAIN, seconds=10.0, victims=1, only=("all",))
     real = rung(record, "all")
     assert real["counts"]["judged"] == 16 and real["control"]["judged"] == 16
     assert any("compared with 16 of 40 examples" in note for note in real["notes"])
     assert not any("real training was not attacked" in line for line in record["further"])
-    late = audited(tmp_path / "late", "app_late", PLAIN, victims=1)
+    late = audited(tmp_path / "late", "app_late", PLAIN, victims=1, only=())
     assert any(
         "No single example of your real training was attacked: no time was left" in line for line in late["further"]
     )
@@ -42,7 +42,7 @@ def test_the_real_training_is_attacked_on_a_sample(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 def test_few_steps_are_undone(tmp_path: Path) -> None:
-    real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=2.0, victims=1), "all")
+    real = rung(audited(tmp_path, "app_few_steps", FEW, seconds=2.0, victims=1, only=("all",)), "all")
     assert real["counts"]["judged"] == 8, real["reason"]
     assert any("replays all 2 steps" in note for note in real["notes"])
 
@@ -55,7 +55,7 @@ def test_a_real_training_that_was_not_attacked_is_in_the_first_lines() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
-    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0)
+    record = audited(tmp_path, "app_unloaded", UNLOADED, seconds=4.0, only=("gradient", "one", "batch"))
     for name in ("gradient", "one"):
         found = rung(record, name)
         assert found["counts"]["exact"] == found["counts"]["judged"] == 2, found["reason"]
@@ -68,7 +68,7 @@ def test_an_example_is_singled_out_without_a_loader(tmp_path: Path) -> None:
 def test_the_fewest_examples_that_work_take_the_place_of_one(tmp_path: Path) -> None:
     zero = "        optimizer.zero_grad()"
     wants = f"        if len(a) < 3: raise ValueError('Expected more than 1 value per channel')\n{zero}"
-    record = audited(tmp_path, "app_of_three", PLAIN.replace(zero, wants, 1), seconds=1.0)
+    record = audited(tmp_path, "app_of_three", PLAIN.replace(zero, wants, 1), seconds=1.0, only=("one",))
     one = rung(record, "one")
     assert one["size"] == 3 and "each of 3 examples" in one["made"] and "takes no fewer" in one["made"]
     assert one["counts"]["judged"] + one["counts"]["failures"] == 6

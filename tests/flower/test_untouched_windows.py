@@ -49,7 +49,7 @@ CONVOLUTION = """self.past = nn.Sequential(nn.Conv1d(3, 16, 3, padding=1), nn.Ta
 @pytest.mark.parametrize(("name", "layers"), [("lstm", LSTM), ("convolution", CONVOLUTION)])
 def test_windows_of_a_time_series_are_reconstructed(tmp_path: Path, name: str, layers: str) -> None:
     client = SERIES.replace("LAYERS", layers)
-    record = audited(tmp_path, f"app_{name}", client, rounds=1, seconds=90.0, victims=3)
+    record = audited(tmp_path, f"app_{name}", client, rounds=1, seconds=90.0, victims=3, only=("gradient", "one"))
     for scenario in ("gradient", "one"):
         found = rung(record, scenario)
         assert not found["reason"]
@@ -57,5 +57,4 @@ def test_windows_of_a_time_series_are_reconstructed(tmp_path: Path, name: str, l
         assert found["control"]["read"] == 0 and found["counts"]["candidates"] > 700
         assert "The attacker knows the range of each feature, as from a public schema." in found["notes"]
         assert "The loss is mse loss; the attacker is given no labels." in found["notes"]
-    # Of three windows one more may come out of the other site's difference than of the update itself, by rounding.
-    assert record["headline"].startswith(("The server reconstructed", "Another site reconstructed"))
+    assert record["headline"].startswith("The server reconstructed")

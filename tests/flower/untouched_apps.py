@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ import pytest
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.scenarios import SCENARIOS, Scenarios, scenario_of
 from fl_privacy.auditing.session import AuditSession
+from fl_privacy.measure.answer import Answer
 
 PROJECT = """
 [project]
@@ -378,10 +380,31 @@ def written_once() -> Iterator[None]:
         yield
 
 
-def audited(folder: Path, name: str, client: str, server: str = SERVER, **asked: Any) -> dict[str, Any]:
+@contextmanager
+def attacked_only(names: Collection[str]) -> Iterator[None]:
+    """Within it an audit attacks no scenario but these; each of the others says that it was left out."""
+    by_name = {"site": "_of_site", "batch": "_one_batch", "all": "_whole_training"}
+
+    def left_out(name: str) -> Answer:
+        return Answer(scenario=scenario_of(name), reason="left out")
+
+    def singly(scenarios: Scenarios, name: str, *found: Any, attack: Any = Scenarios._singly) -> Answer:
+        return attack(scenarios, name, *found) if name in names else left_out(name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scenarios, "_singly", singly)
+        for name in by_name.keys() - names:
+            patch.setattr(Scenarios, by_name[name], lambda *_, name=name: left_out(name))
+        yield
+
+
+def audited(
+    folder: Path, name: str, client: str, server: str = SERVER, only: Collection[str] = SCENARIOS, **asked: Any
+) -> dict[str, Any]:
+    """Audit an app of two clients in no time beyond the first attacks, of the scenarios in ``only``."""
     app = read_app(write(folder / "app", name, client, server))
     told = {"nodes": 2, "clients": 2, "victims": 2, "out": folder / "out", "seconds": 0.0, **asked}
-    with written_once():
+    with written_once(), attacked_only({*only}):
         found = audit_app(app, AppAuditRequest(**told))
     page = found.page.read_text()
     assert found.content["headline"] in page.replace("&#39;", "'")

@@ -98,7 +98,7 @@ IMAGES = Distractors(
     [
         *((rows_page, size, pages) for size, pages in ((1, 40), (4, 40), (16, 20), (64, 8))),
         *((texts_page, size, pages) for size, pages in ((1, 40), (4, 40), (16, 20), (64, 4))),
-        *((images_page, size, pages) for size, pages in ((1, 8), (4, 8), (64, 1))),
+        *((images_page, size, pages) for size, pages in ((1, 8), (4, 8), (16, 1))),
     ],
 )
 def test_pages_of_random_guesses_are_not_red_and_of_originals_they_are(page: object, size: int, pages: int) -> None:

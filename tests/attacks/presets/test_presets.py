@@ -165,16 +165,17 @@ NETS = {
 }
 
 
+RESNETS = ("resnet20-group", "resnet20-batch")
 ON_EVERY_NET = ("idlg", "inverting_gradients", "soft-sign", "sapag", "ats-adam-l1")
 ON_ONE_NET = ("ats-lbfgs-cosine", "ats-adam-l2", "ats-sgd-cosine", "sapag-adamw", "lbfgs-wolfe")
 
 
 CASES = [
-    *product(NETS, ON_EVERY_NET[:2]),
-    *product(["lenet", "convnet"], ON_EVERY_NET[2:]),
+    *product(["lenet", "convnet"], ON_EVERY_NET),
+    *zip(RESNETS, ON_EVERY_NET[:2], strict=True),
     *product(["lenet"], ON_ONE_NET),
 ]
-REST = product(["resnet20-group", "resnet20-batch"], ON_EVERY_NET[2:])
+REST = [case for case in product(RESNETS, ON_EVERY_NET) if case not in CASES]
 
 
 @pytest.mark.long

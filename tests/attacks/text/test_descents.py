@@ -42,10 +42,10 @@ def share_right(found: torch.Tensor, tokens: torch.Tensor) -> float:
     [
         (tag(**OURS), 0.3),
         (inverting_gradients(**OURS), 0.5),
-        (sapag(iterations=8, compile="off"), 0.3),
         (dlg(iterations=8, compile="off"), 0.3),
+        pytest.param(sapag(iterations=8, compile="off"), 0.3, marks=pytest.mark.fuzz),
     ],
-    ids=["tag", "inverting_gradients", "sapag", "dlg"],
+    ids=["tag", "inverting_gradients", "dlg", "sapag"],
 )
 def test_texts_of_different_lengths_are_read_together(attack: ReconstructionAttack, least: float) -> None:
     """By chance a token in 120 is right."""
