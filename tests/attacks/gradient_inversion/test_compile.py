@@ -132,7 +132,7 @@ def near_the_truth(dtype: str) -> tuple[Problem, torch.Tensor]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.long)])
+@pytest.mark.parametrize("how", ["eager", "traced", pytest.param("compiled", marks=pytest.mark.fuzz)])
 def test_the_cosine_near_zero_is_that_of_float64(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if how == "compiled" and shutil.which("g++") is None:
         pytest.skip("needs a C++ compiler")
