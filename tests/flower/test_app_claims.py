@@ -316,7 +316,6 @@ def test_what_else_a_client_does_is_not_held_against_opacus(more: dict[str, Any]
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_draws")
 def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
     def less(training: Training) -> None:
         training.steps()
@@ -329,7 +328,6 @@ def test_noise_that_changes_while_training_is_a_missing_fact() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_draws")
 def test_sums_that_are_divided_by_the_sampled_batch_show_its_size() -> None:
     def by_batch(training: Training) -> None:
         for number in range(1, 5):
