@@ -21,7 +21,7 @@ RUN += ("attack=inverting_gradients", "attack.iterations=15", FEW_CANDIDATES)
 GRID = """
 settings: [federation.clients=2, federation.rounds=3]
 train: [evaluate_every=3]
-attack: [victims=2, candidates=40, threat_model=adaptive]
+attack: [victims=2, threat_model=adaptive]
 attacks:
   iDLG: [attack=idlg, attack.iterations=20]
 weights: final

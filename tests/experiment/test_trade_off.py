@@ -19,7 +19,7 @@ from tests.experiment.runs import run, stamps, wait_until
 GRID = """
 settings: [federation.clients=2, federation.rounds=2]
 train: [evaluate_every=2]
-attack: [victims=2, candidates=40, threat_model=adaptive]
+attack: [victims=2, threat_model=adaptive]
 attacks:
   iDLG: [attack=idlg, attack.iterations=3]
 weights: final
