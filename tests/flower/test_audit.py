@@ -378,7 +378,7 @@ def test_the_example_apps_show_images_and_less_behind_a_defense(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     caplog.set_level(logging.ERROR)
-    told = {"quickstart": ("flower_quickstart", 40), "veteran": ("flower_numpy_client", 40)}
+    told = {"quickstart": ("flower_quickstart", 100), "veteran": ("flower_numpy_client", 40)}
     folder, iterations = told[example]
     monkeypatch.syspath_prepend(str(EXAMPLES / folder))
     monkeypatch.setenv("QUICKSTART_DATA", "mnist_mini")
