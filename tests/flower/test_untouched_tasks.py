@@ -122,7 +122,6 @@ GIVEN = "The attacker is given the loss's other inputs, such as labels."
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize(
     ("name", "client", "note"),
     [
@@ -131,7 +130,11 @@ GIVEN = "The attacker is given the loss's other inputs, such as labels."
         ("graphs", GRAPHS, "The loss is cross entropy; the attacker is given no labels."),
     ],
 )
-def test_single_examples_of_other_tasks_are_attacked(tmp_path: Path, name: str, client: str, note: str) -> None:
+def test_single_examples_of_other_tasks_are_attacked(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, client: str, note: str
+) -> None:
+    if name != "detection":  # the one that is looked at for what was read
+        request.getfixturevalue("few_evaluations")
     record = audited(tmp_path, f"app_{name}", client, rounds=1, only=("gradient",))
     found = rung(record, "gradient")
     assert not found["reason"] and found["counts"]["judged"] == 2 and note in found["notes"]
