@@ -176,10 +176,9 @@ def test_a_damaged_record_is_one_line(sapag: Run, tmp_path: Path, change: dict[s
 
 @pytest.mark.long
 def test_cap_is_the_mean_of_accuracy_times_distance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks have two iterations; two strengths of SPN show that a line is a mean, other lines have one."""
+    """Of attacks of two iterations."""
     tables = copy.deepcopy(TABLES)
-    lines, short = tables["spn_paper"]["lines"], tables["spn_paper"]["attack"]["short"]
-    lines["SPN"], lines["DP"] = lines["SPN"][:2], lines["DP"][:1]
+    short = tables["spn_paper"]["attack"]["short"]
     short[short.index("attack.iterations=30")] = "attack.iterations=2"
     monkeypatch.setattr("fl_privacy.runs.paper._tables", lambda: tables)
     small = ("data=mnist_mini", "federation.rounds=2", "evaluate_every=2")
