@@ -1,4 +1,4 @@
-"""No page is red by chance: random guesses over rows, words and images, in batches of 1 to 64, through verdicts."""
+"""No page is red by chance: random guesses at rows and words in batches of 1 to 64, at images of 1 to 16."""
 
 from collections.abc import Callable
 from dataclasses import replace
