@@ -1,5 +1,6 @@
 """Normal distributions of images, learned from public images or of photographs in general."""
 
+import hashlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,6 +69,8 @@ class PixelPrior:
 
 
 _learned = WeakTensorKeyDictionary()  # priors by their images
+_latest: dict[bytes, PixelPrior] = {}  # the last prior by its images' content: runs of a study load them anew
+_MOST_KEPT = 1 << 23  # most values of a prior that is kept without its images
 
 
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
@@ -76,15 +79,27 @@ def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> Pixe
     It has the mean and principal components of each class, drawn to those of all.
     """
     if images not in _learned:
-        _learned[images] = _learn(images, labels, num_classes)
+        chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
+        _learned[images] = _learn_once(images[chosen], None if labels is None else labels[chosen].long(), num_classes)
     found: PixelPrior = _learned[images]
     return found
 
 
+def _learn_once(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
+    content = hashlib.blake2b(repr((images.shape, images.dtype, images.device, num_classes)).encode())
+    for each in (images,) if labels is None else (images, labels):
+        content.update(each.cpu().numpy().tobytes())
+    if (found := _latest.get(key := content.digest())) is None:
+        found = _learn(images, labels, num_classes)
+        _latest.clear()
+        if found.bases.numel() <= _MOST_KEPT:
+            _latest[key] = found
+    return found
+
+
 def _learn(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
-    chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
-    pixels = images[chosen].flatten(1).float()
-    classes = torch.zeros(len(pixels), dtype=torch.long) if labels is None else labels[chosen].long()
+    pixels = images.flatten(1).float()
+    classes = torch.zeros(len(pixels), dtype=torch.long) if labels is None else labels
     kinds = 1 if labels is None else num_classes
     mean = pixels.mean(0)
     means = torch.stack([pixels[classes == k].mean(0) if bool((classes == k).any()) else mean for k in range(kinds)])

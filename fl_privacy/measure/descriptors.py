@@ -3,9 +3,11 @@
 Coarse brightness is removed, and one image is mirrored and shifted by up to a tenth of its width.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +22,24 @@ _MOSAIC = len(BLURS)
 WINDOWS = 5  # windows of an image: the whole and its four halves
 _DETAIL = 1.5  # standard deviation in pixels of the coarse brightness
 LEAST_CONTRAST = 0.1 / 255  # standard deviation of pixels below which an image counts as blank
+
+
+Made = TypeVar("Made")
+
+
+class Latest(Generic[Made]):
+    """Makes objects of images, and keeps the ``most`` latest by the images' content."""
+
+    def __init__(self, make: Callable[[Tensor], Made], most: int) -> None:
+        self._make, self._most, self._kept = make, most, dict[object, Made]()
+
+    def __call__(self, images: Tensor) -> Made:
+        key = images.shape, images.dtype, hashlib.blake2b(images.numpy().tobytes()).digest()
+        kept = self._kept
+        kept[key] = found = kept.pop(key, None) or self._make(images.clone())
+        while len(kept) > self._most:
+            del kept[next(iter(kept))]
+        return found
 
 
 @dataclass(frozen=True)
@@ -83,20 +103,19 @@ class ShiftedDescriptors:
     image: Tensor
     sight: DescriptorScale
     _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
-    _places: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _both: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (V, D) of unit length."""
         if (blur, window) not in self._made:
-            if blur not in self._places:
+            if blur not in self._both:
                 images = with_detail(blurred(self._shown, BLURS[blur]))
-                height, width = (side - 2 * shift_reach(side) for side in images.shape[-2:])
-                both = torch.stack([images, images.flip(-1)], dim=1).unfold(-2, height, 1).unfold(-2, width, 1)
-                self._places[blur] = both.permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)  # (N, V, 2, height, width)
-            places = self._places[blur]
-            used = places if window == 0 else places[: len(self._grays)]
-            cut = _windows(*places.shape[-2:], self.sight.gap)[window]
-            self._made[blur, window] = _unit(used[..., cut[0], cut[1]]).flatten(0, 1)
+                self._both[blur] = torch.stack([images, images.flip(-1)], dim=1)
+            both = self._both[blur] if window == 0 else self._both[blur][: len(self._grays)]
+            height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
+            places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
+            cut = _windows(height, width, self.sight.gap)[window]
+            self._made[blur, window] = _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
         return self._made[blur, window]
 
     @cached_property

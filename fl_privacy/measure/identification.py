@@ -16,6 +16,7 @@ from fl_privacy.measure.descriptors import (
     FINE,
     Descriptors,
     DescriptorScale,
+    Latest,
     ShiftedDescriptors,
     largest,
     shift_reach,
@@ -23,7 +24,7 @@ from fl_privacy.measure.descriptors import (
 )
 from fl_privacy.measure.images import psnr, ssim
 from fl_privacy.measure.outcome import LEAD, SAME, SURE
-from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way
+from fl_privacy.measure.turning import LEAST_SIDE, Gallery, Turning, Way, gallery_of
 
 ALIKE = 3  # most images of the same scene as an original; more would be usual
 
@@ -183,37 +184,34 @@ class Look:
     @cached_property
     def _strengths(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return correlations (G, W, B) of W ways, their strengths (G, W, B), and the rivals' strengths (G, W, R)."""
-        every, at = torch.arange(len(self.originals.images)), torch.searchsorted(self.rivals, self.usual)
-        raw = [self._correlations(number, self.originals, every) for number in range(len(self.guesses))]
-        strengths = [relative(own, self._among(number), at) for number, own in enumerate(raw)]
-        own, rest = (torch.stack(each) for each in zip(*strengths, strict=True))
-        return torch.stack(raw), own, rest
+        every = torch.arange(len(self.originals.images))
+        raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
+        among = [self._among(guess) for guess in self.guesses]
+        own = [(_z(found) - mean) / spread for found, (_, mean, spread) in zip(raw, among, strict=True)]
+        return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
-    def _among(self, number: int) -> Tensor:
-        kept, key = self.guesses[number].among, (self.sight, self.rivals.numpy().tobytes())
+    def _among(self, guess: Turning) -> tuple[Tensor, Tensor, Tensor]:
+        kept, key = guess.among, (self.sight, self.rivals.numpy().tobytes())
         if key not in kept:
-            kept[key] = self._correlations(number, self.guesses[number].others, self.rivals)
+            found = self._correlations(guess, guess.others, self.rivals)
+            kept[key] = relative(found, torch.searchsorted(self.rivals, self.usual))
         return kept[key]
 
-    def _correlations(self, number: int, images: Gallery, which: Tensor) -> Tensor:
+    def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
         """Return a guess's largest absolute correlations (W, K) with ``which`` (K,) images, of each way."""
         found = []
         for of, to, window in self.sight.ways:
             rows = images.standing(self.sight).rows(to, window)
             rows = rows if len(rows) == len(which) else rows[which]
-            found.append(largest(self._shifted[number].rows(of, window), rows))
+            found.append(largest(guess.shifted(self.sight).rows(of, window), rows))
         return torch.stack(found)
-
-    @cached_property
-    def _shifted(self) -> list[ShiftedDescriptors]:
-        return [ShiftedDescriptors(each.guess, self.sight) for each in self.guesses]
 
     def _foreign(self, original: int, at: int) -> float:
         number, way = divmod(at, self._strengths[1].shape[1])
         near = self._strengths[2][number, way].topk(min(RIVALS, len(self.rivals))).indices
         of, to, window = list(self.sight.ways)[way]
-        rows = self._shifted[number].rows(of, window)
-        truth = Descriptors(self.originals.images[original][None], self.sight).rows(to, window)[0]
+        rows = self.guesses[number].shifted(self.sight).rows(of, window)
+        truth = gallery_of(self.originals.images[original][None]).standing(self.sight).rows(to, window)[0]
         shown = rows[int((rows @ truth).abs().argmax())]
         others = self.guesses[number].others.standing(self.sight)
         return shared_beyond(shown, truth, others.rows(to, window)[self.rivals[near]])
@@ -222,7 +220,10 @@ class Look:
 def best_of(ways: Sequence[Sequence[Way]], candidates: int) -> Identified:
     """Rank originals by the best of several ``ways`` of comparison; their leads are reduced by ``LUCK_OF_MORE``."""
     every = [(number, way) for number, own in enumerate(ways) for way in own]
-    strengths = [relative(way.own[None], way.rest[None], way.usual) for _, way in every]
+    strengths = []
+    for _, way in every:
+        rest, mean, spread = relative(way.rest[None], way.usual)
+        strengths.append(((_z(way.own[None]) - mean) / spread, rest))
     leads = torch.stack([own[0] - rest.amax() for own, rest in strengths]) - luck(len(ways), candidates) - LUCK_OF_MORE
     lead, place = leads.max(0)
     found = []
@@ -241,12 +242,16 @@ def luck(guesses: int, candidates: int) -> float:
     return LUCK * math.log(guesses * max(1.0, ENOUGH / max(1, candidates)))
 
 
-def relative(own: Tensor, rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert correlations (W, B) and (W, R) to Fisher's z, relative to the typical ones of each way."""
-    z_own, z_rest = (torch.atanh(found.clamp(max=_CEILING)) for found in (own, rest))
-    typical = z_rest[:, usual]
+def _z(correlations: Tensor) -> Tensor:
+    return torch.atanh(correlations.clamp(max=_CEILING))
+
+
+def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Convert correlations (W, R) to Fisher's z relative to the ``usual`` ones; also return these' mean and spread."""
+    z = _z(rest)
+    typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
-    return (z_own - mean) / spread, (z_rest - mean) / spread
+    return (z - mean) / spread, mean, spread
 
 
 def shared_beyond(shown: Tensor, truth: Tensor, rivals: Tensor) -> float:
@@ -291,7 +296,7 @@ def identify(
     usual = images[torch.linspace(0, len(images) - 1, min(REFERENCE, len(images))).long()]
     few = usual[:: REFERENCE // USUAL_TURNED].contiguous()
     turnings = [others.turning(guess, rivals, few) for guess in torch.split(guesses, 1)]
-    coarse = Look(guesses=turnings, originals=Gallery(originals), rivals=rivals, usual=usual, sight=COARSE)
+    coarse = Look(guesses=turnings, originals=gallery_of(originals), rivals=rivals, usual=usual, sight=COARSE)
     found = coarse.ranked(len(images))
     settled = (found.figures["lead"] >= SURE) | (coarse.behind() > HOPELESS * len(images))
     if not bool(settled.all()):
@@ -307,7 +312,7 @@ def _turned(found: Identified, look: Look, candidates: int) -> Identified:
     images = look.originals.images
     if not len(doubtful) or min(images.shape[-2:]) < LEAST_SIDE:
         return found
-    gallery = look.originals if len(doubtful) == len(images) else Gallery(images[doubtful])
+    gallery = look.originals if len(doubtful) == len(images) else gallery_of(images[doubtful])
     ways = [each.ways(gallery) for each in look.guesses]
     turned = best_of(ways, candidates)
     if bool((turned.figures["lead"] < SURE).any()):
@@ -416,14 +421,20 @@ def laid_otherwise(image: Tensor) -> list[Tensor]:
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
+def _described(guess: Tensor) -> list[tuple[ShiftedDescriptors, ShiftedDescriptors]]:
+    every = [each[None] for each in laid_otherwise(guess)]
+    return [(ShiftedDescriptors(each, _FAR), ShiftedDescriptors(each, _SIGHT)) for each in every]
+
+
+_laid = Latest(_described, 24)  # a guess is a control of several originals
+
+
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:
     """Mirror, turn and shift ``guess`` (C, H, W) for the best correlation with ``original``."""
-    truth = Gallery(original[None])
+    truth = gallery_of(original[None])
     coarse, still = truth.standing(_FAR).rows(0, 0), truth.standing(_SIGHT).rows(0, 0)[0]
-    guess = max(
-        laid_otherwise(guess), key=lambda each: float(largest(ShiftedDescriptors(each[None], _FAR).rows(0, 0), coarse))
-    )
-    places = ShiftedDescriptors(guess[None], _SIGHT).rows(0, 0)
+    _, closer = max(_laid(guess), key=lambda each: float(largest(each[0].rows(0, 0), coarse)))
+    guess, places = closer.image[0], closer.rows(0, 0)
     height, width = small(original[None], _SIGHT.side).shape[-2:]
     edge_y, edge_x = shift_reach(height), shift_reach(width)
     across, down = 2 * edge_x + 1, 2 * edge_y + 1

@@ -1,14 +1,24 @@
 """Compare a guess with images when it is turned, mirrored, cropped, enlarged, rotated a little, or cut into tiles."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fl_privacy.measure.descriptors import LEAST_CONTRAST, Descriptors, DescriptorScale, grays, small, with_detail
+from fl_privacy.measure.descriptors import (
+    LEAST_CONTRAST,
+    Descriptors,
+    DescriptorScale,
+    Latest,
+    ShiftedDescriptors,
+    grays,
+    small,
+    with_detail,
+)
 
 FAR, NEAR, CLOSE = 8, 16, 32  # longer side in pixels for all images, chosen ones, and final candidates
 NEAREST = 60  # candidates compared in all poses: those nearest to a guess at low resolution
@@ -28,6 +38,7 @@ class Poses:
     flip: Tensor  # (P, 2, 2) a mirror or quarter turn
     place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
     slack: Tensor  # (P,) share of the side by which the middle is smaller than the image, on each side
+    _grids: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -43,16 +54,20 @@ class Poses:
 
     def drawn(self, gray: Tensor) -> Tensor:
         """Render images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with repeated edges."""
-        height, width = gray.shape[-2:]
+        size = gray.shape[-2], gray.shape[-1]
+        if size not in self._grids:
+            self._grids[size] = self._grid(*size)
+        return functional.grid_sample(
+            gray.expand(len(self), 1, *size), self._grids[size], padding_mode="border", align_corners=False
+        )
+
+    def _grid(self, height: int, width: int) -> Tensor:
         scale, angle, right, down = self.place.unbind(1)
         cosine, sine = angle.deg2rad().cos() / scale, angle.deg2rad().sin() / scale
         rows = torch.stack([cosine, -sine * height / width, sine * width / height, cosine], 1).view(-1, 2, 2)
         turned, moved = self.flip @ rows, -2 * torch.stack([right, down], 1)[..., None]
         maps = torch.cat([turned, turned @ moved], 2)
-        grid = functional.affine_grid(maps, [len(maps), 1, height, width], align_corners=False)
-        return functional.grid_sample(
-            gray.expand(len(maps), 1, height, width), grid, padding_mode="border", align_corners=False
-        )
+        return functional.affine_grid(maps, [len(maps), 1, height, width], align_corners=False)
 
 
 _THREE = torch.tensor([-1.0, 0.0, 1.0])
@@ -94,6 +109,7 @@ class Gallery:
     images: Tensor
     _looks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     _cut: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    _slid: dict[tuple[int, float], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
     _standing: dict[DescriptorScale, Descriptors] = field(default_factory=dict, init=False, repr=False)
 
     def standing(self, sight: DescriptorScale) -> Descriptors:
@@ -109,10 +125,19 @@ class Gallery:
             self._looks[side] = _looks(self._gray, side)
         return self._looks[side]
 
+    def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
+        """Return all windows of a middle's size and their lengths; see ``_windows``."""
+        if (side, slack) not in self._slid:
+            self._slid[side, slack] = _windows(self.at(side), slack)
+        return self._slid[side, slack]
+
     def tiles(self, grid: int) -> Tensor:
         if grid not in self._cut:
             self._cut[grid] = _tiles(self._gray, grid)
         return self._cut[grid]
+
+
+gallery_of = Latest(Gallery, 16)  # of originals, which are compared with a guess and with each of its controls
 
 
 def _tiles(gray: Tensor, grid: int) -> Tensor:
@@ -212,8 +237,15 @@ class Turning:
     others: Gallery
     rivals: Tensor  # (R,) indices of the candidates that count, sorted
     usual: Tensor  # (U,) indices of the candidates that define the usual correlation
-    among: dict[tuple[DescriptorScale, bytes], Tensor] = field(default_factory=dict, init=False, repr=False)
-    _drawn: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+    # strengths of rivals, with mean and spread of the usual correlations
+    among: dict[tuple[DescriptorScale, bytes], tuple[Tensor, Tensor, Tensor]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _shifted: dict[DescriptorScale, ShiftedDescriptors] = field(default_factory=dict, init=False, repr=False)
+    _middles: dict[int, list[tuple[Tensor, float, Tensor]]] = field(default_factory=dict, init=False, repr=False)
+
+    def shifted(self, sight: DescriptorScale) -> ShiftedDescriptors:
+        return self._shifted.setdefault(sight, ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
         """Compare the guess in all poses, and in tiles of each grid."""
@@ -234,10 +266,10 @@ class Turning:
         return [*self._posed(originals), *tiled]
 
     def _posed(self, originals: Gallery) -> list[Way]:
-        own = self._search(originals.at(FAR), FAR).amax(0)
+        own = self._search(partial(originals.windows, FAR), FAR).amax(0)
         if bool(((self._far >= own[:, None]).sum(1) > HOPELESS * len(self._far)).all()):
             return []
-        placed, (chosen, rest, first) = self._placed(originals.at(NEAR)), self._near
+        placed, (chosen, rest, first) = self._placed(partial(originals.windows, NEAR)), self._near
         if refines := bool((placed.values >= rest.values[first[:AMONG][-1]]).any()):
             placed, rest = placed.refined(originals.at(NEAR), NEAR, torch.arange(len(own))), self._refined
         return [
@@ -265,13 +297,15 @@ class Turning:
 
     @cached_property
     def _far(self) -> Tensor:
-        return self._search(self.others.at(FAR)[self.rivals], FAR).amax(0)
+        if len(self.rivals) == len(self.others.images):
+            return self._search(partial(self.others.windows, FAR), FAR).amax(0)
+        return self._search(partial(_windows, self.others.at(FAR)[self.rivals]), FAR).amax(0)
 
     @cached_property
     def _near(self) -> tuple[Tensor, _Placed, Tensor]:  # the chosen rivals, and the positions of the nearest of them
         nearest = self.rivals[self._far.topk(min(NEAREST, len(self._far))).indices]
         chosen = torch.tensor(sorted({*self.usual.tolist(), *nearest.tolist()}))
-        placed = self._placed(self.others.at(NEAR)[chosen])
+        placed = self._placed(partial(_windows, self.others.at(NEAR)[chosen]))
         return chosen, placed, placed.values.topk(min(REFINED, len(chosen))).indices
 
     @cached_property
@@ -287,21 +321,26 @@ class Turning:
         placed = self._refined.closer(self.others.at(CLOSE)[chosen[kept]], kept, len(first))
         return placed.values, chosen[kept], torch.arange(len(first), len(kept))
 
-    def _placed(self, images: Tensor) -> _Placed:
+    def _placed(self, windows: Callable[[float], tuple[Tensor, Tensor]]) -> _Placed:
         every = poses(few=False)
-        found, best = self._search(images, NEAR).max(0)
+        found, best = self._search(windows, NEAR).max(0)
         return _Placed(found, every[best % len(every)], self._gray[best // len(every)])
 
-    def _search(self, images: Tensor, side: int) -> Tensor:
+    def _search(self, windows_at: Callable[[float], tuple[Tensor, Tensor]], side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
         every = poses(few=side == FAR)
-        if side not in self._drawn:
-            self._drawn[side] = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
-        found, slacks = torch.empty(len(self._drawn[side]), len(images)), every.slack.repeat(len(self._gray))
-        for slack in sorted(set(slacks.tolist())):
-            which = slacks == slack
-            middles, (windows, lengths) = _middle(self._drawn[side][which], slack), _windows(images, slack)
-            slid = windows.flatten(1, 2) @ middles.flatten(2).permute(1, 2, 0)
+        if side not in self._middles:
+            drawn = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
+            slacks = every.slack.repeat(len(self._gray))
+            self._middles[side] = [
+                (which := slacks == slack, slack, _middle(drawn[which], slack).flatten(2).permute(1, 2, 0))
+                for slack in sorted(set(slacks.tolist()))
+            ]
+        found = torch.empty(0)
+        for which, slack, middles in self._middles[side]:
+            windows, lengths = windows_at(slack)
+            slid = windows.flatten(1, 2) @ middles
+            found = found if len(found) else torch.empty(len(which), lengths.shape[1])
             found[which] = (slid.view(*lengths.shape, -1) / lengths[..., None]).mean(0).abs_().amax(1).T
         return found
 
