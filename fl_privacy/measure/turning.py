@@ -178,9 +178,8 @@ def _windows(images: Tensor, slack: float) -> tuple[Tensor, Tensor]:
     return windows.flatten(4).flatten(2, 3), length.transpose(0, 1).flatten(2)
 
 
-def _slid_each(rows: Tensor, images: Tensor, slack: float) -> Tensor:
-    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) of each image (K, L, H, W) with its windows."""
-    windows, lengths = _windows(images, slack)
+def _slid_each(rows: Tensor, windows: Tensor, lengths: Tensor) -> Tensor:
+    """Return the correlation (K, S, V) of S middles (K, S, L, h, w) with the windows of one image each."""
     return ((rows.flatten(3).permute(2, 0, 1, 3) @ windows.transpose(-1, -2)) / lengths[:, :, None]).mean(0)
 
 
@@ -215,9 +214,10 @@ class _Placed:
 
     def refined(self, images: Tensor, side: int, which: Tensor) -> "_Placed":
         values, taken, gray = self.values[which], self.poses[which], self.gray[which]
+        windows = _windows_each(images[which], taken.slack)
         for steps in ROUNDS[side]:
             tried = taken.around(steps)
-            value, step = _tried(tried, gray.repeat_interleave(len(steps), 0), images[which], side).max(1)
+            value, step = _tried(tried, gray.repeat_interleave(len(steps), 0), windows, side).max(1)
             values = torch.maximum(values, value)
             taken = tried[torch.arange(len(values)) * len(steps) + step]
         moved = replace(self.poses, place=self.poses.place.index_copy(0, which, taken.place))
@@ -225,7 +225,7 @@ class _Placed:
 
     def closer(self, images: Tensor, which: Tensor, number: int) -> "_Placed":
         poses, gray = self.poses[which], self.gray[which]
-        placed = _Placed(_tried(poses, gray, images, CLOSE)[:, 0], poses, gray)
+        placed = _Placed(_tried(poses, gray, _windows_each(images, poses.slack), CLOSE)[:, 0], poses, gray)
         return placed.refined(images, CLOSE, torch.arange(number))
 
 
@@ -385,23 +385,31 @@ class _Posed(Way):
         middle = _middle(_looks(pose.drawn(self.placed.gray[original][None]), self.side), slack)
         truth = self.originals.at(self.side)[original][None]
         height, width = middle.shape[-2:]
-        down, right = divmod(int(_slid_each(middle[None], truth, slack).abs().argmax()), truth.shape[-1] - width + 1)
+        slid = _slid_each(middle[None], *_windows(truth, slack))
+        down, right = divmod(int(slid.abs().argmax()), truth.shape[-1] - width + 1)
         images = torch.cat([truth, self.turning.others.at(self.side)[rivals]])
         rows = torch.cat([middle, _unit(images[..., down : down + height, right : right + width])]).flatten(1) / 2**0.5
         return rows[0], rows[1], rows[2:]
 
 
-def _tried(tried: Poses, gray: Tensor, images: Tensor, side: int) -> Tensor:
-    """Return correlations (K, S) of images (K, L, H, W) with gray guesses (K * S, 1, H, W), drawn in S poses each."""
+_Windows = list[tuple[Tensor, float, tuple[Tensor, Tensor]]]  # images (K,) of a slack, and their windows
+
+
+def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
+    """Return the windows of images (K, L, H, W), each for its own slack (K,)."""
+    every = [(slacks == slack, slack) for slack in sorted(set(slacks.tolist()))]
+    return [(which, slack, _windows(images[which], slack)) for which, slack in every]
+
+
+def _tried(tried: Poses, gray: Tensor, windows: _Windows, side: int) -> Tensor:
+    """Return correlations (K, S) of K images' windows with gray guesses (K * S, 1, H, W), drawn in S poses each."""
     looks = _looks(tried.drawn(gray), side)
-    looks = looks.view(len(images), -1, *looks.shape[1:])
-    slacks = tried.slack.view(len(images), -1)[:, 0]
+    looks = looks.view(len(windows[0][0]), -1, *looks.shape[1:])
     found = torch.empty(looks.shape[:2])
-    for slack in sorted(set(slacks.tolist())):
-        which = slacks == slack
+    for which, slack, own in windows:
         middles = _middle(looks[which].flatten(0, 1), slack)
         middles = middles.view(-1, looks.shape[1], *middles.shape[1:])
-        found[which] = _slid_each(middles, images[which], slack).abs().amax(-1)
+        found[which] = _slid_each(middles, *own).abs().amax(-1)
     return found
 
 

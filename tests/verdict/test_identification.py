@@ -8,7 +8,7 @@ import torch
 from fl_privacy.data import load_data
 from fl_privacy.errors import UserError
 from fl_privacy.measure import evaluate_all
-from fl_privacy.measure.descriptors import BLURS, blurred
+from fl_privacy.measure.descriptors import BLURS, Latest, ShiftedDescriptors, blurred
 from fl_privacy.measure.distractors import Distractors, other_updates
 from fl_privacy.measure.identification import LUCK, PublicImages, aligned, control, identify
 from fl_privacy.measure.outcome import LEAD, Outcome
@@ -152,6 +152,28 @@ def test_a_guess_is_judged_by_its_pixels_whatever_was_judged_before(digits, publ
     changed.zero_()
     assert identify(changed, digits[0].inputs[:1], kept).lead < alone[0]
     assert [identify(guess, other[None], kept).lead for other in digits[0].inputs] == alone
+
+
+def test_descriptors_of_a_guess_are_computed_once_for_several_originals(digits, public, monkeypatch):
+    made, computed = [], ShiftedDescriptors._grays.func
+    monkeypatch.setattr(ShiftedDescriptors._grays, "func", lambda own: made.append(own.sight) or computed(own))
+    guess = (1 - digits[0].inputs[:1] + 0.01 * torch.eye(28)).clamp(0, 1)
+    for original in digits[0].inputs:
+        identify(guess, original[None], public)
+        aligned(guess[0], original)
+    assert 2 + 4 < len(made) <= 2 + 2 * 4, "two resolutions, and at most as many for each quarter turn"
+
+
+def test_objects_made_of_images_are_kept_by_content_and_the_oldest_given_up():
+    made = []
+    latest = Latest(lambda images: made.append(images) or [images], 2)
+    one, two, three = torch.eye(3)
+    first = latest(one)
+    assert latest(one.clone()) is first and latest(one[None]) is not first
+    latest(two), latest(three)
+    assert latest(one) is not first and len(made) == 5
+    one.zero_()
+    assert made[0].tolist() == [1, 0, 0]
 
 
 def test_candidates_of_another_shape_are_refused(digits, public):

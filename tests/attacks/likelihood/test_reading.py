@@ -110,6 +110,14 @@ def test_a_prior_is_that_of_the_public_images():
     assert learn_prior(public.inputs, public.labels, 10) is prior
 
 
+def test_a_prior_of_the_same_images_is_learned_once():
+    public = load_data("mnist_mini").train.batch(torch.arange(0, 4000, 40))
+    prior = learn_prior(public.inputs, None, 10)
+    assert learn_prior(public.inputs.clone(), None, 10) is prior
+    other = learn_prior(public.inputs.flip(-1), None, 10)
+    assert other is not prior and torch.equal(other.means[0].view(28, 28), public.inputs.flip(-1).mean((0, 1)))
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_photographs_are_smooth(shape):
     prior = prior_of_photographs(shape)
