@@ -4,14 +4,16 @@ import base64
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
+from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
 from fl_privacy.errors import UserError, neutral
@@ -43,11 +45,22 @@ def part_of_page(template: str, **values: Any) -> Markup:
     return Markup(environment().get_template(template).render(**values))
 
 
+class CompiledTemplates(FileSystemBytecodeCache):
+    """Keeps compiled templates in a folder, as Python does modules; none if it can't be written."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with suppress(OSError):
+            if not sys.dont_write_bytecode:
+                Path(self.directory).mkdir(exist_ok=True)
+                super().dump_bytecode(bucket)
+
+
 @cache
 def environment() -> Environment:
     """Return the environment."""
     made = Environment(
         loader=PackageLoader("fl_privacy.report"),
+        bytecode_cache=CompiledTemplates(str(TEMPLATES / "__pycache__"), "%s.j2c"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
