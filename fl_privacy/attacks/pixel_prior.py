@@ -80,20 +80,15 @@ def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> Pixe
     """
     if images not in _learned:
         chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
-        _learned[images] = _learn_once(images[chosen], None if labels is None else labels[chosen].long(), num_classes)
-    found: PixelPrior = _learned[images]
-    return found
-
-
-def _learn_once(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
-    content = hashlib.blake2b(repr((images.shape, images.dtype, images.device, num_classes)).encode())
-    for each in (images,) if labels is None else (images, labels):
-        content.update(each.cpu().numpy().tobytes())
-    if (found := _latest.get(key := content.digest())) is None:
-        found = _learn(images, labels, num_classes)
+        few, classes = images[chosen], None if labels is None else labels[chosen].long()
+        content = hashlib.blake2b(repr((few.shape, few.dtype, few.device, num_classes, classes is None)).encode())
+        for each in (few,) if classes is None else (few, classes):
+            content.update(each.cpu().numpy().tobytes())
+        _learned[images] = prior = _latest.get(content.digest()) or _learn(few, classes, num_classes)
         _latest.clear()
-        if found.bases.numel() <= _MOST_KEPT:
-            _latest[key] = found
+        if prior.bases.numel() <= _MOST_KEPT:
+            _latest[content.digest()] = prior
+    found: PixelPrior = _learned[images]
     return found
 
 
