@@ -28,7 +28,7 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Made]):
-    """Makes objects of images, and keeps the ``most`` latest by the images' content."""
+    """Makes objects of images, and keeps the latest by content."""
 
     def __init__(self, make: Callable[[Tensor], Made], most: int) -> None:
         self._make, self._most, self._kept = make, most, dict[object, Made]()

@@ -63,7 +63,7 @@ class PublicImages:
         return Gallery(self.rivals)
 
     def turning(self, guess: Tensor, rivals: Tensor, usual: Tensor) -> Turning:
-        """Return a guess next to the images of these indices, with what was computed for it if that was lately."""
+        """Return ``guess`` next to these rivals, from the cache if it was compared lately."""
         key, kept = hashlib.blake2b(guess.numpy().tobytes() + rivals.numpy().tobytes()).digest(), self._turnings
         kept[key] = found = kept.pop(key, None) or Turning(
             guess=guess.clone(), others=self.gallery, rivals=rivals, usual=usual
@@ -247,7 +247,7 @@ def _z(correlations: Tensor) -> Tensor:
 
 
 def relative(rest: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert correlations (W, R) to Fisher's z relative to the ``usual`` ones; also return these' mean and spread."""
+    """Convert correlations (W, R) to Fisher's z relative to the ``usual`` ones, with their mean and spread."""
     z = _z(rest)
     typical = z[:, usual]
     mean, spread = typical.mean(1, keepdim=True), typical.std(1, keepdim=True, unbiased=False) + _LEAST_SPREAD
@@ -354,8 +354,8 @@ _SIGHT, _FAR = replace(FINE, between=False), replace(COARSE, between=False)
 def aligned(guess: Tensor, original: Tensor) -> tuple[float, float]:
     """Return the largest PSNR in dB and SSIM of ``guess`` over harmless changes, both (C, H, W) in [0, 1].
 
-    These are none, and a least-squares change of each channel's intensity of the guess, its mirror image, or the mirror
-    image and quarter turn shifted to its best correlation.
+    These are none, and a least-squares change of each channel's intensity of the guess as it is, mirrored, or placed
+    for the best correlation.
     """
     # fit ``a * guess + b`` to ``original`` in each channel, clamped to [0, 1]
     x = torch.stack([guess, guess.flip(-1), _best_place(guess, original)]).flatten(2).double()
@@ -387,7 +387,7 @@ def control(
 
 
 def larger(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Return the largest PSNR and the largest SSIM of several pairs of them."""
+    """Return the largest PSNR and the largest SSIM of pairs."""
     best_psnr, best_ssim = (max(values) for values in zip(*pairs, strict=True))
     return best_psnr, best_ssim
 
@@ -421,12 +421,9 @@ def laid_otherwise(image: Tensor) -> list[Tensor]:
     return [image, image.flip(-2), *((image.mT, image.mT.flip(-2)) if image.shape[-2] == image.shape[-1] else ())]
 
 
-def _described(guess: Tensor) -> list[tuple[ShiftedDescriptors, ShiftedDescriptors]]:
-    every = [each[None] for each in laid_otherwise(guess)]
-    return [(ShiftedDescriptors(each, _FAR), ShiftedDescriptors(each, _SIGHT)) for each in every]
-
-
-_laid = Latest(_described, 24)  # a guess is a control of several originals
+_laid = Latest(  # a guess is a control of several originals
+    lambda guess: [[ShiftedDescriptors(each[None], at) for at in (_FAR, _SIGHT)] for each in laid_otherwise(guess)], 24
+)
 
 
 def _best_place(guess: Tensor, original: Tensor) -> Tensor:

@@ -126,7 +126,6 @@ class Gallery:
         return self._looks[side]
 
     def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
-        """Return all windows of a middle's size and their lengths; see ``_windows``."""
         if (side, slack) not in self._slid:
             self._slid[side, slack] = _windows(self.at(side), slack)
         return self._slid[side, slack]
@@ -396,7 +395,6 @@ _Windows = list[tuple[Tensor, float, tuple[Tensor, Tensor]]]  # images (K,) of a
 
 
 def _windows_each(images: Tensor, slacks: Tensor) -> _Windows:
-    """Return the windows of images (K, L, H, W), each for its own slack (K,)."""
     every = [(slacks == slack, slack) for slack in sorted(set(slacks.tolist()))]
     return [(which, slack, _windows(images[which], slack)) for which, slack in every]
 

@@ -46,7 +46,7 @@ def part_of_page(template: str, **values: Any) -> Markup:
 
 
 class CompiledTemplates(FileSystemBytecodeCache):
-    """Keeps compiled templates in a folder, as Python does modules; none if it can't be written."""
+    """Keeps compiled templates in a folder, if it can be written."""
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         with suppress(OSError):
