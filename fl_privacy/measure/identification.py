@@ -63,7 +63,7 @@ class PublicImages:
         return Gallery(self.rivals)
 
     def turning(self, guess: Tensor, rivals: Tensor, usual: Tensor) -> Turning:
-        """Return ``guess`` next to these rivals, from the cache if it was compared lately."""
+        """Return ``guess`` next to these rivals, cached if compared lately."""
         key, kept = hashlib.blake2b(guess.numpy().tobytes() + rivals.numpy().tobytes()).digest(), self._turnings
         kept[key] = found = kept.pop(key, None) or Turning(
             guess=guess.clone(), others=self.gallery, rivals=rivals, usual=usual
