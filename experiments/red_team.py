@@ -25,6 +25,7 @@ import yaml
 from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.attacks import AutoAttack, ReconstructionAttack
+from fl_privacy.defenses import compose, dp_noise, split_fed
 from fl_privacy.defenses.defense import ClientState, Defense
 from fl_privacy.effects import Part
 from fl_privacy.runs.config.compose import compose_run
@@ -82,8 +83,14 @@ THOUSAND = Cell("strongest member", 1000, 4000)
 FEEDBACK = "Top-k 0.01 with feedback"
 """The largest hundredth of an update is sent, and the rest is added to the next one (Stich et al. 2018)."""
 
-OWN = tuple(("mnist_mini", FEEDBACK, Cell("sum", uploads, 0)) for uploads in (1, 10, 100))
-"""Cells of this defense alone."""
+HIDING = "RecUP-FL 0.5"
+"""It hides an attribute, which these digits have."""
+
+OWN = (
+    *(("mnist_mini", FEEDBACK, Cell("sum", uploads, 0)) for uploads in (1, 10, 100)),
+    *(("mnist_parity", HIDING, cell) for cell in CELLS[:4]),
+)
+"""Cells of these defenses alone."""
 
 NOISES = ("Gaussian noise 1e-1", "DP-SGD 0.5", "DP-SGD 2")
 
@@ -115,9 +122,16 @@ def defenses() -> dict[str, tuple[str, ...]]:
             named[f"{family} {strength}".strip()] = chosen
     named["Gaussian noise 1e-1"] = ("defense=dp_noise", "defense.clip_norm=1", "defense.scale=1e-1")
     named[FEEDBACK] = ("defense=none",)
+    named["SplitFed, noise 1e-2"] = ("defense=custom", "defense._target_=red_team.split_fed_with_noise")
+    named[HIDING] = ("defense=recup_fl",)
     named["Signs of tensors"] = ("defense=custom", "defense._target_=red_team.signs_of_tensors")
     order = {name: place for place, name in enumerate(FIRST)}
     return dict(sorted(named.items(), key=lambda pair: order.get(pair[0], len(order))))
+
+
+def split_fed_with_noise() -> Defense:
+    """Keep the first layer with the clients, and add noise to the rest of a clipped update."""
+    return compose(split_fed(), dp_noise(clip_norm=1.0, scale=1e-2))
 
 
 def signs_of_tensors() -> Defense:
@@ -241,7 +255,7 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, Cell]]:
     for doubtful in (True,) if options.doubtful else (True, False):
         for cell in CELLS:
             for name in defenses():
-                if name != FEEDBACK and (name in FIRST) == doubtful:
+                if name not in (FEEDBACK, HIDING) and (name in FIRST) == doubtful:
                     yield "mnist_mini", name, cell
     yield from OWN
 
@@ -300,7 +314,7 @@ def main() -> None:
     takes_rows(parser)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--victims", type=int, default=4)
-    parser.add_argument("--data", nargs="*", default=["mnist_mini", "cifar10_exact"])
+    parser.add_argument("--data", nargs="*", default=["mnist_mini", "cifar10_exact", "mnist_parity"])
     parser.add_argument("--eleven", action="store_true", help="only the rows in which auto was beaten")
     parser.add_argument("--doubtful", action="store_true", help="only these and what earlier pages were green for")
     parser.add_argument("--model", default="lenet")

@@ -11,8 +11,9 @@ from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, LEAST, SOLVED, eval
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
 from fl_privacy.attacks.gradient_inversion import GradientInversion, evident_defense, settings, targets
+from fl_privacy.attacks.gradient_inversion.labels import policy_for
 from fl_privacy.attacks.likelihood.rows import LikeliestRows
-from fl_privacy.attacks.likelihood.texts import LikeliestText, is_drowned, why_not_searched
+from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, is_drowned, why_not_searched
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.effects import Noise, Quantized
@@ -54,7 +55,8 @@ class TextMembers(_Members):
     """Sub-attacks on texts: DAGER, the bag of words, descents, LAMP's moves, and behind a defense the likeliest text.
 
     As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update. The search
-    for the likeliest text also starts from the nearest. Behind noise that drowns an update, it runs alone.
+    for the likeliest text also starts from the nearest. Behind noise that drowns an update, descents run only if the
+    search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -83,6 +85,12 @@ class TextMembers(_Members):
         found = attack(starts, seed=seed, progress=part_of_work(progress, shown, 1.0)) if starts else []
         for k, other in zip(unsure, found, strict=True):
             best[k] = best[k] if other.batch is None else other
+        if unsearched := [
+            k for k in drowned if best[k].member != MEMBER and best[k].certainty is Certainty.APPROXIMATE
+        ]:
+            self._descend(
+                observations, best, bags, limit, among=unsearched, share=_BEFORE_SEARCH, seed=seed, progress=progress
+            )
         for k, (one, bag) in enumerate(zip(best, bags, strict=True)):
             sure = one.batch is not None and one.certainty is not Certainty.APPROXIMATE
             words = one.batch.inputs[one.batch.inputs >= 0].cpu() if one.batch is not None and sure else bag.words
@@ -132,12 +140,13 @@ class TextMembers(_Members):
 
     def _members(self, evaluations: int, first: Observation) -> dict[str, GradientInversion]:
         prior = 0.0 if first.knowledge.public_images is None else ORDERED.prior
-        each = max(1, evaluations // 2)
-        return {
-            "tag": self._placed(tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY)),
-            "inverting gradients": self._placed(inverting_gradients(iterations=each)),
-            "order of words": self._placed(replace(lamp(iterations=1), moves=replace(ORDERED, prior=prior))),
+        each, labels = max(1, evaluations // 2), policy_for(first)
+        attacks = {
+            "tag": tag(iterations=each, lr=TAG_RATE, weight_decay=TAG_DECAY),
+            "inverting gradients": inverting_gradients(iterations=each),
+            "order of words": replace(lamp(iterations=1), moves=replace(ORDERED, prior=prior)),
         }
+        return {name: self._placed(replace(attack, labels=labels)) for name, attack in attacks.items()}
 
 
 def _within_bag(found: Reconstruction, bag: Reconstruction) -> bool:
@@ -153,7 +162,11 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
     reproduction = Reproduction(observation, model_as_sent(observation))
     if batch.labels.dim() == 1 and (labels := reproduction.labels(batch.inputs)) is not None:
         batch = Batch(batch.inputs, labels)
-    return reproduction.distance(batch)
+    unknown = batch.labels < 0
+    if getattr(observation.model, "next_token", False) or not unknown.any():
+        return reproduction.distance(batch)
+    tried = (batch.labels.masked_fill(unknown, each) for each in range(observation.num_classes))
+    return min(reproduction.distance(Batch(batch.inputs, labels)) for labels in tried)
 
 
 class TableMembers(_Members):

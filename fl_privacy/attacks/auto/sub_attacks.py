@@ -14,10 +14,15 @@ from fl_privacy.attacks.adaptive import KnownDefense, all_known
 from fl_privacy.attacks.attack import seconds_left
 from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
 from fl_privacy.attacks.gradient_inversion.evident_defense import noise_over_gradient
-from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.labels import output_layer, policy_for
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine
 from fl_privacy.attacks.gradient_inversion.preparation import circumstances_of
-from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, ColorRange, TotalVariation
+from fl_privacy.attacks.gradient_inversion.priors import (
+    BatchNormStatistics,
+    ColorRange,
+    TotalVariation,
+    uploaded_statistics,
+)
 from fl_privacy.attacks.gradient_inversion.settings import PublicMean, VictimContext
 from fl_privacy.attacks.gradient_inversion.targets import needs_unrolling
 from fl_privacy.attacks.optimizers import LBFGS, Adam, StepDecay
@@ -202,23 +207,23 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
 
-    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller.
+    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller. All
+    also match the statistics of the client's own batch if it uploads them.
     """
-    # optimize labels with the images if nothing leaks them
-    layer = output_layer(observation.model, observation.num_classes)
-    seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
+    usual = (BatchNormStatistics(weight=1e-3),)
+    own = (BatchNormStatistics(weight=0.1),) if uploaded_statistics(observation) else ()
     base = GradientInversion(
         objective=Cosine(),
+        priors=own,
         optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
         space=Space(mean=0.5, std=0.25),
         projection="clamp",
         start=GrayStart() if observation.knowledge.public_images is None else PublicMean(),
-        labels="auto" if seen or observation.knowledge.labels is not None else "optimize",
+        labels=policy_for(observation),
         compile="off",
     )
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
-    searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0),))
-    statistics = (BatchNormStatistics(weight=1e-3),)
+    searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0), *own))
     by_layer = replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12))
     curved = SubAttack(name="cosine by L-BFGS", attack=searching, evaluations=_MOVES * 5 // 4, staged=True)
     return (
@@ -226,7 +231,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
         replace(curved, name="cosine of each layer by L-BFGS", attack=by_layer),
         replace(curved, name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True))),
         SubAttack(name="cosine by signed Adam", attack=base),
-        SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
+        SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=own or usual)),
     )
 
 

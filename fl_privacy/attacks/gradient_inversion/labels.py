@@ -266,6 +266,14 @@ def choose_labels(
     return found, "inferred"
 
 
+def policy_for(observation: Observation) -> LabelPolicy:
+    """Return ``optimize`` if neither the attacker's knowledge nor the upload says anything of the labels."""
+    layer = output_layer(observation.model, observation.num_classes)
+    seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
+    seen = seen or getattr(observation.model, "next_token", False)  # labels are the texts' own words
+    return "auto" if seen or observation.knowledge.labels is not None else "optimize"
+
+
 def output_layer(model: nn.Module, num_classes: int) -> OutputLayer | None:
     """Return the names of weight (K, F) and bias (K,) of the last linear layer with K outputs.
 

@@ -26,7 +26,7 @@ from fl_privacy.attacks.gradient_inversion.labels import choose_labels, output_l
 from fl_privacy.attacks.gradient_inversion.layer_statistics import Target
 from fl_privacy.attacks.gradient_inversion.objectives import weighted_names
 from fl_privacy.attacks.gradient_inversion.other_modalities import Search, as_wide, search_of
-from fl_privacy.attacks.gradient_inversion.priors import GroupConsistency
+from fl_privacy.attacks.gradient_inversion.priors import BatchNormStatistics, GroupConsistency, uploaded_statistics
 from fl_privacy.attacks.gradient_inversion.problem import Problem, RoundUpdates
 from fl_privacy.attacks.gradient_inversion.settings import Settings, VictimContext
 from fl_privacy.attacks.gradient_inversion.targets import (
@@ -277,7 +277,14 @@ class Prepared:
             constraints=Constraints(transform=self.transform(victims, restarts), unknowns=self.rounds[0].unknowns),
             held=self._held(victims, restarts),
             of_outputs=self.rounds[0].victim_model.loss,
+            own_statistics=self._own_statistics(victims),
         )
+
+    def _own_statistics(self, victims: Sequence[PreparedVictim]) -> Tensors:
+        if not any(isinstance(prior, BatchNormStatistics) for prior in self.settings.priors):
+            return {}
+        found = [uploaded_statistics(victim.observation) for victim in victims]
+        return {name: torch.stack([one[name] for one in found]).to(self._like) for name in found[0] if all(found)}
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
@@ -390,6 +397,8 @@ class Prepared:
             return "its guesses go through transformations that differ from attempt to attempt"
         if self.search.varies:
             return self.search.varies
+        if self._own_statistics(self.victims[:1]):
+            return "batch norm's statistics are compared victim by victim"
         if self.settings.source is not None and self.settings.source.stages > 1:
             return "what is optimized changes from stage to stage"
         if isinstance(self.rounds[0].gradients, OneByOne) or not is_plain(self.rounds[0].victim_model.loss):

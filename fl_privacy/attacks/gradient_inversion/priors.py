@@ -1,18 +1,23 @@
 """Priors of natural images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fl_privacy.attacks.gradient_inversion.layer_statistics import AbsoluteDifferences
-from fl_privacy.models.gradients.hooks import entering
+from fl_privacy.models.gradients import frozen_copy, number_of_steps
+from fl_privacy.models.gradients.hooks import ModuleCall, entering
+from fl_privacy.types import Observation, Tensors
 
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """The guess's (V, C) and the running (C,) statistics in a batch-norm layer."""
+    """The guess's (V, C) and the usual statistics in a batch-norm layer: running (C,), or the client's own (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -127,20 +132,57 @@ def _length(vectors: Tensor) -> Tensor:
     return (vectors.square().sum(1) + 1e-12).sqrt()
 
 
-def batch_statistics(model: nn.Module, images: Tensor) -> list[BatchStatistics]:
-    """Return the statistics in every batch-norm layer of ``model`` for images (V, B, C, H, W)."""
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
-    }
-    with entering(layers) as calls:
-        if layers:
-            model(images.flatten(0, 1))
+def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
+    """Return the statistics in every batch-norm layer of ``model`` for images (V, B, C, H, W).
+
+    With a client's ``own`` (V, C), by name, inner layers normalize by these, as they do in training mode.
+    """
+    layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
+    calls = list[ModuleCall]()
+    for row, block in enumerate(blocks if layers else ()):
+        with entering(layers) as entered:
+            functional_call(model, {name: value[row] for name, value in own.items()}, (block,))
+        calls += entered
     found = []
-    for call in calls:
-        usual_mean, usual_variance = call.module.running_mean, call.module.running_var
-        assert isinstance(usual_mean, Tensor) and isinstance(usual_variance, Tensor)
-        channels = call.inputs.reshape(len(images), -1, *call.inputs.shape[1:]).transpose(1, 2).flatten(2)
-        found.append(BatchStatistics(channels.mean(2), channels.var(2, correction=0), usual_mean, usual_variance))
+    for place, call in enumerate(calls[: len(calls) // len(blocks)]):
+        inputs = torch.cat([each.inputs for each in calls[place :: len(calls) // len(blocks)]])
+        usual = [own.get(f"{call.name}.{kind}", getattr(call.module, kind)) for kind in _RUNNING]
+        channels = inputs.reshape(len(images), -1, *inputs.shape[1:]).transpose(1, 2).flatten(2)
+        found.append(BatchStatistics(channels.mean(2), channels.var(2, correction=0), *usual))
     return found
+
+
+_RUNNING = ("running_mean", "running_var")
+
+
+def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
+    norms = nn.modules.batchnorm._BatchNorm
+    return {name: m for name, m in model.named_modules() if isinstance(m, norms) and m.track_running_stats}
+
+
+@torch.no_grad()
+def uploaded_statistics(observation: Observation) -> Tensors:
+    """Return the batch's mean and variance (C,) by buffer name, from the running ones sent and uploaded.
+
+    Empty unless the client took one step in training mode without a defense.
+    """
+    plan, size, state = observation.plan, observation.upload.num_examples, observation.assumed()
+    sent, uploaded = state.buffers, observation.upload.buffers
+    names = {f"{layer}.{kind}" for layer in _normalizing(observation.model) for kind in _RUNNING}
+    one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
+    if plan.batch_norm != "train" or not one_step or observation.knowledge.defense or not names <= uploaded.keys():
+        return {}
+    evaluating, device = replace(plan, batch_norm="eval"), next(iter(state.parameters.values())).device
+    model = frozen_copy(observation.model, state, evaluating, device=device, dtype=torch.float32)
+    layers = _normalizing(model)
+    with entering(layers) as calls:
+        model(torch.zeros(size, *observation.input_shape, device=device))
+    found = dict[str, Tensor]()
+    for call in calls:
+        share = getattr(call.module, "momentum", None)
+        share = 1 / (float(sent[f"{call.name}.num_batches_tracked"]) + 1) if share is None else share
+        values = call.inputs.numel() // call.inputs.shape[1]
+        for kind, factor in zip(_RUNNING, (1.0, (values - 1) / values), strict=True):
+            name = f"{call.name}.{kind}"
+            found[name] = factor * (uploaded[name].double() - (1 - share) * sent[name].double()) / share
+    return found if len(calls) == len(layers) else {}

@@ -1,7 +1,7 @@
 """The attack's objective for V victims, and its gradient."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -111,6 +111,7 @@ class Problem:
     constraints: Constraints
     held: Tensor | None = None  # values (V, m) that the source holds fixed
     of_outputs: Loss = CROSS_ENTROPY
+    own_statistics: Tensors = field(default_factory=dict)  # (V, C) of the clients' batches by buffer name, if uploaded
 
     @cached_property
     def pixels(self) -> int:
@@ -149,7 +150,7 @@ class Problem:
         loss = self.mismatch(seen, self.guessed_labels(variables), self.hidden_gradients(variables))
         if known.features is not None:
             loss = loss + known.features.mismatch(seen)
-        guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen))
+        guess = Guess(images, self.attempts, lambda: batch_statistics(self.observer, seen, self.own_statistics))
         for prior in self.settings.priors:
             loss = loss + prior(guess)
         if self.settings.source is not None:
@@ -226,6 +227,7 @@ class Problem:
             labels=None if self.labels is None else change(self.labels),
             constraints=self.constraints.map(change),
             held=None if self.held is None else change(self.held),
+            own_statistics={name: change(value) for name, value in self.own_statistics.items()},
         )
 
     def select(self, rows: Tensor) -> "Problem":

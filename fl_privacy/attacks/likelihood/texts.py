@@ -14,6 +14,7 @@ from fl_privacy.attacks.attack import Report, even_share, part_of, seconds_left,
 from fl_privacy.attacks.gradient_inversion.embeddings import WordEmbeddings, known_lengths
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
+from fl_privacy.attacks.gradient_inversion.labels import policy_for
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -236,10 +237,15 @@ class LikeliestText(GroupAttack):
         """Prepare ``group``, whose gradients are then the steps' directions, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
+        settings = Settings(
+            objective=L2(),
+            compile="off",
+            local_steps="first_order",
+            labels=policy_for(group.first),
+            device=self.device,
+        )
         with cpu_threads(1):
-            prepared = prepare(
-                Settings(objective=L2(), compile="off", local_steps="first_order", device=self.device), group, seed
-            )
+            prepared = prepare(settings, group, seed)
         steps = [_FirstStep(one.victim_model, one.gradients) for one in prepared.rounds]
         rounds = [replace(one, gradients=step) for one, step in zip(prepared.rounds, steps, strict=True)]
         return replace(prepared, rounds=rounds)

@@ -1,8 +1,12 @@
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from skimage.restoration import denoise_tv_chambolle
 from torch import nn
 
+from fl_privacy.attacks.auto import AutoAttack
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
     ColorRange,
@@ -11,7 +15,9 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     ImageNorm,
     TotalVariation,
     batch_statistics,
+    uploaded_statistics,
 )
+from fl_privacy.types import LocalPlan, Observation
 
 IMAGES = torch.rand((4, 2, 3, 5, 6), generator=torch.Generator().manual_seed(0)).double()
 
@@ -52,6 +58,62 @@ def test_norm_and_color_range() -> None:
     assert ColorRange(weight=1)(_guess(IMAGES + 1.5))[0].item() == pytest.approx(
         (IMAGES[0] + 0.5).square().mean().item()
     )
+
+
+def step_in_training_mode(images: torch.Tensor, momentum: float | None) -> tuple[nn.Module, Observation]:
+    """Observe one step of SGD on images (B, 3, H, W), with running statistics; return the model after it, too."""
+    torch.manual_seed(0)
+    size = images.shape[-2:].numel()
+    before = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=momentum), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, momentum=momentum), nn.Flatten(), nn.Linear(4 * size, 2)),
+    ).train()
+    after = copy.deepcopy(before)
+    nn.functional.cross_entropy(after(images), torch.tensor([0, 1])).backward()
+    torch.optim.SGD(after.parameters(), lr=0.1).step()
+    plan = LocalPlan(lr=0.1, steps=1, batch_size=2, batch_norm="train", mode="train")
+    return before, Observation.of_update(before, after, plan, input_shape=images.shape[1:], num_examples=2)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_of_one_step_give_those_of_the_batch(momentum: float | None) -> None:
+    images = IMAGES[0].float()
+    model, seen = step_in_training_mode(images, momentum)
+    found, inner = uploaded_statistics(seen), images
+    for name, layer in model.named_children():
+        if isinstance(layer, nn.BatchNorm2d):
+            assert torch.allclose(found[f"{name}.running_mean"].float(), inner.mean((0, 2, 3)), atol=1e-4)
+            assert torch.allclose(found[f"{name}.running_var"].float(), inner.var((0, 2, 3), correction=0), atol=1e-4)
+        inner = layer(inner)
+    own = {name: value.float().expand(2, -1) for name, value in found.items()}
+    both = torch.stack([images, images.flip(0) / 2])
+    own_images, others = BatchNormStatistics(weight=1.0)(
+        Guess(both, 1, lambda: batch_statistics(model.eval(), both, own))
+    ).tolist()
+    assert own_images < 1e-3
+    assert others > 0.1
+
+
+@pytest.mark.parametrize("change", ["evaluation", "withheld", "steps"])
+def test_there_are_no_statistics_of_the_batch_otherwise(change: str) -> None:
+    _, seen = step_in_training_mode(IMAGES[0].float(), 0.1)
+    plan, upload = seen.plan, seen.upload
+    if change == "withheld":
+        upload = replace(upload, buffers={})
+    else:
+        plan = replace(plan, batch_norm="eval") if change == "evaluation" else replace(plan, steps=2)
+    assert not uploaded_statistics(replace(seen, plan=plan, upload=upload))
+
+
+@pytest.mark.long
+def test_uploaded_statistics_bring_a_reconstruction_nearer() -> None:
+    """Behind batch norm in training mode, the gradient hardly depends on color and contrast; the statistics do."""
+    smooth = nn.functional.interpolate(IMAGES[0, :, :, :3, :3].float(), (8, 8), mode="bilinear") * 0.6 + 0.1
+    _, seen = step_in_training_mode(smooth, 0.1)
+    bare = replace(seen, upload=replace(seen.upload, buffers={}))
+    found = [AutoAttack(evaluations=300)([one], seed=0)[0].batch for one in (seen, bare)]
+    near, far = (float((one.inputs - smooth).square().mean()) for one in found if one is not None)
+    assert near < far / 2
 
 
 def test_batch_norm_statistics_are_compared_victim_by_victim() -> None:

@@ -138,6 +138,37 @@ def test_no_descent_is_tried_on_a_drowned_update(monkeypatch: pytest.MonkeyPatch
     assert found.member == MEMBER and found.batch is not None
 
 
+def without_the_head(number: int, scale: float, optimizer: str) -> Observation:
+    """Observe a step on a text whose output layer stays with the client."""
+    seen, _ = behind_noise(number, scale, optimizer)
+    kept = {name: value for name, value in seen.upload.tensors.items() if "classifier" not in name}
+    return replace(seen, upload=replace(seen.upload, tensors=kept))
+
+
+def test_a_text_without_its_output_layer_is_searched_behind_noise() -> None:
+    seen, text, other = without_the_head(0, 0.001, "adamw"), TEXTS[0], TEXTS[1]
+    (found,) = LikeliestText(evaluations=480)([seen], seed=0)
+    assert found.batch is not None and found.batch.labels.tolist() == [0]
+    assert share_right(found.batch.inputs[0], text) >= 0.75
+    assert share_right(found.batch.inputs[0], other) <= 0.4
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_text_without_its_output_layer_is_attacked_without_a_defense(optimizer: str) -> None:
+    seen = without_the_head(2, 1e-9, optimizer).told(defense=None)
+    (found,) = TextMembers(evaluations=60)([seen], seed=0, progress=no_progress)
+    assert found.failure is None and found.batch is not None
+    assert sorted(found.batch.inputs[0].tolist()) == sorted(TEXTS[2].tolist())
+
+
+def test_descents_follow_a_search_that_fails_on_a_drowned_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    drowned, _ = behind_noise(2, 0.02, "adamw")
+    assert is_drowned(drowned)
+    monkeypatch.setattr(LikeliestText, "prepared", Mock(side_effect=NotAttackableError("no likelihood")))
+    (found,) = TextMembers(evaluations=100)([drowned], seed=0, progress=no_progress)
+    assert found.failure is None and found.batch is not None
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_noise_of_a_text_is_evident_and_weight_decay_is_none(optimizer: str) -> None:
     noisy, clear = (behind_noise(2, scale, optimizer)[0].told(defense=None) for scale in (0.02, 1e-9))
