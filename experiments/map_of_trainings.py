@@ -168,6 +168,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "wide ResNet-10": lambda: preactivated((32, 64, 128), 1),
     "pre-activation ResNet-14": lambda: preactivated((16, 32, 64), 2),
     "ConvNeXt, 6 blocks": convnext,
+    "SqueezeNet": lambda: torchvision.models.squeezenet1_1(num_classes=CLASSES),
+    "ShuffleNetV2": lambda: torchvision.models.shufflenet_v2_x0_5(num_classes=CLASSES),
 }
 """Networks, those with the cheapest gradients first."""
 VGG_11 = (16, "M", 32, "M", 64, 64, "M", 128, 128, "M", 128, 128)
@@ -177,6 +179,7 @@ HELD_OUT = {
         *("VGG-11, group norm", "wide ResNet-10", "pre-activation ResNet-14", "ConvNeXt, 6 blocks"),
         *("MobileNetV3", "EfficientNet-B0"),
     ),
+    "second": ("SqueezeNet", "ShuffleNetV2"),
 }
 """Networks by the version of the rules that they are held out of: chosen, and predicted, before they were attacked."""
 KINDS = (

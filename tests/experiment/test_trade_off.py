@@ -14,8 +14,10 @@ from fl_privacy.cli.main import run_command_line
 from fl_privacy.federation.processes import end_workers, worker_processes
 from fl_privacy.runs import study as study_results
 from fl_privacy.runs.config.study import load_grid
+from fl_privacy.runs.folder.study import read_tables
 from tests.experiment.runs import run, stamps, wait_until
 
+BATCH = 128  # of federation=fedsgd, the default
 GRID = """
 settings: [federation.clients=2, federation.rounds=2]
 train: [evaluate_every=2]
@@ -117,6 +119,12 @@ def test_advice_is_the_same_from_the_folder_and_from_the_grid(
     assert run_command_line(["advise", "--grid", str(grid), f"out={page.parent}", *asked]) == 0
     assert capfd.readouterr().out == of_folder
     assert "2 defenses" in of_folder
+
+
+def test_a_table_says_on_how_many_examples_its_clients_trained(page: Path) -> None:
+    (table,) = read_tables(page.parent / "measured.json")
+    assert table.trained_batch_sizes == (BATCH,)
+    assert table.settings[0] == "federation.clients=2"
 
 
 def test_who_attacked_is_said_with_all_batch_sizes_and_what_the_user_changed() -> None:
