@@ -211,7 +211,8 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     also match the statistics of the client's own batch if it uploads them.
     """
     usual = (BatchNormStatistics(weight=1e-3),)
-    own = (BatchNormStatistics(weight=0.1),) if uploaded_statistics(observation) else ()
+    shared = not observation.knowledge.defense and uploaded_statistics(observation)
+    own = (BatchNormStatistics(weight=0.1),) if shared else ()
     base = GradientInversion(
         objective=Cosine(),
         priors=own,

@@ -15,6 +15,7 @@ from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recurs
 from fl_privacy.attacks.exact.residual import Known, Residual, complete_head, find_residual, known_between
 from fl_privacy.attacks.exact.spear import AGREEMENT, NEARLY, columns_of, sparse_factors
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, expect_gradient, failed, read_group
+from fl_privacy.attacks.gradient_inversion.priors import of_batch
 from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.checks import number, whole
@@ -139,17 +140,11 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
     names = [f"{first.name}.running_mean", f"{first.name}.running_var"]
     if not all(name in sent.buffers and name in observation.upload.buffers for name in names):
         return None
-    if (share := norm.momentum) is None:
-        share = 1 / (float(sent.buffers[f"{first.name}.num_batches_tracked"]) + 1)
-    mean, variance = (
-        (observation.upload.buffers[name].double() - (1 - share) * sent.buffers[name].double()) / share
-        for name in names
-    )
-    each = first.random.numel() // len(mean)
-    values = size * first.random.numel() // len(mean)
-    variance = (variance * (values - 1) / values).clamp_min(0)
-    found = dict(zip(names, (each.to(sent.buffers[names[0]]) for each in (mean, variance)), strict=True))
-    state = ModelState(sent.parameters, {**sent.buffers, **found})
+    each = first.random.numel() // norm.num_features
+    found = of_batch(observation, first.name, size * each)
+    mean, variance = found[names[0]], found[names[1]].clamp_min(0)
+    own = {name: value.to(sent.buffers[name]) for name, value in zip(names, (mean, variance), strict=True)}
+    state = ModelState(sent.parameters, {**sent.buffers, **own})
     layer = find_first_layer(observation.model, state, shape, fixed_norms=True)
     weight = sent.parameters.get(f"{first.name}.weight", torch.ones_like(mean)).double()
     bias = sent.parameters.get(f"{first.name}.bias", torch.zeros_like(mean)).double()

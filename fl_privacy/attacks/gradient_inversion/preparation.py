@@ -281,7 +281,8 @@ class Prepared:
         )
 
     def _own_statistics(self, victims: Sequence[PreparedVictim]) -> Tensors:
-        if not any(isinstance(prior, BatchNormStatistics) for prior in self.settings.priors):
+        compared = any(isinstance(prior, BatchNormStatistics) for prior in self.settings.priors)
+        if not compared or victims[0].observation.knowledge.defense:
             return {}
         found = [uploaded_statistics(victim.observation) for victim in victims]
         return {name: torch.stack([one[name] for one in found]).to(self._like) for name in found[0] if all(found)}

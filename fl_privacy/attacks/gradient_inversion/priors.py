@@ -164,25 +164,29 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 def uploaded_statistics(observation: Observation) -> Tensors:
     """Return the batch's mean and variance (C,) by buffer name, from the running ones sent and uploaded.
 
-    Empty unless the client took one step in training mode without a defense.
+    Empty unless the client took one step in training mode.
     """
     plan, size, state = observation.plan, observation.upload.num_examples, observation.assumed()
-    sent, uploaded = state.buffers, observation.upload.buffers
     names = {f"{layer}.{kind}" for layer in _normalizing(observation.model) for kind in _RUNNING}
     one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
-    if plan.batch_norm != "train" or not one_step or observation.knowledge.defense or not names <= uploaded.keys():
+    if plan.batch_norm != "train" or not one_step or not names <= observation.upload.buffers.keys():
         return {}
     evaluating, device = replace(plan, batch_norm="eval"), next(iter(state.parameters.values())).device
     model = frozen_copy(observation.model, state, evaluating, device=device, dtype=torch.float32)
-    layers = _normalizing(model)
-    with entering(layers) as calls:
+    with entering(_normalizing(model)) as calls:
         model(torch.zeros(size, *observation.input_shape, device=device))
-    found = dict[str, Tensor]()
-    for call in calls:
-        share = getattr(call.module, "momentum", None)
-        share = 1 / (float(sent[f"{call.name}.num_batches_tracked"]) + 1) if share is None else share
-        values = call.inputs.numel() // call.inputs.shape[1]
-        for kind, factor in zip(_RUNNING, (1.0, (values - 1) / values), strict=True):
-            name = f"{call.name}.{kind}"
-            found[name] = factor * (uploaded[name].double() - (1 - share) * sent[name].double()) / share
-    return found if len(calls) == len(layers) else {}
+    found = [of_batch(observation, each.name, each.inputs.numel() // each.inputs.shape[1]) for each in calls]
+    joined = {name: value for each in found for name, value in each.items()}
+    return joined if len(joined) == len(_RUNNING) * len(calls) else {}
+
+
+def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
+    """Return the batch's mean and variance (C,) of ``layer``, of so many values, by their running ones' names."""
+    sent, uploaded = observation.assumed().buffers, observation.upload.buffers
+    share = getattr(observation.model.get_submodule(layer), "momentum", None)
+    share = 1 / (float(sent[f"{layer}.num_batches_tracked"]) + 1) if share is None else share
+    factors = {f"{layer}.running_mean": 1.0, f"{layer}.running_var": (values - 1) / values}
+    return {
+        name: factor * (uploaded[name].double() - (1 - share) * sent[name].double()) / share
+        for name, factor in factors.items()
+    }
