@@ -189,9 +189,10 @@ class TableMembers(_Members):
         shown = 1.0 - (1.0 - _SHOWN_OF_ROWS) / 2 * defended
         with within(seconds_left() / (1 + defended)):
             evaluations = self.evaluations or evaluations_in_time(
-                lambda number: self._member(number)(asked, seed=seed), len(asked), cut=limit.cut
+                lambda number: self._member(number, asked[0])(asked, seed=seed), len(asked), cut=limit.cut
             )
-            sought = self._member(evaluations)(asked, seed=seed, progress=part_of_work(progress, _SHOWN_OF_ROWS, shown))
+            member, report = self._member(evaluations, asked[0]), part_of_work(progress, _SHOWN_OF_ROWS, shown)
+            sought = member(asked, seed=seed, progress=report)
         for k, other in zip(left, sought, strict=True):
             solved = best[k].batch
             if other.batch is None:
@@ -212,9 +213,10 @@ class TableMembers(_Members):
             best[k] = best[k] if other.batch is None else other
         return best
 
-    def _member(self, evaluations: int) -> GradientInversion:
+    def _member(self, evaluations: int, first: Observation) -> GradientInversion:
         attempts = min(_ATTEMPTS, max(1, evaluations // LEAST))
-        return self._placed(tableak(iterations=max(1, evaluations // attempts), restarts=attempts))
+        attack = tableak(iterations=max(1, evaluations // attempts), restarts=attempts)
+        return self._placed(replace(attack, labels=policy_for(first)))
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:

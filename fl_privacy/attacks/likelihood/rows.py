@@ -11,6 +11,7 @@ from torch.nn.functional import one_hot
 from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
+from fl_privacy.attacks.gradient_inversion.labels import policy_for
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -327,7 +328,8 @@ class LikeliestRows:
         if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
             raise NotAttackableError("A defense of the update is expected, whose likelihood is known.")
         with cpu_threads(1):
-            prepared = prepare(Settings(objective=L2(), compile="off", device=self.device), group, seed)
+            settings = Settings(objective=L2(), compile="off", labels=policy_for(group.first), device=self.device)
+            prepared = prepare(settings, group, seed)
         results = {p: failed(group.observations[p], why) for p, why in prepared.failures.items()}
         moves, victims = row_moves(prepared, group.first), prepared.victims
         for done, victim in enumerate(counted(MEMBER, victims)):

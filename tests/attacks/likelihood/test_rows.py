@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.likelihood.rows import MEMBER, LikeliestRows, learn_rows
 from fl_privacy.data import TableExamples
 from fl_privacy.defenses import ClientState, Defense, dp_noise, quantization
@@ -50,6 +51,17 @@ def test_auto_searches_behind_a_defense_and_undefended_rows_as_before() -> None:
     assert share_right(found.batch.inputs, rows.inputs) >= 0.8
     again = AutoAttack(evaluations=150)([defended], seed=0)[0].batch
     assert again is not None and torch.equal(again.inputs, found.batch.inputs)
+
+
+@pytest.mark.parametrize("defended", [True, False])
+def test_rows_are_found_without_the_output_layer(defended: bool) -> None:
+    """A client may keep its own output layer, from which labels are inferred otherwise."""
+    seen, rows = behind(BIT, 1, 0) if defended else observe(1, known=False)
+    names = output_layer(seen.model, seen.num_classes)
+    assert names is not None
+    kept = {name: value for name, value in seen.upload.tensors.items() if name not in names}
+    (found,) = AutoAttack(evaluations=60)([replace(seen, upload=replace(seen.upload, tensors=kept))], seed=0)
+    assert found.batch is not None and share_right(found.batch.inputs, rows.inputs) >= 0.8
 
 
 def test_the_prior_gives_each_interval_and_category_its_share() -> None:
