@@ -11,7 +11,7 @@ from fl_privacy.attacks.adaptive import AssumedTransform, looks_noisy
 from fl_privacy.attacks.attack import Report, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
-from fl_privacy.attacks.gradient_inversion.labels import output_layer
+from fl_privacy.attacks.gradient_inversion.labels import output_layer, policy_for
 from fl_privacy.attacks.gradient_inversion.objectives import L2
 from fl_privacy.attacks.gradient_inversion.preparation import Prepared, PreparedRound, PreparedVictim, prepare
 from fl_privacy.attacks.gradient_inversion.settings import Settings
@@ -141,8 +141,10 @@ class MaximumAPosteriori(GroupAttack):
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
             raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
+        every = first.upload.num_examples == 1 and first.num_classes <= _CLASSES_TRIED
+        settings = replace(self._settings, labels=policy_for(first)) if every else self._settings
         with cpu_threads(1):
-            prepared = prepare(self._settings, group, seed)
+            prepared = prepare(settings, group, seed)
         results = {p: WithPosterior(failed(group.observations[p], why)) for p, why in prepared.failures.items()}
         capacity = max(1, prepared.capacity)
         for begin in range(0, len(prepared.victims), capacity):

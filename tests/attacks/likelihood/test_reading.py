@@ -8,6 +8,7 @@ import torch
 from fl_privacy.attacks import AutoAttack, BlindDeconvolution, MaximumAPosteriori
 from fl_privacy.attacks.attack import no_progress
 from fl_privacy.attacks.gradient_inversion.grouping import Groups
+from fl_privacy.attacks.gradient_inversion.labels import output_layer
 from fl_privacy.attacks.gradient_inversion.preparation import prepare
 from fl_privacy.attacks.likelihood.attack import likelihood_of_victims
 from fl_privacy.attacks.pixel_prior import learn_prior, prior_of_photographs
@@ -48,6 +49,19 @@ def test_one_bit_is_read_from_one_upload_and_better_from_more():
     together, _, found = errors(SHORT, more, truth)
     assert together.mean() > own.mean() + 1
     assert any("4 updates of the same examples" in sentence for sentence in found[0].countermeasures)
+
+
+@pytest.mark.long
+def test_an_image_is_found_without_the_output_layer():
+    """A client may keep its own output layer, from which the class is inferred otherwise."""
+    seen, truth = uploads("defense=dp_noise", "defense.clip_norm=1", "defense.scale=1e-3")
+    layer = output_layer(seen[0].model, seen[0].num_classes)
+    bare = [
+        replace(o, upload=replace(o.upload, tensors={n: v for n, v in o.upload.tensors.items() if n not in layer}))
+        for o in seen
+    ]
+    own, control, _ = errors(SHORT, bare, truth)
+    assert (own > control + 3).all()
 
 
 def test_a_victim_does_not_depend_on_others():

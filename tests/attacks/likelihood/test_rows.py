@@ -53,7 +53,7 @@ def test_auto_searches_behind_a_defense_and_undefended_rows_as_before() -> None:
     assert again is not None and torch.equal(again.inputs, found.batch.inputs)
 
 
-@pytest.mark.parametrize("defended", [True, False])
+@pytest.mark.parametrize("defended", [pytest.param(True, marks=pytest.mark.long), False])
 def test_rows_are_found_without_the_output_layer(defended: bool) -> None:
     """A client may keep its own output layer, from which labels are inferred otherwise."""
     seen, rows = behind(BIT, 1, 0) if defended else observe(1, known=False)
