@@ -193,9 +193,10 @@ def entries(
         chosen = [(signed, 0, 3e-1), (signed, 1, 1e-3), (signed, 2, 5e-2), (signed, 3, 1e-4), (curved, 0, 1e-2)]
         chosen += [(signed, 4, 4e-1), (squared, 0, 1e-2)]
     layers = [m for m in observation.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if any(layer.track_running_stats for layer in layers) and any(
+    trained = any(
         name.endswith("running_mean") and bool(value.any()) for name, value in observation.sent.buffers.items()
-    ):
+    )
+    if any(layer.track_running_stats for layer in layers) and (trained or _shares_statistics(observation)):
         chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
     more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
     if _is_noisy(observation):
@@ -207,15 +208,12 @@ def entries(
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
 
-    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller. All
-    also match the statistics of the client's own batch if it uploads them.
+    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller. The
+    last matches the statistics of the client's own batch if it uploads them.
     """
-    usual = (BatchNormStatistics(weight=1e-3),)
-    shared = not observation.knowledge.defense and uploaded_statistics(observation)
-    own = (BatchNormStatistics(weight=0.1),) if shared else ()
+    statistics = (BatchNormStatistics(weight=0.1 if _shares_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),
-        priors=own,
         optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
         space=Space(mean=0.5, std=0.25),
         projection="clamp",
@@ -224,7 +222,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
         compile="off",
     )
     lbfgs = LBFGS(inner=_MOVES, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
-    searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0), *own))
+    searching = replace(base, optimizer=lbfgs, projection="none", priors=(ColorRange(weight=1.0),))
     by_layer = replace(searching, objective=Cosine(per_layer=True, epsilon=1e-12))
     curved = SubAttack(name="cosine by L-BFGS", attack=searching, evaluations=_MOVES * 5 // 4, staged=True)
     return (
@@ -232,8 +230,12 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
         replace(curved, name="cosine of each layer by L-BFGS", attack=by_layer),
         replace(curved, name="L2 by L-BFGS", attack=replace(searching, objective=L2(relative=True))),
         SubAttack(name="cosine by signed Adam", attack=base),
-        SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=own or usual)),
+        SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
+
+
+def _shares_statistics(observation: Observation) -> bool:
+    return not observation.knowledge.defense and bool(uploaded_statistics(observation))
 
 
 def _share_known(observation: Observation) -> float:

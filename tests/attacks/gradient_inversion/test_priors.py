@@ -6,7 +6,8 @@ import torch
 from skimage.restoration import denoise_tv_chambolle
 from torch import nn
 
-from fl_privacy.attacks.auto import AutoAttack
+from fl_privacy.attacks.gradient_inversion import GradientInversion, Space
+from fl_privacy.attacks.gradient_inversion.objectives import Cosine
 from fl_privacy.attacks.gradient_inversion.priors import (
     BatchNormStatistics,
     ColorRange,
@@ -17,6 +18,7 @@ from fl_privacy.attacks.gradient_inversion.priors import (
     batch_statistics,
     uploaded_statistics,
 )
+from fl_privacy.attacks.optimizers import Adam, StepDecay
 from fl_privacy.types import LocalPlan, Observation
 
 IMAGES = torch.rand((4, 2, 3, 5, 6), generator=torch.Generator().manual_seed(0)).double()
@@ -111,7 +113,15 @@ def test_uploaded_statistics_bring_a_reconstruction_nearer() -> None:
     smooth = nn.functional.interpolate(IMAGES[0, :, :, :3, :3].float(), (8, 8), mode="bilinear") * 0.6 + 0.1
     _, seen = step_in_training_mode(smooth, 0.1)
     bare = replace(seen, upload=replace(seen.upload, buffers={}))
-    found = [AutoAttack(evaluations=300)([one], seed=0)[0].batch for one in (seen, bare)]
+    attack = GradientInversion(
+        objective=Cosine(),
+        optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
+        space=Space(mean=0.5, std=0.25),
+        priors=(BatchNormStatistics(weight=0.1),),
+        iterations=150,
+        compile="off",
+    )
+    found = [attack([one], seed=0)[0].batch for one in (seen, bare)]
     near, far = (float((one.inputs - smooth).square().mean()) for one in found if one is not None)
     assert near < far / 2
 
