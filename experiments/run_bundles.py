@@ -12,6 +12,7 @@ server: it takes data sets from a folder instead of the hub, seeds each call of 
 
 import argparse
 import json
+import math
 import os
 import re
 import resource
@@ -110,9 +111,13 @@ def _told(message):
         return [a.dtype, list(a.shape), hashlib.sha256(a.numpy().tobytes()).hexdigest()]
     about["arrays"] = {n: {k: digest(a) for k, a in r.items()} for n, r in content.array_records.items()}
     about["metrics"] = {n: dict(r) for n, r in content.metric_records.items()}
-    about["config"] = {n: {k: repr(v) if isinstance(v, bytes) else v for k, v in r.items()}
-                       for n, r in content.config_records.items()}
+    about["config"] = {n: {k: _plain(v) for k, v in r.items()} for n, r in content.config_records.items()}
     return about
+
+def _plain(value):
+    if isinstance(value, bytes):
+        return {"bytes": len(value), "sha256": hashlib.sha256(value).hexdigest()}
+    return list(map(_plain, value)) if isinstance(value, list) else value
 
 def _grid(module):
     push, pull = module.HttpGrid.push_messages, module.HttpGrid.pull_messages
@@ -215,12 +220,15 @@ def compared(app: Path, setting: Setting, mirror: Path, work: Path, asked: argpa
     gated = heard(app, setting, mirror, work / "gated", asked, policy)
     refused = [each["error"] for each in replies(gated) if "error" in each]
     equal = Counter(map(_key, replies(plain))) & Counter(map(_key, replies(gated)))
+    came, comes = (Counter(_key(each) for each in all_ if each["way"] == "sent") for all_ in (plain, gated))
     unlike = [
         key for one, other in zip(replies(plain), replies(gated), strict=False) for key in differences(one, other)
     ]
     return row | {
         "behind_the_gate": len(replies(gated)),
         "equal": equal.total(),
+        "messages": came.total(),
+        "messages_equal": (came & comes).total(),
         "refused": len(refused),
         "why": sorted(set(refused))[:3],
         "unlike": sorted(set(unlike))[:8],
@@ -257,21 +265,30 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
     for each in (each for each in messages if each["way"] == "sent"):
         sent |= set(each["arrays"])
         for record in each["config"].values():
-            config |= {key: _rule([value], config.get(key)) for key, value in record.items()}
+            named = {"*" if NODE.fullmatch(key) else key: value for key, value in record.items()}
+            config |= {key: _rule(value, config.get(key)) for key, value in named.items()}
+    shapes = [_shapes(record) for each in messages if each["way"] == "sent" for record in each["arrays"].values()]
     records = {name for each in messages if each["way"] == "sent" for name in each["config"]}
     for each in (each for each in messages if each["way"] == "heard" and "error" not in each):
         reply = sends.setdefault(each["kind"], {})
         if each["arrays"]:
-            dtypes = {a[0] for record in each["arrays"].values() for a in record.values()}
-            floats = sorted(dtypes & {"float16", "float32", "float64"}) or ["float32"]
-            rule: dict[str, Any] = {"like": "received", "dtype": floats, "counters": "sent"}
             (name, *_) = each["arrays"]
-            reply["arrays"] = rule | ({} if name in sent else {"record": name})
+            dtypes = {a[0] for record in each["arrays"].values() for a in record.values()}
+            dtypes |= {*reply.get("arrays", {}).get("dtype", ())}
+            lists = reply.get("arrays", {}).get("lists")
+            if lists is not None or not all(_shapes(record) in shapes for record in each["arrays"].values()):
+                most = {key: max(1, math.prod(a[1])) for key, a in each["arrays"][name].items()}
+                lists = {key: max(most.get(key, 1), (lists or {}).get(key, 1)) for key in {**(lists or {}), **most}}
+                reply["arrays"] = {"lists": lists, "record": name, "dtype": sorted(dtypes) or ["float32"]}
+            else:
+                floats = sorted(dtypes & {"float16", "float32", "float64"}) or ["float32"]
+                rule: dict[str, Any] = {"like": "received", "dtype": floats, "counters": "sent"}
+                reply["arrays"] = rule | ({} if name in sent else {"record": name})
         for kind in ("metrics", "config"):
             if each[kind]:
                 held = reply.setdefault(kind, {"records": sorted(each[kind]), "allow": {}})
                 for record in each[kind].values():
-                    held["allow"] |= {key: _rule([value], held["allow"].get(key)) for key, value in record.items()}
+                    held["allow"] |= {key: _rule(value, held["allow"].get(key)) for key, value in record.items()}
     policy = {
         "version": 1,
         "receives": {
@@ -290,13 +307,26 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
     return yaml.safe_dump(policy, sort_keys=False)
 
 
-def _rule(values: list[Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    (value,) = values
+NODE = re.compile("-?[0-9]{9,}")
+"""A node's number as a key, which is drawn for each run."""
+
+
+def _shapes(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: array[:2] for key, array in record.items()}
+
+
+def _rule(value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return {"most_bytes": max(1, value["bytes"], (before or {}).get("most_bytes", 1))}
     if isinstance(value, str):
         return {"one_of": sorted({value, *(before or {}).get("one_of", ())})}
     if isinstance(value, list):
         texts = [each for each in value if isinstance(each, str)]
         length = {"length": max(1, len(value))}
+        if value and isinstance(value[0], dict):
+            for each in value:
+                before = _rule(each, before)
+            return length | (before or {})
         return length | ({"one_of": sorted({*texts, *(before or {}).get("one_of", ())})} if texts else {"exact": True})
     return {"exact": True}
 

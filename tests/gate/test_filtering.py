@@ -276,3 +276,69 @@ def test_a_change_in_many_pieces_is_the_one_in_few(monkeypatch: pytest.MonkeyPat
     expected = change / np.linalg.norm(change) + steps * noising.step
     found = np.concatenate([(one - came).ravel() for one, came in zip(whole, before, strict=True)])
     assert np.allclose(found, expected, atol=1e-6)
+
+
+LISTS = """
+version: 1
+receives: {records: {config: {allow: {stage: {one_of: [keys]}, "*": {most_bytes: 4, length: 2}}}}}
+sends:
+  query:
+    arrays: {lists: {T: 3, E: 3}, record: survival, dtype: [float64, uint8]}
+    config: {allow: {pk1: {most_bytes: 4}}}
+"""
+T, E = raw_array(np.array([1.5, 2.5])), raw_array(np.array([1, 0], np.uint8))
+
+
+def test_lists_of_the_app_s_choice_leave_in_the_policy_s_order_and_sizes() -> None:
+    reply = Records(arrays={"survival": {"E": E, "T": T}}, config={"config": {"pk1": b"key"}})
+    left = release(policy(LISTS), "query", Records(), reply)
+    assert list(left.arrays["survival"].items()) == [("T", T), ("E", E)]
+    assert left.config == {"config": {"pk1": b"key"}}
+    for none in ({}, {"survival": {}}):
+        assert release(policy(LISTS), "query", Records(), Records(arrays=none)).arrays == none
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"other": {"T": T, "E": E}}, "record"),
+        ({"survival": {"T": T, "E": E}, "more": {}}, "record"),
+        ({"survival": {"T": T}}, "key"),
+        ({"survival": {"T": T, "E": E, "x": E}}, "key"),
+        ({"survival": {"T": raw_array(np.ones(2, np.float32)), "E": E}}, "dtype"),
+        ({"survival": {"T": raw_array(np.ones(4)), "E": E}}, "size"),
+        ({"survival": {"T": raw_array(np.ones((0, 1 << 20))), "E": E}}, "size"),
+        ({"survival": {"T": raw_array(np.array([np.nan])), "E": E}}, "finite"),
+        ({"survival": {"T": RawArray("float64", (2,), NUMPY, T.data + b"x"), "E": E}}, "bytes"),
+    ],
+)
+def test_what_is_no_list_of_the_policy_does_not_leave(arrays: dict[str, dict[str, RawArray]], reason: str) -> None:
+    with pytest.raises(RefusedError) as error:
+        release(policy(LISTS), "query", Records(), Records(arrays=arrays))
+    assert error.value.reason == reason
+
+
+def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
+    config = {"config": {"stage": "keys", "17": [b"a", b"bcde"]}}
+    assert admit(policy(LISTS), "query", Records(config=config)).config == config
+    for value, reason in (([b"a", b"bcdef"], "size"), ("a", "type")):
+        with pytest.raises(RefusedError) as error:
+            admit(policy(LISTS), "query", Records(config={"config": {"stage": "keys", "17": value}}))
+        assert error.value.reason == reason
+    text = LISTS.replace("pk1:", '"*":')
+    with pytest.raises(RefusedError, match="17"):
+        release(policy(text), "query", Records(), Records(config={"config": {"17": b"a"}}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("{lists: {T", "{like: received, lists: {T", "one of like and lists"),
+        ("{T: 3, E", "{T: 0, E", "lists.T is expected"),
+        ("    config: {allow: {pk1", "    metrics: {allow: {pk1", "write most_bytes under config"),
+        ("sends:", "protect: {defense: pruning}\nsends:", "arrays like received"),
+    ],
+)
+def test_a_policy_of_lists_that_is_none_is_one_line(before: str, after: str, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        policy(LISTS.replace(before, after))

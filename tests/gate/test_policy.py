@@ -144,6 +144,8 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ({"round_to": 0.5}, -0.1, 0.0),
         ({"length": 2, "one_of": [0.0]}, [0.0, -0.0], [0.0, 0.0]),
         ({"digits": 2, "at_most": 1}, 0.999, 1.0),
+        ({"most_bytes": 3}, b"abc", b"abc"),
+        ({"most_bytes": 3, "length": 2}, [b"", b"abc"], [b"", b"abc"]),
     ],
 )
 def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, passed: object) -> None:
@@ -166,6 +168,9 @@ def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, p
         ({"one_of": ["a"]}, "b", "text"),
         ({"one_of": [1]}, 1.0, "range"),
         ({"exact": True}, "a", "text"),
+        ({"most_bytes": 3}, b"abcd", "size"),
+        ({"most_bytes": 3}, "abc", "type"),
+        ({"most_bytes": 3, "length": 2}, [b"abc"], "type"),
     ],
 )
 def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, reason: str) -> None:
@@ -175,7 +180,13 @@ def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, r
 
 
 @pytest.mark.parametrize(
-    "rule", [{"exact": True, "digits": 3}, {"round_to": 0.1, "digits": 1}, {"one_of": [1], "digits": 3}]
+    "rule",
+    [
+        {"most_bytes": 3, "exact": True},
+        {"exact": True, "digits": 3},
+        {"round_to": 0.1, "digits": 1},
+        {"one_of": [1], "digits": 3},
+    ],
 )
 def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
     with pytest.raises(UserError, match="but this has several"):

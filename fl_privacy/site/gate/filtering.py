@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fl_privacy.site.gate.policy import Arrays, SitePolicy, Values
+from fl_privacy.site.gate.policy import COUNTERS, DTYPES, Arrays, SitePolicy, Values
 from fl_privacy.site.gate.protecting import noised
 from fl_privacy.site.gate.rules import RefusedError
 
 NUMPY = "numpy.ndarray"
 """Flower's name for NumPy's own format."""
-
-COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
-"""Integer dtypes of a model."""
 
 VARIANCE = "running_var"
 """Last name of arrays that noise must not make negative."""
@@ -69,7 +66,10 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
             _expect_finite(f"{name}/{key}", array_values(f"{name}/{key}", array))
     if found := [name for name, record in content.metrics.items() if record]:
         raise RefusedError("record", f"metrics in the record {found[0]!r:.400}")
-    return replace(content, metrics={}, config=_kept("receives", policy.receives.config, content.config, drops=False))
+    config, named = policy.receives.config, {key for record in content.config.values() for key in record}
+    if other := config.rules.get("*"):
+        config = replace(config, rules={key: config.rules.get(key, other) for key in named})
+    return replace(content, metrics={}, config=_kept("receives", config, content.config, drops=False))
 
 
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
@@ -85,6 +85,8 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
         "metrics": _kept("metrics", reply.metrics, replied.metrics, drops=policy.drops),
         "config": _kept("config", reply.config, replied.config, drops=policy.drops),
     }
+    if reply.arrays is not None and reply.arrays.lists is not None:
+        return Records(arrays=_released_lists(reply.arrays, reply.arrays.lists, replied), **values)
     if not any(replied.arrays.values()):
         if reply.arrays is not None and any(received.arrays.values()):
             raise RefusedError("arrays", "the reply has no arrays")
@@ -146,6 +148,25 @@ def _released_arrays(
     return found
 
 
+def _released_lists(rule: Arrays, lists: Mapping[str, int], replied: Records) -> dict[str, dict[str, RawArray]]:
+    found: dict[str, dict[str, RawArray]] = {}
+    for name, record in replied.arrays.items():
+        if name != rule.record:
+            raise RefusedError("record", f"arrays in the record {name!r:.400}")
+        if record and record.keys() != lists.keys():
+            raise RefusedError("key", f"{name} has other arrays than the policy: {sorted(record)[:4]!r:.400}")
+        found[name] = {}
+        for key, most in lists.items() if record else ():
+            where, array = f"{name}/{key}", record[key]
+            if array.dtype not in rule.dtypes:
+                raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
+            if len(array.shape) != 1 or array.shape[0] > most:
+                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; a list of {most} is the most")
+            _expect_finite(where, values := array_values(where, array))
+            found[name][key] = raw_array(values)
+    return found
+
+
 def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
     where = "/".join(place)
     if before.dtype.kind != "f":
@@ -192,7 +213,7 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
     """Decode ``array``, read-only; ``RefusedError`` unless its bytes match its claims exactly."""
     if array.stype != NUMPY:
         raise RefusedError("bytes", f"{where} is of the format {array.stype!r:.40}")
-    if array.dtype not in ("float16", "float32", "float64", *COUNTERS):
+    if array.dtype not in (*DTYPES, *COUNTERS):
         raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
     shape = tuple(array.shape)
     dtype, size = np.dtype(array.dtype), math.prod(shape)

@@ -17,12 +17,15 @@ from fl_privacy.site.gate.entries import FACTORS, Limits
 from fl_privacy.site.gate.ledger import Ledger
 from fl_privacy.site.gate.plain_yaml import listed, mapping, names, place_of, table
 from fl_privacy.site.gate.protecting import Noising
-from fl_privacy.site.gate.rules import Rule
+from fl_privacy.site.gate.rules import LARGEST_BYTES, Rule
 
 VERSION = 1
 LARGEST_POLICY = 1 << 20
 KINDS = ("train", "evaluate", "query")
 DTYPES = ("float16", "float32", "float64")
+COUNTERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+"""Dtypes of the whole numbers of a model."""
+
 MIB = 1 << 20
 LOAD_SECONDS = 600.0  # for an app to start, in addition to those for a message
 MOST_CELLS = 4  # largest number of runs with a process, each of which answers one message at a time
@@ -52,17 +55,19 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Rule of outgoing arrays: the received ones, under the same names, of the same shapes, finite.
+    """Rule of outgoing arrays: the received ones, under the same names, of the same shapes, finite; or ``lists``.
 
     Attributes:
-        dtypes: allowed floating-point types; each array keeps its type.
+        dtypes: allowed types of numbers with a point, and of ``lists``; a received array keeps its type.
         counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
         record: name for the only record of arrays; ``None`` keeps the received names.
+        lists: largest number of values of each list (n,) of the app's choice that leaves instead; all leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
     counters: str = "received"
     record: str | None = None
+    lists: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,8 +264,8 @@ def _policy(given: object, folder: Path, digest: str) -> SitePolicy:
             raise UserError(f"{name} is expected to be away from what the app reads, but is in {within}; move it.")
     if policy.protect and any(reply.arrays and reply.arrays.counters == "sent" for reply in policy.sends.values()):
         raise UserError(
-            "counters is expected to be received with protect, but whole numbers that leave as the app sent them are"
-            " protected by nothing."
+            "counters is expected to be received with protect, and arrays like received, but numbers that leave as the"
+            " app sent them are protected by nothing."
         )
     if policy.budget and policy.budget.epsilon is not None and policy.noising is None:
         raise UserError("budget.epsilon is expected with protect.noise, but nothing makes noise; leave epsilon out.")
@@ -297,19 +302,30 @@ def _reply(kind: str, given: object) -> Reply | None:
     told, where = table(f"sends.{kind}", given, "arrays", "metrics", "config"), f"sends.{kind}.arrays"
     arrays: Arrays | None = None
     if told.get("arrays") not in (None, False):
-        stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record")
-        counters, dtype = stated.get("counters", "received"), stated.get("dtype", "float32")
-        checks.one_of(f"{where}.like", stated.get("like"), ("received",))
+        stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
+        lists = None if "lists" not in stated else mapping(f"{where}.lists", stated["lists"])
+        for key, most in (lists or {}).items():
+            checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
+        counters = stated.get("counters", "received" if lists is None else "sent")
+        dtype = stated.get("dtype", "float32")
+        if lists is None:
+            checks.one_of(f"{where}.like", stated.get("like"), ("received",))
+        elif "like" in stated:
+            raise UserError(f"{where} is expected to have one of like and lists, but has both.")
         checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
         checks.one_of(f"{where}.counters", counters, ("received", "sent"))
         dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)
         for one in dtypes:
-            checks.one_of(f"{where}.dtype", one, DTYPES)
+            checks.one_of(f"{where}.dtype", one, DTYPES if lists is None else (*DTYPES, *COUNTERS))
         if (record := stated.get("record")) is not None and not isinstance(record, str):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
-        arrays = Arrays(dtypes=dtypes, counters=counters, record=record)
+        record = "arrays" if lists is not None and record is None else record
+        arrays = Arrays(dtypes=dtypes, counters=counters, record=record, lists=lists)
     named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
-    return Reply(arrays=arrays, **{n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named})
+    values = {n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named}
+    if "metrics" in values and any(rule.most_bytes is not None for rule in values["metrics"].rules.values()):
+        raise UserError(f"sends.{kind}.metrics is expected to be of numbers; write most_bytes under config.")
+    return Reply(arrays=arrays, **values)
 
 
 def _protect(given: object) -> Protect:

@@ -42,6 +42,8 @@ SMALLEST = 1e-6
 LARGEST = 1e6
 """Rounded numbers of a larger magnitude are refused unless a rule has bounds."""
 
+LARGEST_BYTES = 1 << 30
+
 LONGEST = 10_000
 """Largest length of a list of numbers."""
 
@@ -68,6 +70,7 @@ class Rule:
         round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
+        most_bytes: largest size of a value of bytes, which passes as it is.
         length: length of a list of such numbers; ``None`` for one number.
     """
 
@@ -79,6 +82,7 @@ class Rule:
     exact: bool = False
     value: float | None = None
     one_of: tuple[Any, ...] | None = None
+    most_bytes: int | None = None
     length: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,12 +101,17 @@ class Rule:
             numbers = [one for one in self.one_of if type(one) is not str]
             if not self.one_of or any(type(one) not in {int, float} or not math.isfinite(one) for one in numbers):
                 raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
+        if self.most_bytes is not None:
+            checks.whole("most_bytes", self.most_bytes, at_least=1, at_most=LARGEST_BYTES, example=256)
         if self.length is not None:
             checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
             if self.value is not None:
                 raise UserError("A rule is expected to have one of value and length, but has both.")
-        if self.exact + sum(one is not None for one in (self.value, self.one_of, self.round_to, self.digits)) > 1:
-            raise UserError("A rule has one of exact, value, one_of, round_to and digits, but this has several.")
+        several = (self.value, self.one_of, self.most_bytes, self.round_to, self.digits)
+        if self.exact + sum(one is not None for one in several) > 1:
+            raise UserError(
+                "A rule has one of exact, value, one_of, most_bytes, round_to and digits, but this has several."
+            )
 
     @classmethod
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
@@ -122,7 +131,7 @@ class Rule:
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
 
-    def apply(self, where: str, value: object) -> "int | float | str | list[int | float | str]":
+    def apply(self, where: str, value: object) -> "int | float | str | bytes | list[int | float | str | bytes]":
         """Check ``value`` by the rule and round it, or raise ``RefusedError``; ``where`` is for the site's log."""
         if self.length is None:
             return self._one(where, value)
@@ -130,12 +139,15 @@ class Rule:
             raise RefusedError("type", f"{where} is {_short(value)}, and a list of {self.length} is expected")
         return [self._one(where, each) for each in value]
 
-    def _one(self, where: str, value: Any) -> int | float | str:
+    def _one(self, where: str, value: Any) -> int | float | str | bytes:
         if self.one_of is not None:
-            for one in self.one_of:
-                if type(one) is type(value) and one == value:
-                    return one  # the policy's own: 0.0 equals -0.0
+            if same := [one for one in self.one_of if type(one) is type(value) and one == value]:
+                return same[0]  # the policy's own: 0.0 equals -0.0
             raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
+        if self.most_bytes is not None:
+            if isinstance(value, bytes) and len(value) <= self.most_bytes:
+                return value
+            raise RefusedError("size" if isinstance(value, bytes) else "type", f"{where} is {_short(value)}")
         if isinstance(value, str | bytes):
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -177,6 +189,8 @@ class Rule:
             return 0.0
         if self.one_of is not None:
             return math.log2(len(self.one_of))
+        if self.most_bytes is not None:
+            return 8 * self.most_bytes + 1  # with its size
         low, high = self.bounds
         if self.exact:
             whole = self.integer and math.isfinite(low) and math.isfinite(high)
@@ -194,6 +208,8 @@ class Rule:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
             return f"as one of {', '.join(map(str, self.one_of))}"
+        if self.most_bytes is not None:
+            return f"as at most {self.most_bytes} bytes of the app's choice"
         low, high = self.bounds
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"

@@ -67,7 +67,7 @@ def _received(policy: SitePolicy) -> Iterator[str]:
     if receives.config.rules:
         alike: dict[str, list[str]] = {}
         for key, rule in receives.config.rules.items():
-            alike.setdefault(rule.in_words(), []).append(key)
+            alike.setdefault(rule.in_words(), []).append("each other one" if key == "*" else key)
         settings = "; ".join(f"{_listed(keys)} {words}" for words, keys in alike.items())
         yield f"The app is given these settings of a message: {settings}."
     else:
@@ -83,7 +83,11 @@ def _received(policy: SitePolicy) -> Iterator[str]:
 
 
 def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
-    if reply.arrays is not None:
+    if reply.arrays is not None and reply.arrays.lists is not None:
+        lists = _listed(f"{key} of at most {most} values" for key, most in reply.arrays.lists.items())
+        types = _listed(reply.arrays.dtypes)
+        yield f"In reply to {kind}, lists of the app's choice leave: {lists or 'none'}; finite, of {types}."
+    elif reply.arrays is not None:
         named = f" in the record {reply.arrays.record}" if reply.arrays.record else ""
         counters = "as received" if reply.arrays.counters == "received" else "as the app sets them"
         yield (
