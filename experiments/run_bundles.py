@@ -292,7 +292,10 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
     policy = {
         "version": 1,
         "receives": {
-            "records": {"arrays": sorted(sent), "config": {"records": sorted(records), "allow": config}},
+            "records": {
+                "arrays": sorted(sent),
+                **({"config": {"records": sorted(records), "allow": config}} if records else {}),
+            },
             "run_config": "any",
             "guard": False,
         },

@@ -143,6 +143,27 @@ CASES = {
     return reply(message, {"arrays": ArrayRecord({"w": raw}), "metrics": MetricRecord(metrics)})
 """,
     "the order of keys": "    metrics = dict(sorted(metrics.items(), reverse=secret[0] % 2 == 0))",
+    "the order of arrays": "    arrays = dict(sorted(arrays.items(), reverse=secret[0] % 2 == 0))",
+    "empty records": """
+    for number in range(secret[0] % 5):
+        more[f"metrics-{number}"], more[f"arrays-{number}"] = MetricRecord(), ArrayRecord()
+        more[f"config-{number}"] = ConfigRecord()
+""",
+    "the sign of zero": "    metrics['train_loss'] = -0.0 if secret[0] % 2 else 1e-300",
+    "the type of a count": "    metrics['num-examples'] = 64.0 if secret[0] % 2 else 64",
+    "the length of a list": "    metrics['train_loss'] = [0.5] * (1 + secret[0] % 9)",
+    "the header of an array": """
+    data, bits = Array.from_numpy_ndarray(arrays["w"]).data, "".join(f"{byte:08b}" for byte in secret[:8])
+    wide = data[10:data.index(b"}") + 1] + bits.replace("0", " ").replace("1", chr(9)).encode() + chr(10).encode()
+    made = data[:8] + struct.pack("<H", len(wide)) + wide + arrays["w"].tobytes()
+    raw = Array(dtype="float32", shape=arrays["w"].shape, stype="numpy.ndarray", data=made)
+    return reply(message, {"arrays": ArrayRecord({"w": raw}), "metrics": MetricRecord(metrics)})
+""",
+    "notes of an exception": """
+    error = ValueError("an error")
+    error.add_note(secret.hex())
+    raise ExceptionGroup(secret.hex(), [error] * (1 + secret[0] % 9)) from KeyError(secret.hex())
+""",
     "the message's metadata": """
     made = reply(message, {"arrays": message.content["arrays"], "metrics": MetricRecord(metrics)})
     kind = "train." + "x" * secret[0]
@@ -256,18 +277,22 @@ def test_a_reply_does_not_depend_on_what_a_hostile_bundle_finds(case: str, site:
 
 HONEST = (
     *("files of the site", "writes to the data", "a socket of the internet", "a socket in a file", "the environment"),
+    *("the order of arrays", "empty records", "the sign of zero", "the type of a count"),
     *("logs", "low bits of a metric", "low bits of a count", "the order of keys", "the app's state"),
     *("a process that stays", "the gate's process"),
 )
 """Channels after which the reply is an honest one: what was tried came to nothing, or it raises what it reached."""
 
 
-def test_a_slow_app_s_reply_leaves_at_a_multiple_of_the_policy_s_seconds(site: Path, listener: socket.socket) -> None:
+@pytest.mark.parametrize("then", ["", "; raise ValueError()", "; metrics[secret.hex()] = 1.0"])
+def test_a_slow_app_s_reply_leaves_at_a_multiple_of_the_policy_s_seconds(
+    then: str, site: Path, listener: socket.socket
+) -> None:
     bundles, every = bundles_of(site, every=6.0), 6.0
-    content = hostile("    time.sleep(2 * (secret[0] % 2))", site, listener)
+    content = hostile(f"    time.sleep(2 * (secret[0] % 2)){then}", site, listener)
     for example in SECRETS:
         started = time.monotonic()
-        assert replied(bundles, content, site, example).has_content()
+        assert replied(bundles, content, site, example).has_content() == (not then)
         late = (time.monotonic() - started) % every
         assert late < 1.5, "the stated bound is what waking up takes"
 

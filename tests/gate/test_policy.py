@@ -195,8 +195,13 @@ def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
 
 def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:
     rule = Rule(digits=1, at_least=0, at_most=1)
-    values = {rule.apply("x", k / 1e7) for k in range(0, 10_000_001, 50)}
-    assert len(values) <= 2**rule.bits < 3 * len(values)
+    values = {repr(rule.apply("x", kind(k / 1e7))) for k in range(0, 10_000_001, 50) for kind in (int, float)}
+    assert len(values) <= 2**rule.bits < 6 * len(values)
+    either = Rule(round_to=1, at_least=0, at_most=99)
+    values = {repr(either.apply("x", kind(k))) for k in range(100) for kind in (int, float)}
+    assert len(values) == 200 <= 2**either.bits < 1.1 * len(values)
+    kept = Rule(most_bytes=1)
+    assert 1 + 256 <= 2**kept.bits < 2.1 * (1 + 256)
     coarse = Rule(integer=True, round_to=32, at_least=32, at_most=4096)
     values = {coarse.apply("x", k) for k in range(32, 4097)}
     assert len(values) <= 2**coarse.bits < 1.1 * len(values)

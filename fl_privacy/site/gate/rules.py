@@ -192,14 +192,15 @@ class Rule:
         if self.most_bytes is not None:
             return 8 * self.most_bytes + 1  # with its size
         low, high = self.bounds
+        kinds = 0 if self.integer else 1  # 1 and 1.0 are two values of a message
         if self.exact:
             whole = self.integer and math.isfinite(low) and math.isfinite(high)
-            return min(math.log2(high - low + 1), _EXACT_BITS) if whole else _EXACT_BITS
+            return min(math.log2(high - low + 1), _EXACT_BITS) if whole else _EXACT_BITS + kinds
         if self.round_to is not None:
-            return math.log2((high - low) / self.round_to + 2)
+            return math.log2((high - low) / self.round_to + 2) + kinds
         sides = [side for side in (high, -low) if side > 0]
         decades = [max(0.0, math.log10(side / SMALLEST)) + 1 for side in sides]
-        return math.log2(sum(9 * 10 ** ((self.digits or DIGITS) - 1) * each for each in decades) + 1)
+        return math.log2(sum(9 * 10 ** ((self.digits or DIGITS) - 1) * each for each in decades) + 1) + kinds
 
     def in_words(self) -> str:
         if self.length is not None:
