@@ -132,7 +132,10 @@ def _example(rows: Sequence[Row]) -> str:
     lines = []
     for row in (row for row in rows if "equal" in row):
         unlike = ", ".join(row["unlike"]) if row["equal"] < row["replies"] else ""
-        why = "; ".join([*([f"not equal: {unlike}"] if unlike else []), *row["why"]])
+        told = [f"not equal: {unlike}"] if unlike else []
+        if unlike and row.get("models"):
+            told.append(f"of the models that the server sent, {row['models_equal']} of {row['models']} are equal")
+        why = "; ".join([*told, *filter(None, [row.get("note")]), *row["why"]])
         lines.append([row["app"], f"{row['equal']} of {row['replies']}", str(row["refused"]), why])
     table = markdown(["app of Flower, unedited", "replies equal behind the gate", "refused", ""], lines)
     reasons: dict[str, list[str]] = {}

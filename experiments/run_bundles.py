@@ -55,6 +55,14 @@ NOT_HERE = {
 }
 """Example -> why nodes can't run it from its bundle."""
 
+OF_THEIR_OWN = {
+    "quickstart-catboost": "its model states its number and when it was trained",
+    "flower-simulation-step-by-step-pytorch": "it draws a number from a generator that Flower's threads also use",
+    "flower-secure-aggregation": "keys and masks are drawn anew",
+    "fl-dp-sa": "keys, masks and noise are drawn anew",
+}
+"""Example -> why its replies differ in any two runs."""
+
 SITE = """
 import hashlib, importlib.abc, importlib.util, json, os, random, sys
 from pathlib import Path
@@ -220,18 +228,20 @@ def compared(app: Path, setting: Setting, mirror: Path, work: Path, asked: argpa
     gated = heard(app, setting, mirror, work / "gated", asked, policy)
     refused = [each["error"] for each in replies(gated) if "error" in each]
     equal = Counter(map(_key, replies(plain))) & Counter(map(_key, replies(gated)))
-    came, comes = (Counter(_key(each) for each in all_ if each["way"] == "sent") for all_ in (plain, gated))
+    sent, again = (Counter(_key(one["arrays"]) for one in each if one["way"] == "sent") for each in (plain, gated))
+    sent.pop("{}", None)
     unlike = [
         key for one, other in zip(replies(plain), replies(gated), strict=False) for key in differences(one, other)
     ]
     return row | {
         "behind_the_gate": len(replies(gated)),
         "equal": equal.total(),
-        "messages": came.total(),
-        "messages_equal": (came & comes).total(),
+        "models": sent.total(),
+        "models_equal": (sent & again).total(),
         "refused": len(refused),
         "why": sorted(set(refused))[:3],
         "unlike": sorted(set(unlike))[:8],
+        "note": OF_THEIR_OWN.get(work.name, ""),
         "ledger": ledger_of(work / "gated", bundle.digest),
     }
 

@@ -18,7 +18,7 @@ def serve_gate(inlet: int, outlet: int) -> None:
     """Answer the gate's messages until it closes its end."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
-    held = keep_apart(Wishes.of_plain(asked["wishes"]))
+    held = keep_apart(Wishes(**asked["wishes"]))
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     bundle = read_parts(inlet) if asked["bundled"] else []
     _answer(inlet, outlet, partial(_loaded, asked["app"], bundle, asked["packages"]))

@@ -11,7 +11,7 @@ def serve_audit(inlet: int, outlet: int) -> None:
     """Report the effective isolation; if it is complete, audit the app."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
-    wishes = Wishes.of_plain(asked["wishes"])
+    wishes = Wishes(**asked["wishes"])
     held = keep_apart(wishes)
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     if held.is_all:

@@ -208,8 +208,7 @@ class Gate:
     def _guarded(self, received: Records, run: int) -> dict[str, Any]:
         if not self.policy.receives.guard or not any(received.arrays.values()):
             return {}
-        values = {f"{r}/{k}": array_values(k, a) for r, record in received.arrays.items() for k, a in record.items()}
-        tensors = {name: torch.from_numpy(np.array(v)) for name, v in values.items() if v.dtype.kind == "f"}
+        tensors = {name: values for name, values in _tensors(received).items() if values.is_floating_point()}
         sent, guard = ModelState(tensors, {}), ModelGuard()
         if reason := guard.refusal_of_weights(sent, self._models.get(run, {})):
             raise RefusedError("guard", reason)
@@ -304,22 +303,19 @@ def defend_records(name: str, options: Mapping[str, Any]) -> Defend:
     state = ClientState()
 
     def defended(received: Records, released: Records) -> Records:
-        places = [(record, key) for record, held in received.arrays.items() for key in held]
-        before = _tensors(places, received)
+        before = _tensors(received)
         # a policy may rename the only record, and keeps the order
-        names = dict(zip(received.arrays, released.arrays, strict=True))
-        left = [(names[record], key) for record, key in places]
-        after = dict(zip(before, _tensors(left, released).values(), strict=True))
-        made = guard(before, after, state, SecretGenerator(Secret.draw()))
-        arrays: dict[str, dict[str, Any]] = {record: {} for record in released.arrays}
-        for (record, key), value in zip(left, made.values(), strict=True):
-            like = released.arrays[record][key]
-            arrays[record][key] = replace(raw_array(value.numpy().astype(like.dtype)), older=like.older)
-        return Records(arrays=arrays, metrics=released.metrics, config=released.config)
+        after = dict(zip(before, _tensors(released).values(), strict=True))
+        made = iter(guard(before, after, state, SecretGenerator(Secret.draw())).values())
+        arrays = {
+            name: {k: replace(raw_array(next(made).numpy().astype(a.dtype)), older=a.older) for k, a in record.items()}
+            for name, record in released.arrays.items()
+        }
+        return replace(released, arrays=arrays)
 
     return defended
 
 
-def _tensors(places: list[tuple[str, str]], records: Records) -> Tensors:
-    values = {(r, key): array_values(key, records.arrays[r][key]) for r, key in places}
-    return {f"{record}/{key}": torch.from_numpy(np.array(value)) for (record, key), value in values.items()}
+def _tensors(records: Records) -> Tensors:
+    places = [(name, key, array) for name, record in records.arrays.items() for key, array in record.items()]
+    return {f"{name}/{key}": torch.from_numpy(np.array(array_values(key, array))) for name, key, array in places}

@@ -540,7 +540,7 @@ def main(inlet: int, outlet: int) -> None:
     """Keep apart, and try what is asked for until the other end is closed."""
     (told,) = read_parts(inlet)
     asked = json.loads(told)
-    held = Isolation() if UNBOUND in os.environ else keep_apart(Wishes.of_plain(asked["wishes"]))
+    held = Isolation() if UNBOUND in os.environ else keep_apart(Wishes(**asked["wishes"]))
     write_parts(outlet, [json.dumps(asdict(held)).encode()])
     if "asked" in asked:
         LIES[asked["asked"]["lie"]](lambda kind, content: write_parts(outlet, [kind, content]))

@@ -7,10 +7,9 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fl_privacy.site.gate import linux_calls as kernel
 from fl_privacy.site.gate.warden import Room, watched
@@ -53,19 +52,14 @@ class Wishes:
     """
 
     temporary: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
+    reads: Sequence[str] = ()
+    writes: Sequence[str] = ()
     sealed: bool = False
-    layered: tuple[str, ...] = ()
-    hidden: tuple[str, ...] = ()
+    layered: Sequence[str] = ()
+    hidden: Sequence[str] = ()
     most_bytes: int = 8 << 30
     most_processes: int = 128
     internet: bool = False
-
-    @classmethod
-    def of_plain(cls, told: dict[str, Any]) -> "Wishes":
-        plain: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in told.items()}
-        return cls(**plain)
 
 
 @dataclass

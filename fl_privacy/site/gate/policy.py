@@ -55,13 +55,13 @@ class Receives:
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """Rule of outgoing arrays: the received ones, under the same names, of the same shapes, finite; or ``lists``.
+    """Rule of outgoing arrays, all finite: the received ones, of the same names and shapes; or ``lists``.
 
     Attributes:
-        dtypes: allowed types of numbers with a point, and of ``lists``; a received array keeps its type.
+        dtypes: allowed floating-point types, or types of ``lists``; received arrays keep theirs.
         counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
         record: name for the only record of arrays; ``None`` keeps the received names.
-        lists: largest number of values of each list (n,) of the app's choice that leaves instead; all leave or none.
+        lists: largest length of each list (n,) of the app's choice; all leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)

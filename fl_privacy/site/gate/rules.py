@@ -1,12 +1,13 @@
 """Rules of a site's policy for a number or text, and the bits of information that they leave."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fl_privacy import checks
 from fl_privacy.errors import UserError
+from fl_privacy.site.gate.plain_yaml import table
 
 REASONS = {
     "kind": "messages of this kind are not answered",
@@ -117,12 +118,7 @@ class Rule:
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
         if given is None or given is True:
             return usual or cls()
-        if not isinstance(given, Mapping):
-            raise UserError(f"{where} is expected to be a rule such as {{digits: 3}}, but got {given!r}.")
-        known = [field.name for field in fields(cls)]
-        if odd := [key for key in given if key not in known]:
-            raise UserError(f"{where} is expected to say {', '.join(known)}, but got {odd[0]!r}.")
-        told = dict(given)
+        told = dict(table(where, given, *(field.name for field in fields(cls))))
         if "one_of" in told:
             listed = told["one_of"]
             told["one_of"] = tuple(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ()

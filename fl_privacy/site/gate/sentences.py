@@ -150,11 +150,8 @@ def _runs(runs: Runs) -> Iterator[str]:
     words = {"fab": "of FAB {fab}", "key": "signed by {key}", "app": "that say they are {app} {version}"}
     allowed = [words[min(one)].format(**one) for one in runs.allow]
     yield f"Runs bring their app; allowed are bundles {_listed(allowed)}." if allowed else "Runs bring their app."
-    yield (
-        APPROVE[runs.approve]
-        if allowed or runs.approve != "each run"
-        else ("Each run waits until `fl-privacy policy approve` says yes or no.")
-    )
+    each = not allowed and runs.approve == "each run"
+    yield "Each run waits until `fl-privacy policy approve` says yes or no." if each else APPROVE[runs.approve]
     if runs.approve != "never":
         yield f"A run that waits for more than {runs.wait_seconds:g} s is refused."
     versions = " in any version" if runs.versions == "any" else ""
