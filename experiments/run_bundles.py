@@ -95,6 +95,10 @@ def _seed():
         sys.modules["numpy"].random.seed(0)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+    if "mlx.core" in sys.modules:
+        sys.modules["mlx.core"].random.seed(0)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)
 
 def _client_app(module):
     call = module.ClientApp.__call__

@@ -35,8 +35,7 @@ class Cell:
 
     Args:
         app: reference of the app; empty only to find out whether it would be isolated.
-        bundle: bundle that holds the app, which each message then finds in a new process, as with Flower; ``None`` for
-            an installed app, whose process stays.
+        bundle: bundle with the app, which has a new process for each message; ``None`` for an installed app.
         packages: folder of packages for the bundle.
     """
 

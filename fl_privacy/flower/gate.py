@@ -62,7 +62,7 @@ class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
     The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. The ledger has an entry before the app is asked. ``fl-privacy supernode
+    app does not choose, clipped and noised. ``fl-privacy supernode
     --policy`` isolates an app, which otherwise reaches all of its process:
     ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 

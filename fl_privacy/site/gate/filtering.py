@@ -75,7 +75,7 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
 def release(policy: SitePolicy, kind: str, received: Records, replied: Records) -> Records:
     """Return the permitted part of the app's reply, with noise if the policy requires it.
 
-    It has all received arrays or none; names and order are the policy's or the coordinator's, never the app's.
+    Names and order are the policy's or the coordinator's; received arrays leave all or not at all.
     ``RefusedError`` if the reply holds something that the policy does not name.
     """
     reply = policy.reply(kind)
@@ -169,12 +169,10 @@ def _released_lists(rule: Arrays, lists: Mapping[str, int], replied: Records) ->
 
 def _checked(place: tuple[str, str], before: npt.NDArray[Any], array: RawArray, rule: Arrays) -> npt.NDArray[Any]:
     where = "/".join(place)
-    if before.dtype.kind != "f":
-        if rule.counters == "received":
-            return before
-        if array.dtype != str(before.dtype):
-            raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40} where {before.dtype} came in")
-    elif array.dtype != str(before.dtype) or array.dtype not in rule.dtypes:
+    is_float = before.dtype.kind == "f"
+    if not is_float and rule.counters == "received":
+        return before
+    if array.dtype != str(before.dtype) or (is_float and array.dtype not in rule.dtypes):
         raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}; {before.dtype} came in")
     if tuple(array.shape) != before.shape:
         raise RefusedError("shape", f"{where} is of shape {array.shape!r:.400} where {before.shape} came in")

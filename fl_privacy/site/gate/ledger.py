@@ -88,11 +88,9 @@ class Ledger:
             account = self._read(descriptor)
             if (asked := account.open.get(number)) is None:
                 raise LedgerError(f"The ledger {self.path} is expected to have entry {number} open, but has not.")
-            told = {
-                name: getattr(asked, name) for name in ("number", "kind", "run", "app", "policy", "fab", "approved_by")
-            }
             left = left if len(left) <= LONGEST_LEFT else f"{left[:LONGEST_LEFT]} and more"
-            return self._write(descriptor, account, self._next(account, **told, outcome=outcome, rho=rho, left=left))
+            told = {**vars(asked), "outcome": outcome, "rho": rho, "left": left}
+            return self._write(descriptor, account, self._next(account, **told))
 
     def mend(self, rho: float | None) -> bool:
         """Replace a torn last line by an entry that spends ``rho``; return ``True`` if there was one.
