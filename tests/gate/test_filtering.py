@@ -13,6 +13,7 @@ from fl_privacy.site.gate.filtering import NUMPY, RawArray, Records, admit, arra
 from fl_privacy.site.gate.policy import SitePolicy, parse_policy
 from fl_privacy.site.gate.protecting import Noising, clipped, noised
 from fl_privacy.site.gate.rules import REASONS, RefusedError
+from fl_privacy.site.gate.sentences import rules_in_words
 
 PLAIN = """
 version: 1
@@ -342,3 +343,12 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
 def test_a_policy_of_lists_that_is_none_is_one_line(before: str, after: str, line: str) -> None:
     with pytest.raises(UserError, match=line):
         policy(LISTS.replace(before, after))
+
+
+def test_lists_and_bytes_are_sentences_and_count_as_bits() -> None:
+    said = rules_in_words(policy(LISTS))
+    lists = "T of at most 3 values and E of at most 3 values; finite, of float64 and uint8"
+    assert f"In reply to query, lists of the app's choice leave: {lists}." in said
+    assert "In reply to query, pk1 leaves as at most 4 bytes, whatever they hold." in said
+    assert "Apart from arrays, an app can choose at most 35 bits of a reply to query." in said
+    assert any("each other one as a list of 2, each as at most 4 bytes" in sentence for sentence in said)

@@ -206,7 +206,7 @@ class Rule:
         if self.one_of is not None:
             return f"as one of {', '.join(map(str, self.one_of))}"
         if self.most_bytes is not None:
-            return f"as at most {self.most_bytes} bytes of the app's choice"
+            return f"as at most {self.most_bytes} bytes, whatever they hold"
         low, high = self.bounds
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"
