@@ -339,11 +339,13 @@ def _rule(value: Any, before: dict[str, Any] | None) -> dict[str, Any]:
         return {"one_of": sorted({value, *(before or {}).get("one_of", ())})}
     if isinstance(value, list):
         texts = [each for each in value if isinstance(each, str)]
-        length = {"length": max(1, len(value))}
+        length: dict[str, Any] = {"length": max(1, len(value), (before or {}).get("length", 1))}
+        if not value or (before and ("shorter" in before or len(value) != before.get("length"))):
+            length["shorter"] = True
         if value and isinstance(value[0], dict):
             for each in value:
                 before = _rule(each, before)
-            return length | (before or {})
+            return (before or {}) | length
         return length | ({"one_of": sorted({*texts, *(before or {}).get("one_of", ())})} if texts else {"exact": True})
     return {"exact": True}
 

@@ -215,5 +215,13 @@ def test_a_list_is_of_so_many_numbers_and_each_is_as_the_rule_says() -> None:
     for value in ([0.1, 0.2], [0.1] * 4, 0.1, "abc", [0.1, 0.2, "c"], [0.1, 0.2, float("nan")]):
         with pytest.raises(UserError):
             rule.apply("x", value)
+    either = Rule(length=2, shorter=True, one_of=("a", "b"))
+    values = [either.apply("x", value) for value in ([], ["a"], ["b"], *([one, two] for one in "ab" for two in "ab"))]
+    assert len(values) == 7 <= 2**either.bits <= 12
+    assert either.in_words() == "as a list of at most 2, each as one of a, b"
+    with pytest.raises(UserError):
+        either.apply("x", ["a"] * 3)
+    with pytest.raises(UserError, match="shorter is expected with length"):
+        Rule.read("metrics.x", {"shorter": True})
     with pytest.raises(UserError, match="one of value and length"):
         Rule.read("metrics.x", {"length": 3, "value": 1})

@@ -72,7 +72,8 @@ class Rule:
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
         most_bytes: largest size of a value of bytes, which passes as it is.
-        length: length of a list of such numbers; ``None`` for one number.
+        length: length of a list of such values; ``None`` for one.
+        shorter: ``True`` if shorter lists pass too.
     """
 
     integer: bool = False
@@ -85,29 +86,30 @@ class Rule:
     one_of: tuple[Any, ...] | None = None
     most_bytes: int | None = None
     length: int | None = None
+    shorter: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("integer", "exact"):
+        for name in ("integer", "exact", "shorter"):
             checks.one_of(name, getattr(self, name), (True, False))
         for name in ("at_least", "at_most", "value"):
             if (number := getattr(self, name)) is not None:
                 checks.number(name, number, example=32)
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
-        if self.digits is not None:
-            checks.whole("digits", self.digits, at_least=1, at_most=MOST_DIGITS, example=DIGITS)
+        wholes = ("digits", MOST_DIGITS, DIGITS), ("most_bytes", LARGEST_BYTES, 256), ("length", LONGEST, 1)
+        for name, most, example in wholes:
+            if (number := getattr(self, name)) is not None:
+                checks.whole(name, number, at_least=1, at_most=most, example=example)
         if self.round_to is not None:
             checks.number("round_to", self.round_to, above=0, example=32)
         if self.one_of is not None:
             numbers = [one for one in self.one_of if type(one) is not str]
             if not self.one_of or any(type(one) not in {int, float} or not math.isfinite(one) for one in numbers):
                 raise UserError(f"one_of is expected to list texts or finite numbers, but got {list(self.one_of)}.")
-        if self.most_bytes is not None:
-            checks.whole("most_bytes", self.most_bytes, at_least=1, at_most=LARGEST_BYTES, example=256)
-        if self.length is not None:
-            checks.whole("length", self.length, at_least=1, at_most=LONGEST, example=1)
-            if self.value is not None:
-                raise UserError("A rule is expected to have one of value and length, but has both.")
+        if self.length is not None and self.value is not None:
+            raise UserError("A rule is expected to have one of value and length, but has both.")
+        if self.shorter and self.length is None:
+            raise UserError("shorter is expected with length, but there is none; try length: 3.")
         several = (self.value, self.one_of, self.most_bytes, self.round_to, self.digits)
         if self.exact + sum(one is not None for one in several) > 1:
             raise UserError(
@@ -131,7 +133,8 @@ class Rule:
         """Check ``value`` by the rule and round it, or raise ``RefusedError``; ``where`` is for the site's log."""
         if self.length is None:
             return self._one(where, value)
-        if not isinstance(value, list | tuple) or len(value) != self.length:
+        least = 0 if self.shorter else self.length
+        if not isinstance(value, list | tuple) or not least <= len(value) <= self.length:
             raise RefusedError("type", f"{where} is {_short(value)}, and a list of {self.length} is expected")
         return [self._one(where, each) for each in value]
 
@@ -177,7 +180,8 @@ class Rule:
     @property
     def bits(self) -> float:
         """Return how many bits an app can encode in the value, at most."""
-        return self._bits_of_one * (self.length or 1)
+        lengths = 1 + (self.length or 0) if self.shorter else 1
+        return self._bits_of_one * (self.length or 1) + math.log2(lengths)
 
     @property
     def _bits_of_one(self) -> float:
@@ -200,7 +204,8 @@ class Rule:
 
     def in_words(self) -> str:
         if self.length is not None:
-            return f"as a list of {self.length}, each {replace(self, length=None).in_words()}"
+            one, most = replace(self, length=None, shorter=False), "at most " if self.shorter else ""
+            return f"as a list of {most}{self.length}, each {one.in_words()}"
         if self.value is not None:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
