@@ -300,7 +300,8 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
                 reply["arrays"] = rule | ({} if name in sent else {"record": name})
         for kind in ("metrics", "config"):
             if each[kind]:
-                held = reply.setdefault(kind, {"records": sorted(each[kind]), "allow": {}})
+                held = reply.setdefault(kind, {"records": [], "allow": {}})
+                held["records"] = sorted({*held["records"], *each[kind]})
                 for record in each[kind].values():
                     held["allow"] |= {key: _rule(value, held["allow"].get(key)) for key, value in record.items()}
     policy = {
