@@ -142,7 +142,10 @@ def _example(rows: Sequence[Row]) -> str:
     for row in (row for row in rows if "reason" in row):
         reasons.setdefault(row["reason"], []).append(row["example"])
     others = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-    return "\n\n".join([table, *([f"Not compared: {'; '.join(others)}."] if others else [])])
+    missing = {row["example"] for row in read_rows("flower_examples")} - {"docs", *(row["example"] for row in rows)}
+    rest = [f"Not compared: {'; '.join(others)}."] if others else []
+    rest += [f"Not run: {', '.join(sorted(missing))}."] if missing else []
+    return "\n\n".join([table, *rest])
 
 
 def _bundle(rows: Sequence[Row]) -> str:
