@@ -150,12 +150,12 @@ class Cell:
         return self._apart is not None
 
     def end(self) -> None:
-        """End the process and all its children, from any thread."""
+        """End the process and its children, from any thread."""
         if (apart := self._apart) is not None:
             apart.end()
 
     def close(self) -> None:
-        """End the process and all its children; a second call does nothing."""
+        """End the process and its children; a second call does nothing."""
         apart, self._apart, self._is_loaded = self._apart, None, False
         if apart is not None:
             apart.close()

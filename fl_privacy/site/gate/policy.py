@@ -36,7 +36,7 @@ LEAST_MEMORY = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """Numbers or texts in records that a policy allows."""
+    """Values in records that a policy allows."""
 
     records: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Rule:
         round_to: unit of which a number becomes the nearest multiple, instead of ``digits``.
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
-        most_bytes: largest size of a value of bytes, which passes as it is.
+        most_bytes: largest size of bytes that pass as they are.
         length: length of a list of such values; ``None`` for one.
         shorter: ``True`` if shorter lists pass too.
     """
