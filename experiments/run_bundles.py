@@ -208,9 +208,9 @@ def main() -> None:
                 raise UserError(NOT_HERE[name])
             row = compared(app, setting, mirror, work / name, asked)
         except UserError as error:
-            row = {
-                "reason": str(error)[-300:].replace(str(work), "WORK").replace(str(asked.flower.absolute()), "FLOWER")
-            }
+            row = {"reason": str(error)[-300:]}
+        if "reason" in row:
+            row["reason"] = row["reason"].replace(str(work), "WORK").replace(str(asked.flower.absolute()), "FLOWER")
         rows.add(key, {**row, "seconds": round(time.perf_counter() - started, 1)})
         print(name, json.dumps(row), flush=True)
 
@@ -325,6 +325,7 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
     return yaml.safe_dump(policy, sort_keys=False)
 
 
+RAISED = re.compile(r"^(?:ImportError|ModuleNotFoundError): [^(\n]*", re.MULTILINE)
 NODE = re.compile("-?[0-9]{9,}")
 """A node's number as a key, which is drawn for each run."""
 
@@ -395,9 +396,10 @@ def heard(  # noqa: PLR0917
         federation.run("run", app, run_config(app, setting, mirror, asked.rounds))
         status = federation.wait("run", RUN_SECONDS)
         said = federation.said("run")
+        raised = [line for log in work.glob("run/*.log") for line in RAISED.findall(log.read_text(errors="replace"))]
     place = work / "heard.jsonl"
     if status or not place.exists():
-        raise UserError(f"the run ended with {status}: {' '.join(said.split())[-300:]}")
+        raise UserError(f"the run ended with {status}: {' '.join((raised[-1] if raised else said).split())[-250:]}")
     return list(map(json.loads, place.read_text().splitlines()))
 
 
