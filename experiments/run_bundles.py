@@ -218,7 +218,10 @@ def main() -> None:
 def compared(app: Path, setting: Setting, mirror: Path, work: Path, asked: argparse.Namespace) -> dict[str, Any]:
     """Run an example without and with the gate, and compare all replies."""
     shutil.rmtree(work, ignore_errors=True)
-    bundle = read_bundle(build_fab_from_disk(app))
+    try:
+        bundle = read_bundle(build_fab_from_disk(app))
+    except ValueError as error:
+        raise UserError(f"Flower builds no bundle of it: {error}") from error
     plain = heard(app, setting, mirror, work / "plain", asked, "")
     policy = policy_of(plain, bundle.digest, mirror)
     row: dict[str, Any] = {
