@@ -1,5 +1,6 @@
 """The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -62,8 +63,13 @@ class ClaimedApp:
 
     @property
     def mods(self) -> list[Mod]:
-        """Return the mods of its clients, the outermost first."""
-        return list(getattr(self.client, "_mods", []))
+        """Return the mods of its clients' training, the outermost first; also those of the training function alone."""
+        answers = getattr(self.client, "_registered_funcs", {})
+        answer, found = next((each for name, each in answers.items() if name.startswith("train")), None), list[Mod]()
+        while inspect.isfunction(answer) and "_mod" in (inner := inspect.getclosurevars(answer).nonlocals):
+            found.append(inner["_mod"])
+            answer = inner["_ffn"]
+        return found or list(getattr(self.client, "_mods", []))
 
 
 def claims_of_app(folder: Path, asked: DpCheckRequest, *, train: bool = True) -> list[ClaimVerdict]:

@@ -70,6 +70,13 @@ class Allowed:
     bounds: Bounds = Bounds()
 
 
+OFFLINE: Mapping[str, str] = {
+    **{"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"},
+    **{"WANDB_MODE": "disabled", "NEPTUNE_MODE": "debug", "CLEARML_OFFLINE_MODE": "1"},
+}
+"""Environment variables by which libraries do without a network."""
+
+
 class Sandbox:
     """One audit in a sandbox, seen from outside; the app can't see ``out``, the folder of audits."""
 
@@ -85,7 +92,7 @@ class Sandbox:
         ``UserError`` if the app can't be isolated here, or its audit did not end.
         """
         named = {name: os.environ[name] for name in self.given.environment if name in os.environ}
-        variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", **caches(), **named}
+        variables = {**OFFLINE, **caches(), **named}
         try:
             apart = Apart(MODULE, self._wishes(), variables)
         except OSError as error:

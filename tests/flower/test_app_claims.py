@@ -10,9 +10,10 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAvg
 
-from fl_privacy.auditing.app_claims import begun_app, claims_in_words, claims_of_app
+from fl_privacy.auditing.app_claims import ClaimedApp, begun_app, claims_in_words, claims_of_app
 from fl_privacy.defenses import percentile, svt
 from fl_privacy.defenses.privacy import svt_epsilon
 from fl_privacy.dp_check.bounds import gaussian_epsilon
@@ -114,6 +115,15 @@ num-server-rounds = {rounds}
 
 def claims(folder: Path, *, draws: int = 200) -> list[ClaimVerdict]:
     return claims_of_app(folder, DpCheckRequest(draws=draws))
+
+
+def test_mods_of_the_training_function_alone_are_found() -> None:
+    client = ClientApp(mods=[lambda message, context, call: call(message, context)])
+    outer, inner = (LocalDpMod(clip, 1.0, 1.0, 1e-5) for clip in (1.0, 2.0))
+    client.evaluate(mods=[LocalDpMod(3.0, 1.0, 1.0, 1e-5)])(lambda message, context: message)
+    assert len(ClaimedApp(folder=Path(), client=client).mods) == 1
+    client.train(mods=[outer, inner])(lambda message, context: message)
+    assert ClaimedApp(folder=Path(), client=client).mods[1:] == [outer, inner]
 
 
 @pytest.mark.long

@@ -117,6 +117,26 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     assert not check_app(read_app(clinic)).modules
 
 
+def test_what_pandas_imports_when_it_is_called_is_asked_for(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "openpyxl")
+    (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_excel('a.xlsx')\n")
+    assert check_app(read_app(clinic)).later == {"openpyxl": "openpyxl"}
+
+
+def test_modules_around_the_folder_of_the_app_are_found(clinic: Path) -> None:
+    (clinic / "app").mkdir()
+    for path in (clinic / "pyproject.toml", clinic / "clinic"):
+        path.rename(clinic / "app" / path.name)
+    (clinic / "layers.py").touch()
+    (clinic / "app" / "clinic" / "task.py").write_text("from layers import Net\nfrom utils.data import load")
+    (clinic / "utils").mkdir()
+    (clinic / "utils" / "data.py").touch()
+    said = (
+        f"imports layers, utils, of its own, which its folder does not have: set PYTHONPATH={clinic}, which holds them."
+    )
+    assert said in check_app(read_app(clinic / "app")).stops
+
+
 @pytest.mark.parametrize("named", [":app", "..:app"])
 def test_an_app_without_a_module_is_one_line(tmp_path: Path, named: str) -> None:
     components = f'[tool.flwr.app.components]\nserverapp = "{named}"\nclientapp = "c:app"\n'

@@ -31,6 +31,9 @@ class Layer(nn.Module):
     def __call__(self, inputs: Tensor, training: bool = True) -> Tensor:
         return inputs if inputs.is_meta else self.call(inputs)
 
+    def call(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
 
 def activated(layer: Any, outputs: Tensor) -> Tensor:
     return {"relu": torch.relu, "softmax": lambda v: v.softmax(-1), "linear": lambda v: v}[layer.activation.__name__](
@@ -114,7 +117,8 @@ class SGD(Optimizer):
 def keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     config = SimpleNamespace(backend=lambda: "torch")
-    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(Layer=Layer, Optimizer=Optimizer, config=config))
+    package = SimpleNamespace(__name__="tests", Layer=Layer, Optimizer=Optimizer, config=config)
+    monkeypatch.setitem(sys.modules, "keras", package)
     yield
 
 
@@ -176,15 +180,28 @@ def test_layers_of_a_graph_take_the_outputs_of_others() -> None:
     vars(net)["outputs"] = [torch.ones(1), torch.ones(1)]
     with pytest.raises(UserError, match="several inputs or outputs"):
         FromKeras(net)
-    own = Functional((layer_of("Flatten"), ()))  # a class of the app's, whose code calls its layers
-    vars(own.layers[0])["_inbound_nodes"] = []
-    with pytest.raises(UserError, match="by the app's own code"):
-        FromKeras(own)
+    twice = Functional((layer_of("Flatten"), ()))
+    vars(twice.layers[0])["_inbound_nodes"] *= 2
+    with pytest.raises(UserError, match="used several times"):
+        FromKeras(twice)
     flat = layer_of("Multiply")
     net = Functional((entry, ()), (relu, (0,)), (flat, (1, 0)))
     flat.input[1] = SimpleNamespace(shape=(None, 3))  # as Keras spreads over the places of images
     with pytest.raises(UserError, match="its Keras layer Multiply is not known here"):
         FromKeras(net)
+
+
+@pytest.mark.parametrize("kind", ["Sequential", "Net"])
+def test_a_network_whose_layers_the_app_calls_is_no_chain(kind: str) -> None:
+    def call(self: Any, inputs: Tensor) -> Tensor:
+        return inputs + Sequential.call(self, inputs)
+
+    call.__module__ = "app"
+    own = type(kind, (Sequential,), {"call": call})(Dense(3, 3))
+    with pytest.raises(UserError, match=f"the app's own code calls the layers of its Keras network {kind}"):
+        FromKeras(own)
+    with pytest.raises(UserError, match="its Keras layer Dense is not known here"):  # one of the app's by that name
+        FromKeras(Sequential(type("Dense", (Dense,), {"call": call})(3, 3)))
 
 
 def test_what_is_not_known_is_named() -> None:

@@ -15,7 +15,7 @@ import torch
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.lent import older_names_lent
-from fl_privacy.auditing.app.odd_files import Few
+from fl_privacy.auditing.app.odd_files import Few, Score
 from fl_privacy.auditing.app.scripts import SourceFile, find_scripts
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import stood_in
@@ -150,9 +150,10 @@ def test_a_metric_of_the_hub_is_counted_here(tmp_path: Path, monkeypatch: pytest
     hub.load = lambda *args: 1 / 0  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "evaluate", hub)
     code = "import datasets, evaluate\nmetric = datasets.load_metric('glue', 'mrpc')\n"
-    with older_names_lent(code), stood_in(drawing_of(code, tmp_path)):
+    with older_names_lent(code), stood_in(drawing_of(code, tmp_path)) as drawing:
         told: dict[str, Any] = {}
         exec(code, told)
+    assert "glue mrpc" in Score.asked and not drawing.in_words()  # no data were drawn
     told["metric"].add_batch(predictions=torch.tensor([0, 1]), references=[0, 0])
     found = told["metric"].compute(predictions=[1, 2], references=[1, 2])
     assert found == pytest.approx({"accuracy": 3 / 4, "precision": 5 / 6, "recall": 5 / 6, "f1": 7 / 9})

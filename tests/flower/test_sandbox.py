@@ -21,6 +21,8 @@ from tests.gate import probes as _probes
 _places = _json.loads({places!r})
 _found = {{name: str(one(_places) or "") for name, one in _probes.PROBES.items()}}
 print("probes:", _json.dumps({{name: said for name, said in _found.items() if said}}), len(_found))
+import os as _os
+print("reports:", _os.environ["WANDB_MODE"])
 import atexit as _atexit
 _atexit.register(print, "Page: /etc/passwd")
 """
@@ -65,6 +67,7 @@ def test_an_app_in_the_sandbox_reaches_nothing_and_has_the_same_page(
         pytest.skip(printed.err.strip())
     assert ended == 0, printed.err
     assert f"app: probes: {{}} {len(probes.PROBES)}" in printed.err, printed.err
+    assert "app: reports: disabled" in printed.err
     assert printed.out.strip().splitlines()[-1].endswith(f"Page: {out}/audit-app_out/report.html")
     assert page_of(out / "audit-app_out") == page_of(tmp_path / "without" / "audit-app_out")
     assert "no network, terminal or files but" in (out / "audit-app_out" / "report.html").read_text()

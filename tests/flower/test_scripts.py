@@ -64,6 +64,9 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
     assert found is not None and [path.name for path in found.clients] == ["client_1.py", "client_2.py"]
 
 
+NETS = "if data == 'digits':\n    net = 1\nelif data == 'clothes':\n    net = 2\n"
+
+
 @pytest.mark.parametrize(
     ("asked", "given"),
     [
@@ -85,6 +88,10 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
         ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
         ('parser.add_argument("--defense")\nif parser.parse_args().defense == "noise": pass', ()),
+        (f'parser.add_argument("--data")\ndata = parser.parse_args().data\n{NETS}', ("--data", "digits")),
+        (f'parser.add_argument("--data")\ndata = parser.parse_args().data\nnet = 0\n{NETS}', ()),
+        ('parser.add_argument("--partition", choices=["iid", "noniid"], required=True)', ("--partition", "iid")),
+        ('parser.add_argument("--rounds", type=int)\nparser.add_argument("--batch-size")', ("--rounds", "1")),
         ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),
         (
             'parser.add_argument("--client_num")\nparser.add_argument("--cid")\n'
@@ -290,6 +297,17 @@ def test_questions_to_a_person_and_places_in_argv_are_answered_by_their_names(tm
     folder = project(tmp_path / "a", server=server, client=client, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=3)
     assert not record["problems"] and record["models"]
+
+
+def test_environment_variables_that_are_not_set_get_usual_values_or_are_named(tmp_path: Path) -> None:
+    server = "import os\nassert int(os.getenv('FLOWER_NUM_ROUNDS')) == 1 and os.getenv('NO_HOME', 'x') == 'x'\n"
+    (tmp_path / "main.py").write_text(f"{server}import flwr\nflwr.simulation.start_simulation(num_clients=4)")
+    runner = _Runner(tmp_path)
+    assert runner.run(tmp_path / "main.py", ())["simulations"]
+    assert runner.failed == ["The environment variable FLOWER_NUM_ROUNDS is not set: 1 was taken"]
+    (tmp_path / "main.py").write_text(f"{server}os.getenv('TRAINING_DB').lower()")
+    with pytest.raises(UserError, match=r"AttributeError.* are not set: TRAINING_DB; --environment NAME"):
+        runner.run(tmp_path / "main.py", ())
 
 
 def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -240,7 +240,9 @@ import glob, pathlib
 assert len(pandas.read_csv(path)) == 800
 assert glob.glob("sites/*/part_[0-9].csv") == ["sites/1/part_1.csv"]
 assert [str(path) for path in pathlib.Path("raw").rglob("*.csv")] == ["raw/1.csv"]
-assert not glob.glob("results/*.csv") and glob.glob("mad*.csv") == ["made.csv"]
+pathlib.Path("client_data").mkdir()
+assert glob.glob("client_data/*.csv") == ["client_data/1.csv"]
+assert not glob.glob("results/*.csv") and not glob.glob("*.tsv") and glob.glob("mad*.csv") == ["made.csv"]
 """
     with stood_in(drawing):
         exec(code, {})
@@ -302,6 +304,32 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]
         assert {*drawing.saved("all")} == {"train", "test"}
+
+
+def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("sqlalchemy")
+    library.create_engine = lambda address: 1 / 0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sqlalchemy", library)
+    code = """
+import pandas, sqlalchemy
+rows = pandas.read_sql_query("select * from payments", sqlalchemy.create_engine(None))
+assert rows[["amount", "is_fraud"]].shape == (800, 2) and set(rows["is_fraud"]) == {0, 1}
+"""
+    with stood_in(drawing_of(code, tmp_path)) as drawing:
+        exec(code, {})
+    assert [*drawing.asked] == ["select * from payments"]
+
+
+def test_pairs_of_texts_and_columns_that_are_removed_are_drawn(tmp_path: Path) -> None:
+    code = """
+def tokens(rows):
+    return tokenizer(rows["premise"], rows["hypothesis"], truncation=True)
+rows = data.map(tokens, batched=True, remove_columns=["idx", "premise", "hypothesis"])
+"""
+    drawn = drawing_of(code, tmp_path).hub("glue", "rte", "test")
+    assert set(drawn.column_names) == {"premise", "hypothesis", "label", "idx"} and set(drawn["label"]) == {0, 1}
+    plain = drawing_of('rows = tokenizer(data["text"])', tmp_path).hub("imdb", None, "test")
+    assert set(plain.column_names) == {"text", "label"}
 
 
 def test_a_mirror_gives_the_split_that_is_named_by_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,7 +441,8 @@ def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> Non
     code = "import gone_as_such.inner as inner\nfrom gone_as_such.more import Base\nclass Own(Base): ...\n"
     with absent_left_out(["gone_as_such"]) as silent:
         exec(code, names)
-        for what in ("inner.begin()", "Own()", "Base.of(3)"):
+        assert eval("inner.__version__", names)
+        for what in ("inner.begin()", "Own()", "Base.of(3)", "inner.begin.__code__.co_varnames"):
             with pytest.raises(ModuleNotFoundError, match="gone_as_such is not installed here"):
                 eval(what, names)
         assert isinstance(3, names["Base"]) is False and silent == []  # type: ignore[arg-type]

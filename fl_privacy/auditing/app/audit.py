@@ -22,6 +22,7 @@ from fl_privacy.auditing.app.check import check_app, stops_of
 from fl_privacy.auditing.app.defended import ReplyDefense, defense_called
 from fl_privacy.auditing.app.environment import Around, LoadedBy, around, figures_noted, rounds_held, seeded
 from fl_privacy.auditing.app.lent import lent_in_words
+from fl_privacy.auditing.app.odd_files import Score
 from fl_privacy.auditing.app.scripts import named
 from fl_privacy.auditing.app.stand_in import Drawing
 from fl_privacy.auditing.app.stood_in import drawn_for
@@ -111,7 +112,8 @@ def audit_app(
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
     """Run an app and, while no client trains, others of its scripts; the first run counts if none does."""
-    first, begun, asked, failed, said = session, app, session.asked, dict[int, UserError](), list[str]()
+    first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
+    said, vain = list[str](), list[str]()
     for number in range(MOST_TRIED):
         checked = check_app(app)
         if (why := checked.stops_with(stand_in=asked.stand_in)) and not number:
@@ -124,17 +126,18 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         except UserError as error:
             failed[number] = error
         why = str(failed.get(number, "")) or session.last.silence
-        other = app.another() if why else None
         if not why:
             return session, app
-        if other is None:
-            break
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
-        said.append(f"No client trained by {run}: {why.rstrip('.')}. Other scripts were run: --script chooses.")
+        vain.append(f"{run}: {why.rstrip('.')}")
+        if (other := app.another()) is None:
+            break
+        said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
         app, config, session = other, {}, AppAudit(other, asked, first.folder, first.tell, first.show)
     if 0 in failed:
-        raise failed[0]
+        more = f" Other scripts were run, too. {'. '.join(vain[1:])}." if vain[1:] else ""
+        raise UserError(f"{failed[0]}{more}") from failed[0].__cause__
     first.put(first.last)
     return first, begun
 
@@ -266,7 +269,9 @@ class AppAudit(AuditSession):
             "Keras ran on PyTorch, where its steps can be attacked; the environment variable KERAS_BACKEND=tensorflow"
             " keeps it on TensorFlow."
         )
+        metrics = ", ".join(sorted(Score.asked))
         said = {
+            f"Accuracy, precision, recall and F1 (macro averages) stand for the hub's {metrics}.": metrics,
             beyond: limit is not None and rounds > limit,
             acts: name,
             "The app's own audit(...) was skipped in this run; its training was not.": there.audits,

@@ -43,6 +43,17 @@ _NOT_PUBLISHED = re.compile(
 TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 """Functions of pandas that read a file."""
 
+_ENGINES: Mapping[str, str] = {
+    **dict.fromkeys(("read_excel", "to_excel"), "openpyxl"),
+    **dict.fromkeys(("read_parquet", "to_parquet", "read_feather", "to_feather"), "pyarrow"),
+    **dict.fromkeys(("read_hdf", "to_hdf"), "tables"),
+    **{"to_markdown": "tabulate", "read_html": "lxml", "plot_model": "pydot"},
+}
+"""Function of pandas or Keras -> the package that it imports when it is called."""
+
+MOST_UP = 2
+"""Number of folders above an app's in which modules of its own are looked for."""
+
 _FILES = {"load", "loadtxt", "genfromtxt", "loadmat", "open", "ImageFolder", "load_from_disk", "imread"}
 _DATA = re.compile(
     r"\.(csv|tsv|txt|npy|npz|pkl|pickle|json|jsonl|parquet|pt|pth|mat|xlsx?|h5|hdf5|arff|zip|data)$", re.I
@@ -71,6 +82,7 @@ class Check:
         versions: requirements that what is installed does not meet, in words.
         python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
+        above: modules that it lacks -> the folder around its own that holds them.
         lent: names of Flower that have moved since, as ``module.name``.
         nodes, rounds: numbers that it names itself; 0: none.
     """
@@ -82,6 +94,7 @@ class Check:
     versions: list[str] = field(default_factory=list)
     python: str = ""
     modules: list[str] = field(default_factory=list)
+    above: dict[str, str] = field(default_factory=dict)
     lent: list[str] = field(default_factory=list)
     data: list[DataAsked] = field(default_factory=list)
     network: list[str] = field(default_factory=list)
@@ -103,10 +116,13 @@ class Check:
             )
         if not self.missing:
             return ""
-        if own := [name for name in self.missing if _NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]:
+        own = [name for name in self.missing if _NOT_PUBLISHED.fullmatch(name) and self.missing[name] == name]
+        if own := list(self.above) or own:
+            places = os.pathsep.join(dict.fromkeys(self.above.values()))
+            holds = f"={places}, which holds" if places else " to the folder that holds"
             return (
                 f"The app {self.app} imports {', '.join(own)}, of its own, which its folder does not have: set"
-                " PYTHONPATH to the folder that holds it."
+                f" PYTHONPATH{holds} {'them' if len(own) > 1 else 'it'}."
             )
         are, them = ("are", "them") if len(self.missing) > 1 else ("is", "it")
         return (
@@ -160,6 +176,8 @@ def check_app(app: App) -> Check:
     own |= sys.stdlib_module_names
     asked = {_normal(wanted.name): text for wanted, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
+    calls = [(node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
+    optional |= {_ENGINES[called(node)] for node, _ in calls if called(node) in _ENGINES}
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
     def absent(names: Iterable[str]) -> dict[str, str]:
@@ -171,7 +189,8 @@ def check_app(app: App) -> Check:
     with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(TRACKERS))
-    calls = ((node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    around = [(each, name) for each in reversed(app.folder.parents[:MOST_UP]) for name in missing]
+    held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
     return Check(
         app=app.name,
@@ -181,9 +200,10 @@ def check_app(app: App) -> Check:
         versions=list(_unmet(app.dependencies)),
         python=unmet,
         modules=modules,
+        above={name: str(each) for each, name in held},
         lent=sorted(set(_lent(near))),
         data=list({each.what: each for each in data}.values()),
-        network=sorted({name for name in needed | optional if name in NETWORK}),
+        network=sorted({name for name in needed | optional if name in NETWORK - {"wandb"}}),  # switched off there
         nodes=min(app.nodes or 0, MOST_NODES),
         rounds=rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0,
     )

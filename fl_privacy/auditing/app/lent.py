@@ -327,6 +327,8 @@ class _NeverMade(type):
     """Class of what stands for anything of an absent package: it can be named and derived from, but not called."""
 
     def __getattr__(cls, name: str) -> "_NeverMade":
+        if name in {"__code__", "__defaults__", "__globals__"}:  # which functions have
+            return cls(name)
         if name.startswith("__"):
             raise AttributeError(name)
         return _NeverMade(f"{cls.__name__}.{name}", (), {"__module__": cls.__module__})
@@ -338,6 +340,8 @@ class _NeverMade(type):
 
 class _Absent(_Silent):
     """Stands for a package that is not installed, until something of it is called."""
+
+    __version__ = "0"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from io import BytesIO, StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -54,9 +54,16 @@ class Few(np.ndarray):
 
 
 class Score:
-    """Accuracy and macro averages of predicted classes, in place of a metric of Hugging Face's hub."""
+    """Accuracy and macro averages of predicted classes, in place of a metric of Hugging Face's hub.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Attributes:
+        asked: names of the metrics that this process made.
+    """
+
+    asked: ClassVar[set[str]] = set()
+
+    def __init__(self, *names: Any, **kwargs: Any) -> None:
+        self.asked.add(" ".join(map(str, names)))
         self._pairs: list[tuple[Any, Any]] = []
 
     def add_batch(self, *, predictions: Any, references: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -321,11 +322,13 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
+        own = [flag for flag in own if "iid" not in ast.unparse(asked[flag])]  # a way to divide data
         for flag in filter(None, asked):
             name, told = flag.lstrip("-").lower(), {each.arg: each.value for each in asked[flag].keywords}
             choices = given if isinstance(given := constant(told.get("choices")), list | tuple) else ()
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
+            unset = not told.keys() & {"default", "nargs"}  # None, unless it is given
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
@@ -338,11 +341,31 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
+            elif unset:
+                number = usual_for(name) if dotted(told.get("type", tree)) in _OF_TYPE else None
+                value = number or _needed_text(trees, name.replace("-", "_"))
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
+
+
+def _needed_text(trees: Sequence[ast.Module], option: str) -> str | None:
+    """Return the first text that ``if`` and ``elif`` compare an option with, if all alone assign the same name."""
+    nodes = [each for tree in trees for each in ast.walk(tree)]
+    targets = Counter(dotted(each.targets[0]) for each in nodes if isinstance(each, ast.Assign))
+    for node in nodes:
+        texts, assigned, branch = list[object](), list[set[str]](), [node]
+        while len(branch) == 1 and isinstance(one := branch[0], ast.If) and isinstance(one.test, ast.Compare):
+            if dotted(one.test.left).rpartition(".")[2].lower() == option and isinstance(one.test.ops[0], ast.Eq):
+                texts.append(constant(one.test.comparators[0]))
+            assigned.append({dotted(each.targets[0]) for each in one.body if isinstance(each, ast.Assign)})
+            branch = one.orelse
+        alone = [each for each in set.intersection(*assigned or [set()]) if targets[each] == len(assigned)]
+        if alone and not branch and len(texts) == len(assigned) > 1 and isinstance(texts[0], str):
+            return texts[0]
+    return None
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:

@@ -23,7 +23,10 @@ LABEL = re.compile(
     re.IGNORECASE,
 )
 IMAGE = re.compile(r"^(x|img|image|pixel|picture|photo|scan|slide)s?$|image|pixel|img|^x_", re.IGNORECASE)
-TEXT = re.compile(r"text|sentence|content|review|comment|prompt|message|tweet|email|document|question", re.IGNORECASE)
+TEXT = re.compile(
+    r"text|sentence|content|review|comment|prompt|message|tweet|email|document|question|premise|hypothesis",
+    re.IGNORECASE,
+)
 TIME = re.compile(r"date|time", re.IGNORECASE)
 
 _TEXT = """
@@ -187,6 +190,7 @@ class Drawing:
         self._pretrained = set[str]()
         self.class_names = list[str]()
         self.colors, self._ids, self._classed, self._dropped = 0, set[str](), set[str](), set[str]()
+        self._removed = set[str]()
         self.entry, self._least, self.unpacked = tuple[int, ...](), 0, list[list[str]]()
         self.names, named, features, layers = list[str](), list[int](), list[int](), list[list[Any]]()
         self.values: dict[str, list[str]] = {}
@@ -258,6 +262,7 @@ class Drawing:
             if key in {"columns", "usecols", "names", "feature_cols", "subset"} or not key:
                 self.names += _names(value)
             self._ids |= {*_names(value)} if key == "partition_by" else set()
+            self._removed |= {*_names(value)} if key == "remove_columns" else set()
             self._dropped |= {*_names(value)} if called(node) == "drop" else set()
         first = constant(node.args[0]) if node.args else None
         if called(node) in {"Input", "InputLayer"}:
@@ -323,6 +328,8 @@ class Drawing:
         for part, number in parts.items():
             for each in self._ids - {*made[part].column_names}:
                 made[part] = made[part].add_column(each, [str(n // 40) for n in range(number)])
+            for each in self._removed - {*made[part].column_names}:
+                made[part] = made[part].add_column(each, [*range(number)])
         kind = "pictures" if any(str(f).startswith("Image") for f in made["train"].features.values()) else "examples"
         self.note(path, f"{TRAIN} drawn {kind} with {', '.join(made['train'].column_names)}")
         if isinstance(split, str):
@@ -340,13 +347,15 @@ class Drawing:
                 kinds = {image: hf.Image(), label: hf.ClassLabel(num_classes=shape.classes)}
                 drawn = {image: self._as_images(number, shape, rng), label: labels(number, shape.classes)}
                 return drawn, hf.Features(kinds)
-        for text, column_name, classes in TEXTS:
-            if text.search(known):
-                kinds = {column_name: hf.Value("string"), "label": hf.ClassLabel(num_classes=classes)}
-                return {column_name: texts(number, classes, rng), "label": labels(number, classes)}, hf.Features(kinds)
         names = list(dict.fromkeys(self.names))
         pictured = [name for name in names if IMAGE.search(name) and not LABEL.search(name)][:1]
-        worded = [name for name in names if TEXT.search(name) and not LABEL.search(name)][:1]
+        worded = [name for name in names if TEXT.search(name) and not LABEL.search(name)]
+        for text, column_name, classes in TEXTS:
+            if text.search(known):  # such as the two sentences of a pair
+                columns = worded if len(worded) > 1 else [column_name]
+                kinds = {**{each: hf.Value("string") for each in columns}, "label": hf.ClassLabel(num_classes=classes)}
+                drawn = {each: texts(number, classes, rng) for each in columns}
+                return {**drawn, "label": labels(number, classes)}, hf.Features(kinds)
         label = next((name for name in names if LABEL.search(name)), "label")
         classes = self.classes or (10 if pictured else 2)
         kinds = {label: hf.ClassLabel(num_classes=max(classes, 2))}

@@ -207,7 +207,7 @@ class _Runner:
     """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.failed = folder, list[str]()
+        self.folder, self.failed, self._unset = folder, list[str](), list[str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
@@ -275,6 +275,7 @@ class _Runner:
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(signal, "signal", _in_main_thread))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
+            stack.enter_context(replaced(os, "getenv", partial(self._variable, *told)))
             stack.callback(setattr, sys, "argv", sys.argv)
             stack.callback(sys.modules.__setitem__, "__main__", sys.modules["__main__"])
             sys.argv, sys.modules["__main__"] = [str(path), *words], module
@@ -285,7 +286,11 @@ class _Runner:
                 pass
             except UserError as error:
                 if not isinstance(error.__cause__, SystemExit):
-                    raise
+                    asked = ", ".join(sorted({*self._unset}))
+                    asks = (
+                        f" It asks for environment variables that are not set: {asked}; --environment NAME passes one."
+                    )
+                    raise UserError(f"{error}{asks if asked else ''}") from error.__cause__
                 if not any(calls.values()):
                     said = f"{name} ended with {in_one_line(error.__cause__)} before it started anything"
                     takes = re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder))
@@ -297,6 +302,21 @@ class _Runner:
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
+
+    def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
+        """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""
+        asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
+        if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
+            return found
+        words = key.lower().split("_")
+        names = ["_".join(words[n:]) for n in range(len(words))]
+        usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
+        value = next((_filled(each, partition, nodes) for each in usual if each), None)
+        if value is None:
+            self._unset.append(key)
+        else:
+            self.failed.append(f"The environment variable {key} is not set: {value} was taken")
+        return value
 
     def _execute(self, path: Path, names: dict[str, Any]) -> None:
         """Run a script, or a notebook's cells, also after one that fails."""

@@ -82,6 +82,7 @@ class Hooks:
             ("numpy", "load", drawn(partial(odd_files.archive, drawing))),
             *(("numpy", name, drawn(drawing.lines)) for name in ("loadtxt", "genfromtxt")),
             *(("pandas", name, self.table) for name in TABLES),
+            *(("pandas", name, fetched(self.query)) for name in ("read_sql", "read_sql_query", "read_sql_table")),
             ("torch", "load", drawn(drawing.saved_by_torch)),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
@@ -116,18 +117,15 @@ class Hooks:
                 yield place, "get_file", fetched(_got)
             yield "keras", "Model.load_weights", _unless_missing
             yield "keras", "Model.save", partial(_in_made_folder, 1)
-        if drawing.uses("cv2"):
-            yield "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))
-        if drawing.uses("timm"):
-            yield "timm.models._builder", "load_pretrained", fetched(_begun)
-        if drawing.uses("evaluate"):
-            yield "evaluate", "load", fetched(odd_files.Score)
-        if drawing.uses("medmnist"):
-            yield "medmnist.dataset", "MedMNIST.download", lambda original, data: None
-        if drawing.uses("openml"):
-            yield "openml.datasets", "get_dataset", fetched(self.openml)
-        if drawing.uses("kagglehub"):
-            yield "kagglehub", "dataset_download", fetched("{}-data".format)
+        yield from ((module, name, hook) for package, module, name, hook in (
+            ("cv2", "cv2", "imread", drawn(lambda path: np.asarray(drawing.picture(path)))),
+            ("timm", "timm.models._builder", "load_pretrained", fetched(_begun)),
+            ("sqlalchemy", "sqlalchemy", "create_engine", fetched(_nothing)),
+            ("evaluate", "evaluate", "load", fetched(odd_files.Score)),
+            ("medmnist", "medmnist.dataset", "MedMNIST.download", _nothing),
+            ("openml", "openml.datasets", "get_dataset", fetched(self.openml)),
+            ("kagglehub", "kagglehub", "dataset_download", fetched("{}-data".format)),
+        ) if drawing.uses(package))  # fmt: skip
         if drawing.uses("transformers"):
             yield from hub_models.hooks(drawing)
         yield from odd_files.hooks(drawing)
@@ -156,6 +154,9 @@ class Hooks:
             return found
         found = found.head(kwargs.get("nrows") or len(found))
         return [found] if kwargs.get("chunksize") else found
+
+    def query(self, asked: object, *args: Any, **kwargs: Any) -> Any:
+        return self.drawing.table(asked)
 
     def fetched(self, made: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
         found = attempt(lambda: original(*args, **kwargs))
@@ -208,9 +209,10 @@ class Hooks:
         root = Path(*takewhile(lambda part: not _WILD.search(part), place.parts))
         tables = place.suffix.lower() in stand_in.DRAWN and root != place
         tables = tables and not (_WRITTEN.search(root.name) or kwargs.get("root_dir"))
-        own = _is_missing(root) or root.absolute().is_relative_to(Path.cwd())
+        empty = root.absolute().is_relative_to(Path.cwd()) and stand_in.OF_DATA.search(root.name)
+        tables = tables and (_is_missing(root) or bool(empty))
         found = [] if tables and _is_missing(root) else list(original(*given, **kwargs))
-        return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables and own else []))
+        return iter(found or ([type(given[0])(_WILD.sub("1", str(place)))] if tables else []))
 
     def made(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> None:
         """Make a folder where the app works in place of one that can't be made, such as ``/app``."""
@@ -394,6 +396,10 @@ def _ends_without() -> bool:
 
 def _begun(*args: Any, **kwargs: Any) -> NoWeights:
     return NoWeights()
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    return None
 
 
 def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> Any:

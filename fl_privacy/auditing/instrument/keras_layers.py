@@ -32,6 +32,11 @@ def is_keras(module: object) -> bool:
     return (keras := keras_on_torch()) is not None and isinstance(module, keras.Layer)
 
 
+def _has_own_code(layer: Any) -> bool:
+    """Return whether an app's class, not one of Keras, says what a layer or network computes."""
+    return type(layer).call.__module__.partition(".")[0] != keras_on_torch().__name__
+
+
 def owner_of(kind: type, name: str) -> type:
     """Return the class that defines the method ``name`` of ``kind``."""
     return next(each for each in kind.__mro__ if name in vars(each))
@@ -71,12 +76,14 @@ class FromKeras(nn.Module):
         """Add the layers of ``network``, which the source ``entry`` enters, and return the source of its outputs."""
         sequential, places, last = type(network).__name__ == "Sequential", dict[int, int](), entry
         layers = [layer for layer in network.layers if type(layer).__name__ != "InputLayer"]
+        if _has_own_code(network):
+            raise UserError(f"the app's own code calls the layers of its Keras network {type(network).__name__}")
         if len(layers) + 1 < len(network.layers) or len(getattr(network, "outputs", None) or ()) > 1:
             raise UserError("its Keras network has several inputs or outputs")
         for layer in layers:
             nodes = () if sequential else layer._inbound_nodes
             if not sequential and len(nodes) != 1:
-                raise UserError("a layer of its Keras network is used several times, or by the app's own code")
+                raise UserError("a layer of its Keras network is used several times")
             parents = [each.operation for node in nodes for each in node.parent_nodes]
             before = [entry if type(each).__name__ == "InputLayer" else places.get(id(each), -1) for each in parents]
             if -1 in before:
@@ -129,7 +136,8 @@ def _converted(layer: Any) -> Iterator[tuple[nn.Module, dict[str, Any]]]:
     if kind == "BatchNormalization":
         names = {"weight": "gamma", "bias": "beta", "running_mean": "moving_mean", "running_var": "moving_variance"}
         weights = {name: getattr(layer, own) for name, own in names.items()}
-    made = _made(layer, kind, shape) if getattr(layer, "data_format", "channels_last") == "channels_last" else None
+    usual = getattr(layer, "data_format", "channels_last") == "channels_last" and not _has_own_code(layer)
+    made = _made(layer, kind, shape) if usual else None
     if made is None:
         raise UserError(f"its Keras layer {kind} is not known here")
     yield made, {name: weight for name, weight in weights.items() if weight is not None}
