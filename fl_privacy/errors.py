@@ -86,6 +86,6 @@ def reason_of(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """Format an error with its location, ``KeyError: 'fc' (model.py, line 12)``."""
     text = (str(error).strip() or "without a word").splitlines()[0]
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"

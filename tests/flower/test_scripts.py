@@ -310,6 +310,14 @@ def test_environment_variables_that_are_not_set_get_usual_values_or_are_named(tm
         runner.run(tmp_path / "main.py", ())
 
 
+@pytest.mark.parametrize(("end", "asks"), [("exit(0)", False), ("if len(sys.argv) < 9: sys.exit(1)", True)])
+def test_a_script_that_ends_before_its_start_is_named_with_the_line(tmp_path: Path, end: str, asks: bool) -> None:
+    (tmp_path / "main.py").write_text(f"import sys\nprint(sys.argv)\n{end}\nimport flwr\nflwr.server.start_server()")
+    with pytest.raises(UserError, match=r"ended with SystemExit: \d \(main.py, line 3\) before it started") as caught:
+        _Runner(tmp_path).run(tmp_path / "main.py", ["4"])
+    assert ("its arguments were 4: name them by" in str(caught.value)) == asks
+
+
 def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None:
     server = "found = [input('Strategy (fedavg/fedprox): '), input('Strategy (fedavg/fedprox): ')]\n"
     server += "assert found == ['fedavg', 'fedprox'] and input('Decay [0.5]: ') == ''\n" + parts.SERVER

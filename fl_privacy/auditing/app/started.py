@@ -1,6 +1,7 @@
 """Runs the scripts of a project without the app format, with Flower's starting functions taken over."""
 
 import argparse
+import ast
 import builtins
 import copy
 import importlib
@@ -11,6 +12,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -285,23 +287,28 @@ class _Runner:
             except _AtStart:
                 pass
             except UserError as error:
-                if not isinstance(error.__cause__, SystemExit):
-                    asked = ", ".join(sorted({*self._unset}))
-                    asks = (
-                        f" It asks for environment variables that are not set: {asked}; --environment NAME passes one."
-                    )
-                    raise UserError(f"{error}{asks if asked else ''}") from error.__cause__
-                if not any(calls.values()):
-                    said = f"{name} ended with {in_one_line(error.__cause__)} before it started anything"
-                    takes = re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder))
-                    given = f"; its arguments were {' '.join(words) or 'none'}" if takes else ""
-                    raise UserError(
-                        f"{said}{given}{': name them by --client-args or --server-args' if takes else ''}."
-                    ) from error.__cause__
+                if not isinstance(error.__cause__, SystemExit) or not any(calls.values()):
+                    raise self._blamed(error, path, words) from error.__cause__
             if not any(calls.values()):
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
+
+    def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
+        """Return the error of a script that fails, or ends before it starts anything, with what it may lack."""
+        if not isinstance(cause := error.__cause__, SystemExit):
+            asked = ", ".join(sorted({*self._unset}))
+            asks = f" Environment variables that it asks for are not set: {asked}; --environment NAME passes one."
+            return UserError(f"{error}{asks if asked else ''}")
+        said = f"{named(path, self.folder)} ended with {in_one_line(cause)} before it started anything"
+        lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__)]
+        plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
+        ends = [ast.unparse(each) for each in plain if each.lineno in lines]
+        always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
+        if always or not re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder)):
+            return UserError(f"{said}.")
+        given = " ".join(words) or "none"
+        return UserError(f"{said}; its arguments were {given}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
         """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""
