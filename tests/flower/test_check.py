@@ -117,6 +117,17 @@ def test_a_module_of_its_own_is_no_package_to_install_and_src_holds_modules(clin
     assert not check_app(read_app(clinic)).modules
 
 
+def test_an_app_in_a_folder_of_a_repository_is_found(clinic: Path) -> None:
+    (clinic / "one").mkdir()
+    for path in (clinic / "pyproject.toml", clinic / "clinic"):
+        path.rename(clinic / "one" / path.name)
+    assert read_app(clinic).folder == clinic / "one"
+    (clinic / "two").mkdir()
+    (clinic / "two" / "pyproject.toml").write_text(PROJECT)
+    with pytest.raises(UserError, match="to hold one app, but holds 2: name one of one, two"):
+        read_app(clinic)
+
+
 def test_what_pandas_imports_when_it_is_called_is_asked_for(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "openpyxl")
     (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_excel('a.xlsx')\n")

@@ -9,10 +9,11 @@ import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.files.foreign import expanded
 
@@ -146,7 +147,8 @@ class App:
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked into a temporary folder. Without Flower's app format, scripts that start Flower are the app.
+    A bundle is unpacked into a temporary folder. Without Flower's app format, scripts that start Flower are the app, or
+    the only folder in it that has the format.
 
     Args:
         chosen: options of ``find_scripts``; with a script, the folder's app format is not looked at.
@@ -156,13 +158,18 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """
     place = expanded(path).absolute()
     if not place.is_file() or place.suffix != ".fab":
-        told, project = dict(chosen or {}), place / "pyproject.toml"
-        named = project.is_file() and (project.stat().st_size > LARGEST_PROJECT or b"serverapp" in project.read_bytes())
-        if place.is_dir() and (told.get("server") is not None or not named):
+        told = dict(chosen or {})
+        if place.is_dir() and (told.get("server") is not None or not _names_app(place / "pyproject.toml")):
             scripts = find_scripts(place, **told)
             if scripts is not None:
                 found = App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
                 return replace(found, tried=None) if told else found
+            projects = [each for each in islice(place.rglob("pyproject.toml"), MOST_ENTRIES) if _names_app(each)]
+            inner = sorted(each.parent for each in projects if "/." not in str(each.relative_to(place.parent)))
+            if len(inner) > 1:
+                names = ", ".join(named(each, place) for each in inner[:4])
+                raise UserError(f"{path} is expected to hold one app, but holds {len(inner)}: name one of {names}.")
+            return _read(inner[0] if inner else place, path)
         return _read(place, path)
     folder = _unpacked(place)
     try:
@@ -172,6 +179,11 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
         raise
     weakref.finalize(app, shutil.rmtree, folder, ignore_errors=True)
     return app
+
+
+def _names_app(project: Path) -> bool:
+    """Return whether a ``pyproject.toml`` may describe an app of Flower."""
+    return project.is_file() and (project.stat().st_size > LARGEST_PROJECT or b"serverapp" in project.read_bytes())
 
 
 def _read(folder: Path, path: str | Path) -> App:
