@@ -298,6 +298,10 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert len(torch.utils.data.Subset(range(9), [8])) == 1
         hub = importlib.import_module("datasets").load_dataset("someone/cifar10", None, None, None, "test")
         assert len(hub) == 200, "its split by place"
+        assert len(hub.select(range(5000, 9000))) == 200 and hub.select([7, 900])["label"] == [7]
+        partitioner = importlib.import_module("flwr_datasets.partitioner").SizePartitioner([30_000, 10_000])
+        partitioner.dataset = hub
+        assert [len(partitioner.load_partition(n)) for n in range(2)] == [150, 50]
         assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))

@@ -8,7 +8,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BytesIO
@@ -96,6 +96,8 @@ class Hooks:
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
+            ("flwr_datasets.partitioner", "SizePartitioner._post_ds_validate_partition_sizes", self.sizes),
+            ("datasets", "Dataset.select", self.selected),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
             ("glob", "iglob", self.searched),  # of all functions there
@@ -181,12 +183,24 @@ class Hooks:
             lengths[0] += held - sum(lengths)
         return original(dataset, lengths, *args, **kwargs)
 
+    def sizes(self, original: Any, partitioner: Any) -> None:
+        total, held = sum(partitioner._partition_sizes), len(partitioner.dataset)
+        if self.drawing.asked and total > held:
+            partitioner._partition_sizes = [each * held // total or 1 for each in partitioner._partition_sizes]
+        original(partitioner)
+
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
+        original(made, dataset, self._few(indices, len(dataset)))
+
+    def selected(self, original: Any, dataset: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(dataset, self._few(indices, len(dataset)), *args, **kwargs)
+
+    def _few(self, indices: Any, held: int) -> Any:
         """Select drawn examples by ``indices`` of the missing data, which are more."""
-        held = len(dataset)
-        if self.drawing.asked and held and max(indices, default=0) >= held:
-            indices = [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
-        original(made, dataset, indices)
+        listed = isinstance(indices, Sequence | np.ndarray)
+        if self.drawing.asked and held and listed and max(indices, default=0) >= held:
+            return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
+        return indices
 
     def divided(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Split drawn examples at random, without stratifying if a class has too few."""
