@@ -209,6 +209,9 @@ FIFTH: Mapping[str, tuple[str, str, str]] = {
     "SBriguglio/FlowerFL_Test": ("ebc16c8408", "", "an app"),
     "sancarlim/flower_fedopt_debug": ("7f9c4d93c9", "", "an app"),
     "EzyHow/testing-flower-simulation": ("1fa36cc33a", "", "an app"),
+    "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
+    "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
+    "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
     "kim-hyeon-gi/FL_flower": ("0902df5ab9", "", "an app"),
     "SohaibAShah/Flower-Tutorials": ("4f28fc6c9a", "my-first-app", "a tutorial"),
     "dstripelis/aws_flwr_demo": ("a9f8f5947e", "", "a demonstration"),
@@ -271,6 +274,9 @@ WRONG: Mapping[str, str] = {
     "jack139/flwr_test": "Opacus is installed, and its present version does not have that module",
     "Twinte/FL_Flower_CIFAR10": "its three clients were one and the same: the first of those that its script starts",
     "asmeerasif22/Federated-Learning-with-Flower": "drawn data lacked the column that its code names by a variable",
+    "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
+    "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
+    "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""

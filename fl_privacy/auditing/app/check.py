@@ -44,12 +44,10 @@ TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "
 """Functions of pandas that read a file."""
 
 _ENGINES: Mapping[str, str] = {
-    **dict.fromkeys(("read_excel", "to_excel"), "openpyxl"),
-    **dict.fromkeys(("read_parquet", "to_parquet", "read_feather", "to_feather"), "pyarrow"),
-    **dict.fromkeys(("read_hdf", "to_hdf"), "tables"),
-    **{"to_markdown": "tabulate", "read_html": "lxml", "plot_model": "pydot"},
+    **{"excel": "openpyxl", "parquet": "pyarrow", "feather": "pyarrow", "hdf": "tables"},
+    **{"markdown": "tabulate", "html": "lxml"},
 }
-"""Function of pandas or Keras -> the package that it imports when it is called."""
+"""Format that pandas reads or writes -> the package that it imports then."""
 
 MOST_UP = 2
 """Number of folders above an app's in which modules of its own are looked for."""
@@ -177,7 +175,8 @@ def check_app(app: App) -> Check:
     asked = {_normal(wanted.name): text for wanted, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
     calls = [(node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
-    optional |= {_ENGINES[called(node)] for node, _ in calls if called(node) in _ENGINES}
+    formats = (found[1] for node, _ in calls if (found := re.fullmatch(r"(?:read|to)_(\w+)", called(node))))
+    optional |= {_ENGINES[each] for each in formats if each in _ENGINES}
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
     def absent(names: Iterable[str]) -> dict[str, str]:

@@ -54,13 +54,9 @@ class Few(np.ndarray):
 
 
 class Score:
-    """Accuracy and macro averages of predicted classes, in place of a metric of Hugging Face's hub.
+    """Accuracy and macro averages of predicted classes, in place of a metric of Hugging Face's hub."""
 
-    Attributes:
-        asked: names of the metrics that this process made.
-    """
-
-    asked: ClassVar[set[str]] = set()
+    asked: ClassVar[set[str]] = set()  # names of the metrics that this process made
 
     def __init__(self, *names: Any, **kwargs: Any) -> None:
         self.asked.add(" ".join(map(str, names)))
