@@ -212,6 +212,7 @@ FIFTH: Mapping[str, tuple[str, str, str]] = {
     "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
     "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
+    "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
     "kim-hyeon-gi/FL_flower": ("0902df5ab9", "", "an app"),
     "SohaibAShah/Flower-Tutorials": ("4f28fc6c9a", "my-first-app", "a tutorial"),
     "dstripelis/aws_flwr_demo": ("a9f8f5947e", "", "a demonstration"),
@@ -277,6 +278,7 @@ WRONG: Mapping[str, str] = {
     "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
     "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
+    "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""

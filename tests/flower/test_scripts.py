@@ -13,6 +13,7 @@ from flwr.server import strategy
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
+from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import cells_of, find_scripts
 from fl_privacy.auditing.app.started import _Clients, _Runner
@@ -316,6 +317,15 @@ def test_a_script_that_ends_before_its_start_is_named_with_the_line(tmp_path: Pa
     with pytest.raises(UserError, match=r"ended with SystemExit: \d \(main.py, line 3\) before it started") as caught:
         _Runner(tmp_path).run(tmp_path / "main.py", ["4"])
     assert ("its arguments were 4: name them by" in str(caught.value)) == asks
+
+
+def test_a_changed_copy_of_flower_is_named_where_the_installed_one_lacks_something(tmp_path: Path) -> None:
+    script = "import flwr\nflwr.simulation.start_simulation(num_clients=4, strategy=flwr.server.strategy.FedOwn())"
+    folder = project(tmp_path / "a", main=script)
+    (folder / "flwr").mkdir()
+    (folder / "flwr" / "__init__.py").touch()
+    with pytest.raises(UserError, match=r"'FedOwn'.*The copy of Flower in flwr is not run: the installed one is\."):
+        read_app(folder).load(stops_of)
 
 
 def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None:

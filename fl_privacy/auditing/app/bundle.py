@@ -99,6 +99,9 @@ class App:
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
                     f" {platform.python_version()}: run fl-privacy with that Python."
                 )
+            if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
+                copies = (named(each.parent, self.folder) for each in self.folder.rglob("flwr/__init__.py"))
+                said += "".join(f" The copy of Flower in {each} is not run: the installed one is." for each in copies)
             raise UserError(said) from cause
         except FileNotFoundError as error:
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
