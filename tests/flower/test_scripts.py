@@ -92,6 +92,7 @@ NETS = "if data == 'digits':\n    net = 1\nelif data == 'clothes':\n    net = 2\
         (f'parser.add_argument("--data")\ndata = parser.parse_args().data\n{NETS}', ("--data", "digits")),
         (f'parser.add_argument("--data")\ndata = parser.parse_args().data\nnet = 0\n{NETS}', ()),
         ('parser.add_argument("--partition", choices=["iid", "noniid"], required=True)', ("--partition", "iid")),
+        ('parser.add_argument("--until_epoch", type=int)', ()),
         ('parser.add_argument("--rounds", type=int)\nparser.add_argument("--batch-size")', ("--rounds", "1")),
         ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),
         (

@@ -342,7 +342,8 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
-                number = usual_for(name) if dotted(told.get("type", tree)) in _OF_TYPE else None
+                counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
+                number = usual_for(name) if counts else None
                 value = number or _needed_text(trees, name.replace("-", "_"))
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
