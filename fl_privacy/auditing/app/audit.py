@@ -213,6 +213,7 @@ class AppAudit(AuditSession):
         asked, inner = self.asked, None if app.scripts is None else app.scripts.works_in(app.folder)
         with contextlib.ExitStack() as stack:
             stack.callback(self.leave)
+            Score.asked.clear()
             there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
             if self.absent:
                 self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
