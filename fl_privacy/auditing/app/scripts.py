@@ -356,6 +356,7 @@ def _needed_text(trees: Sequence[ast.Module], option: str) -> str | None:
     """Return the first text that ``if`` and ``elif`` compare an option with, if all alone assign the same name."""
     nodes = [each for tree in trees for each in ast.walk(tree)]
     targets = Counter(dotted(each.targets[0]) for each in nodes if isinstance(each, ast.Assign))
+    branch: Sequence[ast.AST]
     for node in nodes:
         texts, assigned, branch = list[object](), list[set[str]](), [node]
         while len(branch) == 1 and isinstance(one := branch[0], ast.If) and isinstance(one.test, ast.Compare):
