@@ -212,6 +212,7 @@ FIFTH: Mapping[str, tuple[str, str, str]] = {
     "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
     "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
+    "tranlamm/federated_learning_flower": "its clients' scripts end by a call of exit in their middle",
     "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
     "kim-hyeon-gi/FL_flower": ("0902df5ab9", "", "an app"),
     "SohaibAShah/Flower-Tutorials": ("4f28fc6c9a", "my-first-app", "a tutorial"),
@@ -244,6 +245,7 @@ SIXTH: Mapping[str, tuple[str, str, str]] = {
     "Jencheng1/flower-federatedlearning": ("3344bc1d8f", "", "an app"),
     "agapebondservant/flower-federated-learning": ("c0dbd051e4", "", "an app"),
     "houpc0116/flower_federated_Learning": ("044ad31f36", "", "an app"),
+    "tranlamm/federated_learning_flower": "its clients' scripts end by a call of exit in their middle",
     "celestial-d/SplitFed_flwr": ("2c5c1672de", "", "split learning"),
     "sdodlapati3/flower-federated-learning": ("d7d8e3d7fa", "examples/flower-basics", "an app"),
     "akashajagekar54/flower-federated-energy": ("d838cc0f84", "", "energy"),
@@ -278,6 +280,7 @@ WRONG: Mapping[str, str] = {
     "dreaminate/tft_flwr": "its modules are in the folder around the app's, and were left out",
     "QVQZZZ/HeFlwr": "its option --dataset has no default, and was not given",
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
+    "tranlamm/federated_learning_flower": "its clients' scripts end by a call of exit in their middle",
     "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
