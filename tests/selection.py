@@ -35,10 +35,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if LEFT_OUT.intersection(OF_A_FILE.findall(collection_path.read_text())) else None
 
 
-def few(cases: Iterable[Any], keep: int = 3) -> list[Any]:
-    """Leave the first ``keep`` cases of a family of tests to ``make test``; the others are long."""
-    first, others = list(cases)[:keep], list(cases)[keep:]
-    return [
-        *first,
-        *(pytest.param(*(case if isinstance(case, tuple) else [case]), marks=pytest.mark.long) for case in others),
+def few(cases: Iterable[Any], keep: int = 3, all_but_fuzz: int | None = None) -> list[Any]:
+    """Leave the first ``keep`` cases of a family of tests to ``make test``; the others are long.
+
+    Of these ``make test-all`` runs those before number ``all_but_fuzz``, ``make fuzz`` the rest.
+    """
+    made = list(cases)
+    end = len(made) if all_but_fuzz is None else all_but_fuzz
+    later = [
+        pytest.param(
+            *(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.long, pytest.mark.fuzz][: 1 + late]
+        )
+        for late, some in ((False, made[keep:end]), (True, made[end:]))
+        for case in some
     ]
+    return [*made[:keep], *later]
