@@ -132,6 +132,9 @@ def test_what_pandas_imports_when_it_is_called_is_asked_for(clinic: Path, monkey
     monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "openpyxl")
     (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_excel('a.xlsx')\n")
     assert check_app(read_app(clinic)).later == {"openpyxl": "openpyxl"}
+    monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "lxml")
+    (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_html('a.html')\n")
+    assert not check_app(read_app(clinic)).later
 
 
 def test_modules_around_the_folder_of_the_app_are_found(clinic: Path) -> None:
@@ -146,6 +149,18 @@ def test_modules_around_the_folder_of_the_app_are_found(clinic: Path) -> None:
         f"imports layers, utils, of its own, which its folder does not have: set PYTHONPATH={clinic}, which holds them."
     )
     assert said in check_app(read_app(clinic / "app")).stops
+    named = PROJECT.replace("dependencies = [", 'dependencies = ["layers==1.0", ')
+    (clinic / "app" / "pyproject.toml").write_text(named)
+    assert check_app(read_app(clinic / "app")).above == {"utils": str(clinic)}
+
+
+def test_modules_in_the_folder_of_all_temporary_files_are_no_app_s(
+    clinic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(clinic.parent))
+    (clinic / "clinic" / "task.py").write_text("from layers import Net")
+    (clinic.parent / "layers.py").touch()
+    assert not check_app(read_app(clinic)).above
 
 
 @pytest.mark.parametrize("named", [":app", "..:app"])

@@ -320,12 +320,22 @@ def test_a_script_that_ends_before_its_start_is_named_with_the_line(tmp_path: Pa
     assert ("its arguments were 4: name them by" in str(caught.value)) == asks
 
 
+def test_the_line_at_which_a_script_ends_is_one_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("import sys\n\ndef end():\n    print(sys.argv)\n    sys.exit(1)\n")
+    (tmp_path / "main.py").write_text("import helper\n\nhelper.end()\n\nexit()\nimport flwr\nflwr.start_server()")
+    with pytest.raises(UserError, match="its arguments were none: name them by"):
+        _Runner(tmp_path).run(tmp_path / "main.py", [])
+
+
 def test_a_changed_copy_of_flower_is_named_where_the_installed_one_lacks_something(tmp_path: Path) -> None:
     script = "import flwr\nflwr.simulation.start_simulation(num_clients=4, strategy=flwr.server.strategy.FedOwn())"
     folder = project(tmp_path / "a", main=script)
     (folder / "flwr").mkdir()
     (folder / "flwr" / "__init__.py").touch()
-    with pytest.raises(UserError, match=r"'FedOwn'.*The copy of Flower in flwr is not run: the installed one is\."):
+    installed = folder / ".venv" / "lib" / "site-packages" / "flwr"  # which may be the one that is run
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    with pytest.raises(UserError, match=r"'FedOwn'.*The copy of Flower in flwr is not run: the installed one is\.$"):
         read_app(folder).load(stops_of)
 
 

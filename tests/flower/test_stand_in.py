@@ -305,6 +305,8 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
+        assert list(torch.utils.data.Subset(range(600), torch.arange(598, 700))) == [598, 599]
+        assert len(hub.select(iter(range(9)))) == 9
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]
         assert {*drawing.saved("all")} == {"train", "test"}
@@ -318,6 +320,8 @@ def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeyp
 import pandas, sqlalchemy
 rows = pandas.read_sql_query("select * from payments", sqlalchemy.create_engine(None))
 assert rows[["amount", "is_fraud"]].shape == (800, 2) and set(rows["is_fraud"]) == {0, 1}
+pieces = pandas.read_sql(sql="select * from payments", con=None, chunksize=500)
+assert [*next(pieces)[["amount"]]] == ["amount"]
 """
     with stood_in(drawing_of(code, tmp_path)) as drawing:
         exec(code, {})

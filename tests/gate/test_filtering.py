@@ -326,6 +326,9 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
         with pytest.raises(RefusedError) as error:
             admit(policy(LISTS), "query", Records(config={"config": {"stage": "keys", "17": value}}))
         assert error.value.reason == reason
+    text = LISTS.replace("stage: {one_of: [keys]}", "rate: {value: 0.1}")
+    config = {"config": {"17": [b"a", b"b"]}}
+    assert admit(policy(text), "query", Records(config=config)).config == {"config": config["config"] | {"rate": 0.1}}
     text = LISTS.replace("pk1:", '"*":')
     with pytest.raises(RefusedError, match="17"):
         release(policy(text), "query", Records(), Records(config={"config": {"17": b"a"}}))
@@ -335,6 +338,7 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
     ("before", "after", "line"),
     [
         ("{lists: {T", "{like: received, lists: {T", "one of like and lists"),
+        ("{lists: {T", "{counters: received, lists: {T", "one of counters and lists"),
         ("{T: 3, E", "{T: 0, E", "lists.T is expected"),
         ("    config: {allow: {pk1", "    metrics: {allow: {pk1", "write most_bytes under config"),
         ("sends:", "protect: {defense: pruning}\nsends:", "arrays like received"),

@@ -165,6 +165,8 @@ def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, p
         ({}, 1e7, "range"),
         ({"at_least": 32}, 31, "range"),
         ({"integer": True}, 1.5, "type"),
+        ({"integer": True, "exact": True}, 2.0**63, "range"),
+        ({"exact": True}, 10**400, "range"),
         ({"one_of": ["a"]}, "b", "text"),
         ({"one_of": [1]}, 1.0, "range"),
         ({"exact": True}, "a", "text"),
@@ -191,6 +193,8 @@ def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, r
 def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
     with pytest.raises(UserError, match="but this has several"):
         Rule.read("x", rule)
+    with pytest.raises(UserError, match="x: round_to is expected to be larger between these bounds"):
+        Rule.read("x", {"round_to": 1e-310})
 
 
 def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:

@@ -100,8 +100,9 @@ class App:
                     f" {platform.python_version()}: run fl-privacy with that Python."
                 )
             if isinstance(cause, AttributeError | ImportError) and "flwr" in str(cause):
-                copies = (named(each.parent, self.folder) for each in self.folder.rglob("flwr/__init__.py"))
-                said += "".join(f" The copy of Flower in {each} is not run: the installed one is." for each in copies)
+                for each in holders(self.folder, "flwr", self.folder):
+                    copy = named(Path(each) / "flwr", self.folder)
+                    said += f" The copy of Flower in {copy} is not run: the installed one is."
             raise UserError(said) from cause
         except FileNotFoundError as error:
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"

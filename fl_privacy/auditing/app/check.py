@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -45,7 +46,7 @@ TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "
 
 _ENGINES: Mapping[str, str] = {
     **{"excel": "openpyxl", "parquet": "pyarrow", "feather": "pyarrow", "hdf": "tables"},
-    **{"markdown": "tabulate", "html": "lxml"},
+    "markdown": "tabulate",
 }
 """Format that pandas reads or writes -> the package that it imports then."""
 
@@ -188,7 +189,8 @@ def check_app(app: App) -> Check:
     with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(TRACKERS))
-    around = [(each, name) for each in reversed(app.folder.parents[:MOST_UP]) for name in missing]
+    outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
+    around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
     data = chain.from_iterable(_asked(node, file, app) for node, file in calls)
     return Check(

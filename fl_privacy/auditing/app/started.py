@@ -301,7 +301,7 @@ class _Runner:
             asks = f" Environment variables that it asks for are not set: {asked}; --environment NAME passes one."
             return UserError(f"{error}{asks if asked else ''}")
         said = f"{named(path, self.folder)} ended with {in_one_line(cause)} before it started anything"
-        lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__)]
+        lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__) if each.filename == str(path)]
         plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
         ends = [ast.unparse(each) for each in plain if each.lineno in lines]
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)

@@ -8,7 +8,7 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from io import BytesIO
@@ -152,13 +152,15 @@ class Hooks:
 
     def table(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         found = self.read(self.drawing.table, original, *args, **kwargs)
-        if type(found).__name__ != "Table":
-            return found
-        found = found.head(kwargs.get("nrows") or len(found))
-        return [found] if kwargs.get("chunksize") else found
+        return self._in_pieces(found, kwargs) if type(found).__name__ == "Table" else found
 
-    def query(self, asked: object, *args: Any, **kwargs: Any) -> Any:
-        return self.drawing.table(asked)
+    @staticmethod
+    def _in_pieces(drawn: Any, asked: Mapping[str, Any]) -> Any:
+        drawn = drawn.head(asked.get("nrows") or len(drawn))
+        return iter([drawn]) if asked.get("chunksize") else drawn
+
+    def query(self, *args: Any, **kwargs: Any) -> Any:
+        return self._in_pieces(self.drawing.table(args[0] if args else next(iter(kwargs.values()))), kwargs)
 
     def fetched(self, made: Callable[..., Any], original: Any, *args: Any, **kwargs: Any) -> Any:
         found = attempt(lambda: original(*args, **kwargs))
@@ -197,8 +199,8 @@ class Hooks:
 
     def _few(self, indices: Any, held: int) -> Any:
         """Select drawn examples by ``indices`` of the missing data, which are more."""
-        listed = isinstance(indices, Sequence | np.ndarray)
-        if self.drawing.asked and held and listed and max(indices, default=0) >= held:
+        listed = isinstance(indices, Sized) and len(indices)  # an iterator would be used up
+        if self.drawing.asked and held and listed and max(indices) >= held:
             return [each for each in indices if each < held] or [each % held for each in list(indices)[:held]]
         return indices
 

@@ -66,9 +66,10 @@ def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
             _expect_finite(f"{name}/{key}", array_values(f"{name}/{key}", array))
     if found := [name for name, record in content.metrics.items() if record]:
         raise RefusedError("record", f"metrics in the record {found[0]!r:.400}")
-    config, named = policy.receives.config, {key for record in content.config.values() for key in record}
+    config = policy.receives.config
     if other := config.rules.get("*"):
-        config = replace(config, rules={key: config.rules.get(key, other) for key in named})
+        named = {key: other for record in content.config.values() for key in record}
+        config = replace(config, rules={**named, **{key: one for key, one in config.rules.items() if key != "*"}})
     return replace(content, metrics={}, config=_kept("receives", config, content.config, drops=False))
 
 

@@ -310,8 +310,8 @@ def _reply(kind: str, given: object) -> Reply | None:
         dtype = stated.get("dtype", "float32")
         if lists is None:
             checks.one_of(f"{where}.like", stated.get("like"), ("received",))
-        elif "like" in stated:
-            raise UserError(f"{where} is expected to have one of like and lists, but has both.")
+        elif both := {"like", "counters"} & stated.keys():
+            raise UserError(f"{where} is expected to have one of {min(both)} and lists, but has both.")
         checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
         checks.one_of(f"{where}.counters", counters, ("received", "sent"))
         dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)

@@ -100,8 +100,9 @@ class Rule:
         for name, most, example in wholes:
             if (number := getattr(self, name)) is not None:
                 checks.whole(name, number, at_least=1, at_most=most, example=example)
-        if self.round_to is not None:
-            checks.number("round_to", self.round_to, above=0, example=32)
+        unit = self.round_to
+        if unit is not None and math.isinf(checks.number("round_to", unit, above=0, example=32) and self.bits):
+            raise UserError(f"round_to is expected to be larger between these bounds, but is {unit:g}.")
         if self.one_of is not None:
             numbers = [one for one in self.one_of if type(one) is not str]
             if not self.one_of or any(type(one) not in {int, float} or not math.isfinite(one) for one in numbers):
@@ -135,7 +136,8 @@ class Rule:
             return self._one(where, value)
         least = 0 if self.shorter else self.length
         if not isinstance(value, list | tuple) or not least <= len(value) <= self.length:
-            raise RefusedError("type", f"{where} is {_short(value)}, and a list of {self.length} is expected")
+            most = "at most " * self.shorter
+            raise RefusedError("type", f"{where} is {_short(value)}, and a list of {most}{self.length} is expected")
         return [self._one(where, each) for each in value]
 
     def _one(self, where: str, value: Any) -> int | float | str | bytes:
@@ -151,14 +153,14 @@ class Rule:
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RefusedError("type", f"{where} is a {type(value).__name__}, and one number is expected")
-        if not math.isfinite(value):
-            raise RefusedError("finite", f"{where} is {value}")
         whole = isinstance(value, int)
+        if not whole and not math.isfinite(value):
+            raise RefusedError("finite", f"{where} is {value}")
         if self.integer and not whole and value != int(value):
             raise RefusedError("type", f"{where} is {value}, and a whole number is expected")
         low, high = self.bounds
-        if not low <= value <= high:
-            raise RefusedError("range", f"{where} is {value}, and {low:g} to {high:g} is expected")
+        if not low <= value <= high or ((whole or self.integer) and not -(1 << 63) <= value < 1 << 63):
+            raise RefusedError("range", f"{where} is {_short(value)}, and {low:g} to {high:g} is expected")
         if not self.exact:
             if self.round_to is not None:
                 value = round(value / self.round_to) * self.round_to
