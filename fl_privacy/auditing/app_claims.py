@@ -1,7 +1,7 @@
 """The differential privacy claims of a Flower app: its strategy, its clients' mods, and Opacus in their training."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -139,7 +139,12 @@ def begun_app(path: Path) -> ClaimedApp:
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=dict(app.run_config))
     make = getattr(begun.server, "_server_fn", None)
     if make is not None:
-        return _begun_legacy(app, make, context)
+        parts = _not_failed(attempt(lambda: make(context)))
+        said = ["The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."]
+        if (parameters := getattr(parts.strategy, "initial_parameters", None)) is None:
+            said.append("The server sends no model of its own to start from.")
+        arrays = None if parameters is None else ArrayRecord(parameters_to_ndarrays(parameters))
+        return replace(app, rounds=getattr(parts.config, "num_rounds", 1) or 1, arrays=arrays, problems=tuple(said))
     taken: dict[str, Any] = {}
 
     def start(original: Any, self: Strategy, grid: Any, initial_arrays: Any, num_rounds: int = 3, **more: Any) -> Any:
@@ -161,19 +166,7 @@ def _not_failed(ended: Any) -> Any:
     return ended
 
 
-def _begun_legacy(app: ClaimedApp, make: Callable[[Context], Any], context: Context) -> ClaimedApp:
-    parts = _not_failed(attempt(lambda: make(context)))
-    parameters = getattr(parts.strategy, "initial_parameters", None)
-    rounds = getattr(parts.config, "num_rounds", 1) or 1
-    said = "The strategy is one of Flower's legacy API, whose own noise, if it adds any, is not looked at."
-    if parameters is None:
-        return replace(app, rounds=rounds, problems=(said, "The server sends no model of its own to start from."))
-    values = parameters_to_ndarrays(parameters)
-    return replace(app, rounds=rounds, arrays=ArrayRecord(values), problems=(said,))
-
-
 def _shapes(app: ClaimedApp) -> Tensors | None:
-    """Return zeros like an update's arrays, shortened for a large model."""
     if app.arrays is None:
         return None
     arrays = {name: to_tensor(array.numpy()) for name, array in app.arrays.items()}

@@ -223,7 +223,6 @@ def count_rows(found: Sequence[Reconstruction], truths: Sequence[Batch], others:
 
 
 def _is_near(given: Tensor, wanted: Tensor, others: Tensor) -> Tensor:
-    """Mark rows (B, F) nearer to their guess than all others."""
     apart = others[(torch.cdist(others, wanted) > SAME).all(1)]
     if not len(apart) or len(others) < LEAST_CANDIDATES * (len(given) > 1):
         return torch.zeros(len(given), dtype=torch.bool)

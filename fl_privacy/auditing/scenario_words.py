@@ -59,7 +59,6 @@ def words_of(found: Sequence[tuple[WatchedReply, WatchedReply]], *, uploaded: bo
 
 
 def _texts_in(batch: Any) -> list[Tensor]:
-    """Return the matrices (N, L) of whole numbers in a batch."""
     return [t for t in tensors_in(batch) if t.dtype in (torch.int64, torch.int32) and t.dim() == 2 and t.numel()]
 
 
@@ -83,7 +82,6 @@ def words_in_training(client: WatchedReply) -> tuple[set[int], set[int]] | None:
 
 
 def _loaded(seen: Watched, table: nn.Embedding) -> set[int] | None:
-    """Collect the words, or single categories, that index ``table``."""
     columns: dict[tuple[int, int], list[Tensor]] = {}
     for batch in seen.batches:
         for place, tensor in enumerate(tensors_in(batch)):

@@ -283,7 +283,6 @@ class UpdateAudit(AuditSession):
         return scored_words(read, len(read), [words(text) for text in self.others], texts)
 
     def _unjudged(self, made: Sequence[Reconstruction]) -> Answer:
-        """Show the guesses, of which nobody says what the originals are."""
         guesses = [guess for one in made if one.batch is not None for guess in one.batch.inputs]
         values = [g.clamp(0, 1).numpy() if self.kind is IMAGES else g.flatten().tolist() for g in guesses]
         counts = Counts(unknown=len(guesses), failures=sum(one.batch is None for one in made), groups=len(made))

@@ -160,20 +160,15 @@ def inferred(network: nn.Module, update: SavedUpdate, shape: tuple[int, ...], nu
     known = Inferred(num_classes=num_classes, steps=steps, examples=examples, rate=None, classes=None)
     if bias not in gradient or text or num_classes < 2:
         return known
-    likely = _outputs(network, update.sent, shape)
+    noise = torch.rand((16, *shape), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        values = {**update.sent.parameters, **update.sent.buffers}
+        likely = functional_call(detached_copy(network).eval(), values, (noise,)).double().softmax(1).mean(0)
     step = gradient[bias].double()
     absent = step > 0
     known = replace(known, backwards=num_classes > 3 and int((step < 0).sum()) == num_classes - 1)
     rate = float(step[absent].sum() / likely[absent].sum().clamp_min(1e-6))
     return replace(known, rate=rate, classes=(likely - step / rate).clamp_min(0)) if 0 < rate < 1e9 else known
-
-
-@torch.no_grad()
-def _outputs(network: nn.Module, sent: ModelState, shape: tuple[int, ...]) -> Tensor:
-    """Return the mean outputs (K,) of random examples at the values sent."""
-    examples = torch.rand((16, *shape), generator=torch.Generator().manual_seed(0))
-    made: Tensor = functional_call(detached_copy(network).eval(), {**sent.parameters, **sent.buffers}, (examples,))
-    return made.double().softmax(1).mean(0)
 
 
 def observation_of(

@@ -128,15 +128,6 @@ def test_an_app_in_a_folder_of_a_repository_is_found(clinic: Path) -> None:
         read_app(clinic)
 
 
-def test_what_pandas_imports_when_it_is_called_is_asked_for(clinic: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "openpyxl")
-    (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_excel('a.xlsx')\n")
-    assert check_app(read_app(clinic)).later == {"openpyxl": "openpyxl"}
-    monkeypatch.setattr("fl_privacy.auditing.app.check._is_installed", lambda name: name != "lxml")
-    (clinic / "clinic" / "task.py").write_text("import pandas\ndef train(): pandas.DataFrame().to_html('a.html')\n")
-    assert not check_app(read_app(clinic)).later
-
-
 def test_modules_around_the_folder_of_the_app_are_found(clinic: Path) -> None:
     (clinic / "app").mkdir()
     for path in (clinic / "pyproject.toml", clinic / "clinic"):

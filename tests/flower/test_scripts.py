@@ -65,9 +65,6 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
     assert found is not None and [path.name for path in found.clients] == ["client_1.py", "client_2.py"]
 
 
-NETS = "if data == 'digits':\n    net = 1\nelif data == 'clothes':\n    net = 2\n"
-
-
 @pytest.mark.parametrize(
     ("asked", "given"),
     [
@@ -89,8 +86,6 @@ NETS = "if data == 'digits':\n    net = 1\nelif data == 'clothes':\n    net = 2\
         ('parser.add_argument("--region", required=True, help="where it is, e.g. north")', ("--region", "north")),
         ('parser.add_argument("--strength", type=float, required=True)', ("--strength", "0.1")),
         ('parser.add_argument("--defense")\nif parser.parse_args().defense == "noise": pass', ()),
-        (f'parser.add_argument("--data")\ndata = parser.parse_args().data\n{NETS}', ("--data", "digits")),
-        (f'parser.add_argument("--data")\ndata = parser.parse_args().data\nnet = 0\n{NETS}', ()),
         ('parser.add_argument("--partition", choices=["iid", "noniid"], required=True)', ("--partition", "iid")),
         ('parser.add_argument("--until_epoch", type=int)', ()),
         ('parser.add_argument("--rounds", type=int)\nparser.add_argument("--batch-size")', ("--rounds", "1")),

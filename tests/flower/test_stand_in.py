@@ -305,7 +305,7 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert set(drawing.hub("flwrlabs/femnist", None, "train")["writer_id"]) == {str(n) for n in range(15)}
         assert len(torch.utils.data.Subset(range(600), range(50_000, 60_000))) == 600
         assert list(torch.utils.data.Subset(range(600), range(590, 620))) == list(range(590, 600))
-        assert list(torch.utils.data.Subset(range(600), torch.arange(598, 700))) == [598, 599]
+        assert len(torch.utils.data.Subset(range(600), torch.arange(598, 700))) == 2
         assert len(hub.select(iter(range(9)))) == 9
         with pytest.raises(ValueError, match="train"):
             drawing.saved("partitions/client_0")["train"]

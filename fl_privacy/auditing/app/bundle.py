@@ -137,12 +137,11 @@ class App:
     def with_config(self, overrides: Sequence[str], rounds: int | None) -> Config:
         """Return the run config with ``overrides`` (key=value) and ``rounds``; ``UserError`` if key or type differ."""
         config: Config = dict(self.config)
-        for text in overrides:
-            for key, value in _pairs("--run-config", text).items():
-                if key not in config:
-                    known = ", ".join(sorted(config)) or "none at all"
-                    raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
-                config[key] = _like(config[key], value, key)
+        for key, value in read_pairs("--run-config", overrides).items():
+            if key not in config:
+                known = ", ".join(sorted(config)) or "none at all"
+                raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
+            config[key] = _like(config[key], value, key)
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
@@ -186,7 +185,6 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
 
 
 def _names_app(project: Path) -> bool:
-    """Return whether a ``pyproject.toml`` may describe an app of Flower."""
     return project.is_file() and (project.stat().st_size > LARGEST_PROJECT or b"serverapp" in project.read_bytes())
 
 
@@ -266,21 +264,20 @@ def _flat(nested: Mapping[str, Any], before: str = "") -> Config:
 
 def read_pairs(option: str, texts: Sequence[str]) -> Config:
     """Combine the key=value pairs in all of ``texts``; ``UserError`` for any other text."""
-    return {key: value for text in texts for key, value in _pairs(option, text).items()}
-
-
-def _pairs(option: str, text: str) -> dict[str, Any]:
     import click  # noqa: PLC0415
 
     from fl_privacy.flower.inside.identity import parse_config_args  # noqa: PLC0415
 
-    try:
-        found = dict(parse_config_args([text]))
-        if not found:
-            raise ValueError("no pair")
-        return found
-    except (click.ClickException, ValueError) as error:
-        raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+    found: Config = {}
+    for text in texts:
+        try:
+            pairs = dict(parse_config_args([text]))
+            if not pairs:
+                raise ValueError("no pair")
+        except (click.ClickException, ValueError) as error:
+            raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
+        found |= pairs
+    return found
 
 
 def _like(old: object, new: Any, key: str) -> Any:

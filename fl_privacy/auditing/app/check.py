@@ -44,12 +44,6 @@ _NOT_PUBLISHED = re.compile(
 TABLES = ("read_csv", "read_table", "read_excel", "read_parquet", "read_json", "read_feather", "read_pickle")
 """Functions of pandas that read a file."""
 
-_ENGINES: Mapping[str, str] = {
-    **{"excel": "openpyxl", "parquet": "pyarrow", "feather": "pyarrow", "hdf": "tables"},
-    "markdown": "tabulate",
-}
-"""Format that pandas reads or writes -> the package that it imports then."""
-
 MOST_UP = 2
 """Number of folders above an app's in which modules of its own are looked for."""
 
@@ -176,8 +170,6 @@ def check_app(app: App) -> Check:
     asked = {_normal(wanted.name): text for wanted, text in _requirements(app.dependencies)}
     needed, optional = _imports(near)
     calls = [(node, file) for file in near for node in ast.walk(file.tree) if isinstance(node, ast.Call)]
-    formats = (found[1] for node, _ in calls if (found := re.fullmatch(r"(?:read|to)_(\w+)", called(node))))
-    optional |= {_ENGINES[each] for each in formats if each in _ENGINES}
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
     def absent(names: Iterable[str]) -> dict[str, str]:
@@ -269,14 +261,11 @@ def _normal(name: str) -> str:
 
 def _unmet(texts: Iterable[str]) -> Iterator[str]:
     for wanted, text in _requirements(texts):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             here = metadata.version(wanted.name)
-        except metadata.PackageNotFoundError:
-            continue
-        if (wanted.marker is None or wanted.marker.evaluate()) and not wanted.specifier.contains(
-            here, prereleases=True
-        ):
-            yield f"it asks for {text}, and {here} is installed."
+            applies = wanted.marker is None or wanted.marker.evaluate()
+            if applies and not wanted.specifier.contains(here, prereleases=True):
+                yield f"it asks for {text}, and {here} is installed."
 
 
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
@@ -288,7 +277,6 @@ def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
 
 
 def _has(module: str) -> bool:
-    """Return whether the installed Flower has the file of a module, without importing it."""
     spec = importlib.util.find_spec("flwr")
     folder = Path(next(iter(spec.submodule_search_locations or ()), "")) if spec else Path()
     inner = folder.joinpath(*module.split(".")[1:])

@@ -323,7 +323,6 @@ def _or_else(found_by: Callable[[], Any], otherwise: Any) -> Any:
 
 
 def _columns(partition: Any) -> dict[str, np.ndarray]:
-    """Select the numeric columns, of at most ``MOST_ROWS`` rows."""
     kinds = {name: str(getattr(kind, "dtype", "")) for name, kind in partition.features.items()}
     kept = [name for name, kind in kinds.items() if re.fullmatch(r"(u?int|float)\d+", kind)]
     if not kept:
@@ -333,7 +332,6 @@ def _columns(partition: Any) -> dict[str, np.ndarray]:
 
 
 def _rows(seen: Watched) -> tuple[list[np.ndarray], np.ndarray | None]:
-    """Collect inputs (N, F) of the observed batches, and their labels."""
     groups: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for tensor in (tensor for batch in seen.batches or seen.inputs for tensor in tensors_in(batch)):
         if tensor.is_floating_point() and tensor.dim() >= 2:

@@ -149,13 +149,11 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Ask a client as before Flower 1.7, without a group of messages."""
     named = "group_id" in inspect.signature(original).bind_partial(*args, **kwargs).arguments
     return original(*args, **(kwargs if named else {**kwargs, "group_id": None}))
 
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
-    """Make a strategy with options as before Flower 1.0."""
     evaluate = kwargs.get("evaluate_fn") if eval_fn is None else eval_fn
     if callable(evaluate) and isinstance(attempt(lambda: inspect.signature(evaluate).bind(1, [], {})), Failure):
         kwargs["evaluate_fn"] = lambda server_round, weights, config: evaluate(weights)

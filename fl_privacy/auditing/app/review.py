@@ -192,8 +192,6 @@ def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:
 
 
 class _File:
-    """What is in a file, for the review ``found``."""
-
     def __init__(self, tree: ast.Module, name: str, found: Review, defaults: Defaults) -> None:
         self.name, self.found, self.defaults = name, found, defaults
         nodes = list(ast.walk(tree))
@@ -252,7 +250,6 @@ class _File:
         return True
 
     def _is_mod(self, node: ast.AST) -> bool:
-        """Return whether a name is given to an app as a mod, at once or by a list."""
         while node not in self.mods and (above := self.defaults.parents.get(node)) is not None:
             if isinstance(above, ast.Assign | ast.AnnAssign | ast.AugAssign):
                 targets = above.targets if isinstance(above, ast.Assign) else [above.target]

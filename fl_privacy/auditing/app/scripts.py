@@ -3,7 +3,6 @@
 import ast
 import json
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -343,31 +342,12 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
                 counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
-                number = usual_for(name) if counts else None
-                value = number or _needed_text(trees, name.replace("-", "_"))
+                value = usual_for(name) if counts else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
-
-
-def _needed_text(trees: Sequence[ast.Module], option: str) -> str | None:
-    """Return the first text that ``if`` and ``elif`` compare an option with, if all alone assign the same name."""
-    nodes = [each for tree in trees for each in ast.walk(tree)]
-    targets = Counter(dotted(each.targets[0]) for each in nodes if isinstance(each, ast.Assign))
-    branch: Sequence[ast.AST]
-    for node in nodes:
-        texts, assigned, branch = list[object](), list[set[str]](), [node]
-        while len(branch) == 1 and isinstance(one := branch[0], ast.If) and isinstance(one.test, ast.Compare):
-            if dotted(one.test.left).rpartition(".")[2].lower() == option and isinstance(one.test.ops[0], ast.Eq):
-                texts.append(constant(one.test.comparators[0]))
-            assigned.append({dotted(each.targets[0]) for each in one.body if isinstance(each, ast.Assign)})
-            branch = one.orelse
-        alone = [each for each in set.intersection(*assigned or [set()]) if targets[each] == len(assigned)]
-        if alone and not branch and len(texts) == len(assigned) > 1 and isinstance(texts[0], str):
-            return texts[0]
-    return None
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:
@@ -411,7 +391,6 @@ def _options(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _first_of_range(node: ast.AST | None) -> int | None:
-    """Return the first number of ``range(...)``; ``None`` for anything else."""
     if not isinstance(node, ast.Call) or called(node) != "range":
         return None
     first = constant(node.args[0]) if len(node.args) > 1 else 0

@@ -278,7 +278,6 @@ class Drawing:
         return pairs
 
     def _note_classes(self, key: str, value: object) -> None:
-        """Note names of classes: a list of that name, or numbers from 0 by name."""
         names = _names([*value]) if isinstance(value, list | dict) else []
         listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
         numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
@@ -291,7 +290,6 @@ class Drawing:
             self.values[name] = list(dict.fromkeys([*self.values.get(name, []), *told]))
 
     def _column(self, name: str, number: int, classes: int, rng: np.random.Generator) -> Any:
-        """Draw a column, of texts that the code compares it with, if any."""
         if told := self.values.get(name):
             told = told if len(told) > 1 else [*told, "other"]
             return [told[n] for n in labels(number, len(told))]

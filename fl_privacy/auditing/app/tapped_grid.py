@@ -192,7 +192,9 @@ class TappedGrid(LocalGrid):
         node, kind = message.metadata.dst_node_id, str(message.metadata.message_type)
         self._rounds[node, kind] += 1
         number = self._rounds[node, kind]
-        self._named[kind] |= {name} if (name := _round_of(message)) else set()
+        said = (pair for record in message.content.config_records.values() for pair in record.items())
+        rounds = (str(value) for key, value in said if re.fullmatch(r"((server|current|global)[-_])?round", key))
+        self._named[kind] |= {*filter(None, [message.metadata.group_id or next(rounds, "")])}
         down = _described(message.content, DOWN, kind, number, node)
         self.inventory.add(down)
         context = self.contexts[node]
@@ -345,15 +347,7 @@ class TappedGrid(LocalGrid):
         return found if isinstance(found, Failure) else WatchedReply(reply=up, watched=seen, matched=found)
 
 
-def _round_of(message: Message) -> str:
-    """Return the message's name of its round, or ""."""
-    said = (pair for record in message.content.config_records.values() for pair in record.items())
-    named = (str(value) for key, value in said if re.fullmatch(r"((server|current|global)[-_])?round", key))
-    return message.metadata.group_id or next(named, "")
-
-
 def _alike(leak: Leak) -> tuple[str, str, str]:
-    """Return the part of a leak that is the same for others of its kind and place."""
     return leak.severity, leak.where, re.sub(r" \(.*?\)|\d+", "", leak.what)
 
 

@@ -181,7 +181,6 @@ def _equal(rows: np.ndarray, known: np.ndarray, *, natural: bool, ordered: bool 
 
 
 def _values(column: np.ndarray) -> np.ndarray:
-    """Return the sorted different values of a column, in single precision."""
     return np.asarray(np.unique(column.astype(np.float32)))
 
 

@@ -353,7 +353,6 @@ def _statistic(value: Any, key: str, loaded: Loaded) -> tuple[str, str, int] | N
 
 
 def _is_histogram(array: np.ndarray, loaded: Loaded) -> bool:
-    """Return ``True`` if integers add up to the number of loaded rows."""
     if array.dtype.kind not in "iu" or len(array) < LEAST_DISTINCT or (array < 0).any():
         return False
     if len(array) == loaded.examples or not np.diff(array.astype(np.float64), 2).any():

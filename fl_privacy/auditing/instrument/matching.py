@@ -190,7 +190,6 @@ def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | No
 
 
 def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
-    """Return the multiple of a code nearest to ``value``."""
     numbers, axes = code
     mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
     over = {"axis": axes, "keepdims": True}

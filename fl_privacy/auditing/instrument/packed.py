@@ -10,7 +10,7 @@ import pickle
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,23 +74,16 @@ def _of_bytes(content: bytes, depth: int) -> Iterator[tuple[str, np.ndarray]]:
     if depth > DEPTH:
         return
     for opened in (_archived, _serialized):
-        if (made := _safely(opened, content)) is not None:
-            yield from made
-            return
+        with suppress(*DAMAGED, SafetensorError):
+            if (made := opened(content)) is not None:
+                yield from list(_leaves(made))
+                return
     if (array := array_in(content)) is not None:
         yield "", array
     elif (inner := _inflated(content)) is not None:
         yield from _of_bytes(inner, depth + 1)
     else:
         yield from _plain(content)
-
-
-def _safely(open_: Callable[[bytes], Any], content: bytes) -> list[tuple[str, np.ndarray]] | None:
-    try:
-        made = open_(content)
-    except (*DAMAGED, SafetensorError):
-        return None
-    return None if made is None else list(_leaves(made))
 
 
 def _archived(content: bytes) -> Any:

@@ -137,7 +137,6 @@ class TrainingWatch:
         self._of_keras: dict[int, Any] = {}
 
     def _begin(self, tensors: list[Tensor], only: OnlyExamples) -> None:
-        """Choose the examples of the first batch that enters a module."""
         size = next((len(t) for t in tensors if t.dim()), 0)
         if size and not self._given:
             self._given = self.seen.cut = True

@@ -25,7 +25,7 @@ from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files import write_whole
-from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all, share_at_most
+from fl_privacy.measure import METRICS, Metric, Statistic, aggregate, evaluate_all, share_at_most
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
@@ -33,7 +33,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST, at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
 from fl_privacy.types.plan import Normalization
 
 
@@ -200,7 +200,10 @@ def measure_training(
     for index in range(images // batch_size):
         rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
-        tensors = _defended(change.parameters, guard, drawn)
+        tensors, rng = change.parameters, torch.Generator().manual_seed(derive_seed(drawn, "defense"))
+        state = ClientState()
+        for hook in guard.upload:
+            tensors = hook(tensors, state, rng)
         upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
@@ -210,12 +213,16 @@ def measure_training(
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
     judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
     scores = [judge(made(seen, seed=seed)) for seen in (observations, *knowing)]
+    attackers = zip(*([image for score in each for image in score.images] for each in scores), strict=True)
+    of_images, worst = list(attackers), max if METRICS[metric].leaks == "high" else min
+    values = [[one.values.get(metric, math.nan) for one in each] for each in of_images]
+    outcomes = [[one.outcome for one in each] for each in of_images]
     return measured(
         metric=metric,
         attack=name,
-        values=_worst(scores, metric),
+        values=[math.nan if any(map(math.isnan, each)) else worst(each) for each in values],
         uploads=[o.id for o in observations for _ in range(batch_size)],
-        outcomes=_most(scores),
+        outcomes=[None if None in each else min(filter(None, each), key=list(Outcome).index) for each in outcomes],
         victims=[fingerprint(image) for image in pixels],
     )
 
@@ -226,20 +233,6 @@ def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None
     drawn = islice(at_random(data, taken, derive_generator(seed, "candidates")), MOST)
     plain = [(image if scale is None else scale.undo(image), label) for image, label in drawn]
     return others_among([(i, label) for i, label in plain if tuple(i.shape) == shape], attacked, shape, seed=seed)
-
-
-def _most(scores: Sequence[Sequence[VictimScore]]) -> list[Outcome | None]:
-    """Return the worst outcome of each image; ``None`` if unknown."""
-    found = [[image.outcome for score in each for image in score.images] for each in scores]
-    order = list(Outcome).index
-    return [None if None in each else min(filter(None, each), key=order) for each in zip(*found, strict=True)]
-
-
-def _worst(scores: Sequence[Sequence[VictimScore]], metric: str) -> list[float]:
-    """Return the worst value of each image; NaN if an attacker failed."""
-    found = [[image.values.get(metric, math.nan) for score in each for image in score.images] for each in scores]
-    worst = max if METRICS[metric].leaks == "high" else min
-    return [math.nan if any(map(math.isnan, values)) else worst(values) for values in zip(*found, strict=True)]
 
 
 def _examples(data: object, images: int, batch_size: int) -> list[tuple[Tensor, int]]:
@@ -283,13 +276,6 @@ def _expect_on_upload(defense: Defense) -> Defense:
             " (fl_privacy.flower.train_step)."
         )
     return defense
-
-
-def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
-    state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
-    for hook in defense.upload:
-        change = hook(change, state, rng)
-    return change
 
 
 def _observation(

@@ -98,12 +98,10 @@ def _cgroup(memory: int) -> Iterator[Path | None]:
             continue
         try:
             group.mkdir()
-        except OSError:
-            continue
-        try:
             (group / limit).write_text(str(memory))
         except OSError:
-            group.rmdir()
+            with suppress(OSError):
+                group.rmdir()
             continue
         try:
             yield group

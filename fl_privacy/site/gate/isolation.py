@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -163,10 +164,8 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
     if own_root := _change_root(wishes, held):
         tasks = Room(wishes.most_bytes, wishes.most_processes).most_tasks
         for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
-            try:
+            with suppress(OSError):  # an older kernel has one number for the whole machine
                 Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
-            except OSError:  # an older kernel has one number for the whole machine
-                continue
         kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
             resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
@@ -187,10 +186,8 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
 def _close_all(*but: int) -> None:
     for number in range(64):
         if number not in (2, *but):
-            try:
+            with suppress(OSError):
                 os.close(number)
-            except OSError:
-                continue
 
 
 _LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY

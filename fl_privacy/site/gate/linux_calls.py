@@ -10,6 +10,7 @@ import platform
 import struct
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -149,10 +150,8 @@ def detach(place: str) -> None:
 def drop_capabilities() -> None:
     """Give up all privileges of this process and its programs; ``OSError`` if it fails."""
     for capability in range(64):
-        try:
+        with suppress(OSError):  # no such capability, or no right to drop one
             prctl(PR_CAPBSET_DROP, capability)
-        except OSError:  # no such capability, or no right to drop one
-            continue
     header = struct.pack("Ii", 0x20080522, 0)
     _checked(_LIBC.syscall(CAPSET[machine()], header, bytes(24)), "capset")
 

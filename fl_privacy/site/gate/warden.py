@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +73,8 @@ def _beyond(room: Room, scratch: str) -> int:
         return PROCESSES
     processes = list[tuple[str, Mapping[str, int]]]()
     for number in numbers:
-        try:
+        with suppress(OSError):
             processes.append((number, _figures(Path(f"/proc/{number}/status").read_bytes())))
-        except OSError:
-            continue
     threads = sum(told.get("Threads", 1) for _, told in processes)
     if threads > room.most_tasks:
         return PROCESSES
@@ -93,7 +92,6 @@ def _beyond(room: Room, scratch: str) -> int:
 
 
 def _figures(text: bytes) -> dict[str, int]:
-    """Parse the lines with a number, in KiB for memory."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(b":")
