@@ -272,7 +272,8 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         low, spread = fit.rows.min(0), np.maximum(np.ptp(fit.rows, axis=0), 1e-12)
         for row in map(int, rng.permutation(len(fit.rows))[:VICTIMS]):
             rest = np.arange(len(fit.rows)) != row
-            found = [each and attempt(partial(row_beside_known, each, fit.rows[rest], labels[rest])) for each in optima]
+            rows, classes = fit.rows[rest], labels[rest]
+            found = [None if one is None else attempt(partial(row_beside_known, one, rows, classes)) for one in optima]
             guess, other = (None if each is None or isinstance(each, Failure) else each[0] for each in found)
             made = [each is not None and np.abs(each - fit.rows[row]) <= EXACT_ROW * spread for each in (guess, other)]
             hits = [bool(np.all(each)) for each in made]
@@ -329,11 +330,9 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         asked = _rows_between(rounds, fits)
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
-        there = [(row, table) for row, table in asked if row is not None and _is_there(row, table)]
-        # at most the probability of such a row if the table's columns are shuffled
-        chances += [min(1.0, len(table) * float(_near(row, table).mean(0).prod())) for row, table in there]
-        chances += [1.0] * (len(asked) - len(there))
-        whole = sum(not np.isnan(row).any() for row, _ in there)
+        chances += [1.0 if row is None else _chance_there(row, table) for row, table in asked]
+        there = [row for row, table in asked if row is not None and _is_there(row, table)]
+        whole = sum(not np.isnan(row).any() for row in there)
         exact, part = exact + whole, part + len(there) - whole
     if not chances:
         single = all(len(kept.parameters[client]) < 2 for client in clients)
@@ -377,6 +376,12 @@ _TOLD = 0.5
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
     """Return ``True`` if a table has a row (F,), in which NaN is unknown."""
     return (~np.isnan(row)).mean() >= _TOLD and bool(_near(row, table).all(1).any())
+
+
+def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
+    """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown."""
+    there = _is_there(row, table)
+    return min(1.0, len(table) * float(_near(row, table).mean(0).prod())) if there else 1.0
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:
