@@ -176,14 +176,15 @@ def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
     wanted = table.trained_batch_sizes if batch_size is None else (batch_size,)
     if not kind.continuous and max(wanted, default=1) > 1:
         return "Nothing is recommended for uploads of several texts: the strongest attack works on single ones alone."
-    if set(wanted) <= set(table.batch_sizes):
+    of_all = batch_size is None and "federation.plan.batch_size=null" in table.settings
+    if not of_all and set(wanted) <= set(table.batch_sizes):
         return ""
-    of_training = " with which clients trained" * (batch_size is None)
+    all_of, of_training = "all examples" * of_all, " with which clients trained" * (batch_size is None)
     asked = "" if batch_size is not None else f", or ask for one of these, as by batch_size={table.batch_sizes[0]}"
     return (
-        f"Nothing is recommended for uploads of {_numbers(wanted)}{of_training}: the attacked uploads hold"
+        f"Nothing is recommended for uploads of {all_of or _numbers(wanted)}{of_training}: the attacked uploads hold"
         f" {_numbers(table.batch_sizes)}, and others may leak more. Attack as many as your clients upload,"
-        f" by `fl-privacy trade-off GRID batch_size={wanted[0]}`{asked}."
+        f" by `fl-privacy trade-off GRID batch_size={'N' if of_all else wanted[0]}`{asked}."
     )
 
 

@@ -4,16 +4,14 @@ import base64
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemBytecodeCache, PackageLoader, StrictUndefined
-from jinja2.bccache import Bucket
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fl_privacy.errors import UserError, neutral
@@ -45,22 +43,11 @@ def part_of_page(template: str, **values: Any) -> Markup:
     return Markup(environment().get_template(template).render(**values))
 
 
-class CompiledTemplates(FileSystemBytecodeCache):
-    """Keeps compiled templates in a folder, if it can be written."""
-
-    def dump_bytecode(self, bucket: Bucket) -> None:
-        with suppress(OSError):
-            if not sys.dont_write_bytecode:
-                Path(self.directory).mkdir(exist_ok=True)
-                super().dump_bytecode(bucket)
-
-
 @cache
 def environment() -> Environment:
     """Return the environment."""
     made = Environment(
         loader=PackageLoader("fl_privacy.report"),
-        bytecode_cache=CompiledTemplates(str(TEMPLATES / "__pycache__"), "%s.j2c"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -327,7 +327,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
         raise UserError(f"Runs of the grid {grid} are expected to have finished, but too few did; run `{command}`.")
     deciding = [override for override in overrides if not override.startswith("out=")]
     settings = [s for s in merge_overrides(study.settings, overrides) if not s.startswith("out=")]
-    trained = next(iter(plan.points[0].trainings.values())).config.federation.plan["batch_size"]
+    trained = next(iter(plan.points[0].trainings.values())).config.federation.plan["batch_size"] or "null"
     folders = {folder for entry in entries for folder in (entry.training, *entry.attacks.values())}
     return MeasuredTable(
         settings=tuple(merge_overrides(settings, [f"federation.plan.batch_size={trained}"])),

@@ -183,10 +183,12 @@ def test_a_better_attacked_defense_is_taken_in_place_of_one_whose_attack_failed(
         ((64,), (1, 8), None, False),
         ((64,), (1, 8), 8, True),
         ((8,), (1, 8), None, True),
+        (("null",), (1, 8), None, False),
+        (("null",), (1, 8), 8, True),
     ],
 )
 def test_nothing_is_recommended_for_another_batch_size_than_was_attacked(
-    trained: tuple[int, ...], attacked: tuple[int, ...], asked: int | None, taken: bool
+    trained: tuple[int | str, ...], attacked: tuple[int, ...], asked: int | None, taken: bool
 ) -> None:
     table = replace(
         TABLE,

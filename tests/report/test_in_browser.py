@@ -145,9 +145,8 @@ def test_nothing_sticks_out_or_stands_raw(browser, pages, name):
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != day
 
 
-@pytest.mark.parametrize("name", ["trade-off", "board"])
-def test_the_first_sheet_of_a_wide_page_holds_a_chart(browser, pages, name):
-    browser.open(BOARDS / "smoke.html" if name == "board" else pages[name], width=BROAD_PAPER, media="print")
+def test_the_first_sheet_of_a_trade_off_holds_a_chart(browser, pages):
+    browser.open(pages["trade-off"], width=BROAD_PAPER, media="print")
     sheet = 186 / 25.4 * 96  # A4 across, within its margins
     assert browser.evaluate("document.querySelector('.chart').getBoundingClientRect().bottom") < sheet
 
