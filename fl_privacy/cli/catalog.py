@@ -1,6 +1,7 @@
 """The options to choose from, with a line each."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from rich.table import Table
@@ -58,11 +59,5 @@ def describe_option(group: str, name: str) -> str:
 
 def comment_of(path: Path) -> str:
     """Return the first comment of the file."""
-    comment = []
-    for line in path.read_text().splitlines():
-        if line.startswith("# @package"):
-            continue
-        if not line.startswith("#"):
-            break
-        comment.append(line.removeprefix("#").strip())
-    return " ".join(comment)
+    lines = (line for line in path.read_text().splitlines() if not line.startswith("# @package"))
+    return " ".join(line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,11 +55,11 @@ def check_dp(  # noqa: PLR0917
 
     asked = DpCheckRequest(epsilon=epsilon, delta=delta, rounds=rounds, clip_norm=clip_norm, draws=draws, **more)
     folder = Path(subject)
-    kind = _kind_of(folder)
+    kind, verdicts = _verdicts(subject, asked, train=train)
     from fl_privacy.report.inferred import write_claims_page  # noqa: PLC0415
     from fl_privacy.runs.folder import claims  # noqa: PLC0415
 
-    records = claims.records_of(_verdicts(subject, kind, asked, train=train))
+    records = claims.records_of(verdicts)
     if kind == "run":
         new = {record.subject for record in records}
         records = claims.in_order([*records, *(r for r in claims.read_claims(folder) if r.subject not in new)])
@@ -93,34 +93,24 @@ def _read_settings(given: list[str]) -> dict[str, Any]:
     return read
 
 
-Kind = Literal["run", "app", "name"]
-
-
-def _kind_of(folder: Path) -> Kind:
+def _verdicts(subject: str, asked: DpCheckRequest, *, train: bool) -> tuple[str, list[ClaimVerdict]]:
+    folder = Path(subject)
     if (folder / "run.json").is_file():
-        return "run"
+        from fl_privacy.runs.run_claims import claims_of_run  # noqa: PLC0415
+
+        return "run", claims_of_run(folder, asked)
     if (folder / "pyproject.toml").is_file():
-        return "app"
+        from fl_privacy.auditing.app_claims import claims_of_app  # noqa: PLC0415
+
+        return "app", claims_of_app(folder, asked, train=train)
     if folder.exists():
         raise UserError(
             f"{folder} is expected to be the folder of a run (run.json) or of a Flower app (pyproject.toml), but holds"
             " neither; name one that does, or module:name."
         )
-    return "name"
-
-
-def _verdicts(subject: str, kind: Kind, asked: DpCheckRequest, *, train: bool) -> list[ClaimVerdict]:
-    if kind == "run":
-        from fl_privacy.runs.run_claims import claims_of_run  # noqa: PLC0415
-
-        return claims_of_run(Path(subject), asked)
-    if kind == "app":
-        from fl_privacy.auditing.app_claims import claims_of_app  # noqa: PLC0415
-
-        return claims_of_app(Path(subject), asked, train=train)
     from fl_privacy.flower.dp_mechanisms import located, verdicts_on  # noqa: PLC0415
 
-    return verdicts_on(located(subject), asked, name=subject)
+    return "name", verdicts_on(located(subject), asked, name=subject)
 
 
 def check_leakage(

@@ -71,7 +71,7 @@ def benchmark(  # noqa: PLR0917
 
 def _rank(track: Track, processes: int, console: Console, *, only_report: bool, open_page: bool) -> None:
     from fl_privacy.report.benchmark_page import benchmark_in_words  # noqa: PLC0415
-    from fl_privacy.runs.study import measured_by, plan_study, read_problems, write_benchmark, write_problems  # noqa: PLC0415  # noqa: PLC0415
+    from fl_privacy.runs.study import measured_by, plan_study, read_problems, write_benchmark, write_problems  # noqa: PLC0415
 
     with console.status("Planning") if console.is_terminal else nullcontext():
         planned = plan_study(track)

@@ -122,15 +122,17 @@ OWNERS: Mapping[str, str] = {"celeba": "celeb_id", "femnist": "writer_id"}
 """Name -> column of owners on the hub; a copy in a folder may lack it."""
 
 
-def hub_source(name: str) -> HubData:
-    """Return a known data set, or any ``owner/name`` of the hub; ``UserError`` if ``name`` is neither."""
-    if name in KNOWN:
-        return KNOWN[name]
+def hub_source(
+    name: str, known: Mapping[str, HubData] = KNOWN, others: str = "mnist_mini, photograph, image_folder"
+) -> HubData:
+    """Return a known data set, or any ``owner/name`` of the hub; else the ``UserError`` also names ``others``."""
+    if name in known:
+        return known[name]
     if name.count("/") == 1:
         return HubData(name)
     raise UserError(
-        f"data.name is expected to be mnist_mini, photograph, image_folder, one of {', '.join(KNOWN)}, an owner/name of"
-        f" the Hugging Face hub, or a folder in data.root or {ROOT_VARIABLE}, but got {name!r}."
+        f"data.name is expected to be {others}, {', '.join(known)}, an owner/name of the Hugging Face hub, or a folder"
+        f" in data.root or {ROOT_VARIABLE}, but got {name!r}."
     )
 
 

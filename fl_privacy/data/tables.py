@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_privacy.checks import one_of
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import LABEL_COLUMNS, TableExamples, encode_labels, find_column
-from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, read_parquet, require
+from fl_privacy.data.sources import HubData, ParquetFolder, environment_folder, hub_source, read_parquet, require
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 from fl_privacy.types.schema import MOST_CATEGORIES, Column, Schema
@@ -132,12 +132,7 @@ def _frames(name: str, path: str | None, root: str | None) -> tuple[list[Any], S
     folder = environment_folder(name) if root is None else expanded(root) / name
     if folder is not None:
         return _of_path(folder)
-    if name not in _ON_THE_HUB and name.count("/") != 1:
-        raise UserError(
-            f"data.name is expected to be breast_cancer, {', '.join(_ON_THE_HUB)}, an owner/name of the Hugging Face"
-            f" hub, or a folder in data.root or FL_PRIVACY_DATA, but got {name!r}; or set data.path=FILE.csv."
-        )
-    return _of_splits((_ON_THE_HUB.get(name) or HubData(name)).tables(), name)
+    return _of_splits(hub_source(name, _ON_THE_HUB, "breast_cancer (or set data.path=FILE.csv)").tables(), name)
 
 
 def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:

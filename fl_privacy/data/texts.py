@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.checks.packages import expect_package, minilm_folder, packaged_folder
+from fl_privacy.data import sources
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import LABEL_COLUMNS, TextExamples, Vocabulary, encode_labels, find_column
 from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
@@ -250,12 +251,7 @@ def _source(name: str, root: str | None) -> Source:
     if root is not None and name != "text_folder":
         folder = expanded(root) / name
     if folder is None:
-        if name not in _ON_THE_HUB and name.count("/") != 1:
-            raise UserError(
-                f"data.name is expected to be tweets, text_folder, {', '.join(_ON_THE_HUB)}, an owner/name of the"
-                f" Hugging Face hub, or a folder in data.root or FL_PRIVACY_DATA, but got {name!r}."
-            )
-        return _ON_THE_HUB.get(name) or HubData(name)
+        return sources.hub_source(name, _ON_THE_HUB, "tweets, text_folder")
     if not folder.is_dir():
         raise UserError(f"A folder {folder} is expected, but there is none; set data.root or FL_PRIVACY_DATA.")
     return ParquetFolder(folder) if any(folder.glob("*.parquet")) else TextFolder(folder)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_privacy import checks, effects
-from fl_privacy.defenses.defense import ClientState, Defense, LocalStep
+from fl_privacy.defenses.defense import Defense, LocalStep
 from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import clipped_sum
 from fl_privacy.rng import SecretGenerator
@@ -100,12 +100,6 @@ def dp_noise(
             tensors = clip_by_norm(tensors, clip_norm, scope=clip_scope)
         return {n: t + sample_noise(t, noise, scale, rng) if n in noised else t for n, t in tensors.items()}
 
-    def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
-        return perturb(tensors, rng)
-
-    def on_gradient(tensors: Tensors, step: LocalStep) -> Tensors:
-        return perturb(tensors, step.rng)
-
     def expect_there(model: nn.Module) -> None:
         _owned((name for name, _ in model.named_parameters()), chosen or ())
 
@@ -119,8 +113,8 @@ def dp_noise(
     settings |= {} if chosen is None else {"layers": list(chosen)}
     part, fits = effects.Part("dp_noise", settings, effect, strength="scale"), (expect_there,) if chosen else ()
     if at == "gradient":
-        return Defense(parts=(part,), gradient=(on_gradient,), fits=fits)
-    return Defense(parts=(part,), upload=(on_upload,), fits=fits)
+        return Defense(parts=(part,), gradient=(lambda tensors, step: perturb(tensors, step.rng),), fits=fits)
+    return Defense(parts=(part,), upload=(lambda tensors, state, rng: perturb(tensors, rng),), fits=fits)
 
 
 def _expect_layers(layers: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -97,12 +97,6 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), own, module)
 
 
-def passport_penalty(model: nn.Module, values: Tensors) -> Tensor:
-    """Sum the penalties of the passport layers of ``model`` at ``values`` of its parameters and buffers."""
-    total: Tensor = functional_call(_Penalty(model), {f"model.{name}": value for name, value in values.items()}, ())
-    return total
-
-
 class _Penalty(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -160,7 +154,8 @@ def fdl_pp(
 
     @contextmanager
     def tie(model: nn.Module, values: Tensors, batch: Batch) -> Iterator[Callable[[Tensor], Tensor]]:
-        yield lambda loss: loss + penalty * passport_penalty(model, values)
+        named = {f"model.{name}": value for name, value in values.items()}
+        yield lambda loss: loss + penalty * functional_call(_Penalty(model), named, ())
 
     part, ties = Part("fdl_pp", {**split.parts[0].settings, "form": form}, PrivateLayers()), form == "penalized"
     return replace(split, parts=(part,), private=(hook,), model=(install,), loss=(tie,) if ties else ())

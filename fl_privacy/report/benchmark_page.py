@@ -211,8 +211,10 @@ def benchmark_as_plain(measured: MeasuredBenchmark) -> dict[str, Any]:
             {
                 "threat": board.threat,
                 "accuracy_loss": board.accuracy_loss,
-                "ranked": [_place(standing) for standing in board.ranked],
-                "beyond": [_place(standing) for standing in board.beyond],
+                **{
+                    name: [{"defense": row.entry.family, "strength": row.entry.strength} for row in rows]
+                    for name, rows in (("ranked", board.ranked), ("beyond", board.beyond))
+                },
             }
             for board in measured.boards
         ],
@@ -265,10 +267,6 @@ def _reading(cell: str, reading: LeakageResult) -> dict[str, Any]:
         },
         "attacks": dict(reading.members),
     }
-
-
-def _place(standing: StudyRow) -> Mapping[str, str]:
-    return {"defense": standing.entry.family, "strength": standing.entry.strength}
 
 
 def _finite(value: float | None) -> float | None:

@@ -34,7 +34,6 @@ from fl_privacy.runs.folder.ongoing import IDENTITY, SUMMARY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
 from fl_privacy.runs.folder.read import run_folder_of
 from fl_privacy.runs.folder.records import dump_json, parse_json
-from fl_privacy.runs.folder.summary import Spent
 from fl_privacy.runs.folder.verdict import LEAK, Ground
 from fl_privacy.types.modality import ROWS, TEXTS
 
@@ -331,21 +330,16 @@ def _risks(run: Run, verdict: Verdict, basis: str, kind: str) -> list[str]:
         if measured := [s.max for reading in found if (s := reading.statistic(name)) is not None]:
             lines.append(f"The best reconstruction has {title_within(name)} {metric(max(measured), name)}.")
     lines += [words for about in TOLD if (words := sentence(run.summary.inferred, about))]
-    lines.append(_guaranteed(run.summary.privacy))
-    return [*lines, _AGAIN]
-
-
-def _guaranteed(privacy: Spent | None) -> str:
-    if privacy is None or privacy.epsilon is None:
-        return "There is no guarantee: without an epsilon, all figures are observations."
+    if (privacy := run.summary.privacy) is None or privacy.epsilon is None:
+        return [*lines, "There is no guarantee: without an epsilon, all figures are observations.", _AGAIN]
     spent = f"epsilon {ratio(privacy.epsilon)} at delta {ratio(privacy.delta)} by the end of the training"
-    if privacy.promises_little:
-        return f"There is no meaningful guarantee: {spent} allows an attacker to learn everything."
     right = percent(balanced_accuracy_bound(epsilon=privacy.epsilon, delta=privacy.delta))
-    return (
+    bounds = (
         f"Differential privacy bounds every attacker: {spent}. At most {right} of guesses at whether the protected"
         " data were there are right."
     )
+    nothing = f"There is no meaningful guarantee: {spent} allows an attacker to learn everything."
+    return [*lines, nothing if privacy.promises_little else bounds, _AGAIN]
 
 
 LARGEST_BRIEF, MOST_SHOWN, LONGEST_LINE = 1 << 20, 20, 200  # bytes, shown differences of a file, letters of a line

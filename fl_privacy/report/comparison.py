@@ -77,12 +77,9 @@ def pmm_of(run: Run, runs: Sequence[Run]) -> float | None:
     summary = run.summary
     if summary.pmm is not None or summary.final_accuracy is None or run.identity.undefended:
         return summary.pmm
-    for other in runs:
-        accuracy = other.summary.final_accuracy
-        alike = other.identity.training == run.identity.training
-        if other.finished and other.identity.undefended and alike and accuracy:
-            return pmm(summary.final_accuracy, accuracy)
-    return None
+    plain = (r for r in runs if r.finished and r.identity.undefended and r.identity.training == run.identity.training)
+    accuracy = next((found for other in plain if (found := other.summary.final_accuracy)), None)
+    return pmm(summary.final_accuracy, accuracy) if accuracy else None
 
 
 def render_comparison(runs: Sequence[Run], out: Path, *, psnr_below: float | None, ppc: PpcView | None = None) -> str:

@@ -187,11 +187,9 @@ def _worth_attacking(app: CapturedApp, *, changes: bool) -> tuple[Sequence[Obser
 
 def _what(observations: Sequence[Observation]) -> str:
     ids = ids_of(observations)
-    probes = [id for id in ids if id.probe is not None]
-    updates = len(ids) - len(probes)
-    rounds = sorted({id.round for id in ids})
-    clients = len({id.client for id in ids})
-    parts = [f"{updates} training updates" if updates else "", f"{len(probes)} probes" if probes else ""]
+    probes, clients = sum(id.probe is not None for id in ids), len({id.client for id in ids})
+    rounds, updates = sorted({id.round for id in ids}), len(ids) - probes
+    parts = [f"{updates} training updates" if updates else "", f"{probes} probes" if probes else ""]
     return (
         f"{' and '.join(filter(None, parts))} of {clients} client{'s' * (clients > 1)}"
         f" in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}"

@@ -1,6 +1,5 @@
 """Choose public images, texts and rows as distractors and controls."""
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from fl_privacy.data import Dataset, Examples, LabelledExamples, images_of, load
 from fl_privacy.data.app_data import as_sample, first_data_set, own_streams_put_back, samples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Failure, attempt
+from fl_privacy.measure.descriptors import Latest
 from fl_privacy.measure.distractors import Distractors
 from fl_privacy.measure.identification import PublicImages
 from fl_privacy.measure.outcome import LEAST_CANDIDATES
@@ -49,22 +49,16 @@ def unattacked_others(examples: LabelledExamples, number: int, *, seed: int, nam
     return Distractors(candidates=_shared(batch.inputs, batch.labels, f"public images of {name}", more))
 
 
-_LATEST: dict[bytes, PublicImages] = {}  # last public images of this process, by a hash of their content
 _MOST_LATEST, _MOST_KEPT = 2, 1 << 22  # most cached public images, and most pixels of each
+_latest = Latest(lambda images: dict[object, PublicImages](), _MOST_LATEST)  # last public images of this process
 
 
 def _shared(images: Tensor, labels: Tensor | None, name: str, more: Tensor | None = None) -> PublicImages:
     made = PublicImages(images=images, labels=labels, name=name, more=more)
     if images.numel() > _MOST_KEPT:
         return made
-    told = [tensor.contiguous().cpu() for tensor in (images, labels) if tensor is not None]
-    digest = hashlib.blake2b(repr([name, *((tensor.shape, tensor.dtype) for tensor in told)]).encode())
-    for tensor in told:
-        digest.update(tensor.numpy().tobytes())
-    _LATEST[digest.digest()] = found = _LATEST.pop(digest.digest(), made)
-    while len(_LATEST) > _MOST_LATEST:
-        del _LATEST[next(iter(_LATEST))]
-    return found
+    key = name, None if labels is None else (labels.shape, labels.cpu().numpy().tobytes())
+    return _latest(images.cpu()).setdefault(key, made)
 
 
 _FEW: Mapping[Modality, Callable[[Any, Tensor], Distractors]] = {

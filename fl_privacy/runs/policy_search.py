@@ -117,11 +117,9 @@ class PolicyScorer:
         if self._asks_fsim:
             alike = search.fsim_scores(self._batch.inputs, policies, seed=self._seed)
         rows = zip(policies, private, accurate, altered, alike, strict=True)
-        parts = [{"mean": s.mean, "variance": s.variance} if self._privacy.normalized else {} for s in private]
-        return [
-            Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f, **own)
-            for (p, s, a, c, f), own in zip(rows, parts, strict=True)
-        ]
+        found = [(Scored(policy=p, privacy=s.score, accuracy=a, altered=c, fsim=f), s) for p, s, a, c, f in rows]
+        normalized = self._privacy.normalized
+        return [replace(one, mean=s.mean, variance=s.variance) if normalized else one for one, s in found]
 
 
 def _searched_data(config: SearchSettings) -> Dataset:

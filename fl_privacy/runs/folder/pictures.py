@@ -161,7 +161,7 @@ SENTENCE_FILES, ROW_FILES = "sentences-*.json", "rows-*.json"
 
 
 def write_sentences(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
-    """Write the reconstructed texts of ``round``; a second call for a round adds a file."""
+    """Write the reconstructed texts of ``round``; see :func:`write_pairs`."""
     rows = [
         {"id": str(score.id), "image": image.image, "original": original, "guess": guess}
         for score in scores
@@ -172,7 +172,7 @@ def write_sentences(folder: Path, round: int, scores: Sequence[VictimScore], att
 
 
 def read_sentences(folder: Path) -> tuple[Mapping[tuple[str, int], Sentence], list[str]]:
-    """Return the sentences of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
+    """Return the sentences of all files in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, Pieces]()
 
     def read(path: Path) -> None:
@@ -195,7 +195,7 @@ def read_small(path: Path, most: int) -> Any:
 
 
 def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker: Attacker) -> None:
-    """Write the reconstructed rows of ``round``; a second call for a round adds a file."""
+    """Write the reconstructed rows of ``round``; see :func:`write_pairs`."""
     found: list[dict[str, Any]] = []
     columns: Sequence[str] = ()
     for score in scores:
@@ -212,7 +212,7 @@ def write_rows(folder: Path, round: int, scores: Sequence[VictimScore], attacker
 
 
 def read_rows(folder: Path) -> tuple[Mapping[tuple[str, int], RowPair], list[str]]:
-    """Return the rows of all files in ``folder`` by (victim id, number), and a line on each unreadable one."""
+    """Return the rows of all files in ``folder``; see :func:`read_pairs`."""
     found = _Found[Pieces, RowGuess]()
 
     def read(path: Path) -> None:
@@ -278,7 +278,7 @@ def write_films(folder: Path, films: Sequence[Film], attacker: Attacker = Attack
     contents: dict[str, bytes | str] = {}
     if images:
         told = {"attacker": attacker, "films": [film.facts() for film in images]}
-        tensors = {_name(k): np.stack(film.frames) for k, film in enumerate(images)}
+        tensors = {f"film-{k:02d}": np.stack(film.frames) for k, film in enumerate(images)}
         contents["safetensors"] = save(tensors, metadata={"told": json.dumps(told)})
     if texts:
         contents["json"] = json.dumps({"attacker": attacker, "films": texts}, ensure_ascii=False)
@@ -309,7 +309,7 @@ def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
         _expect_at_most(MOST_BYTES, path)
         with safe_open(path, framework="np") as file:
             told = json.loads((file.metadata() or {})["told"])
-            shots = [file.get_tensor(_name(k)) for k in range(len(file.keys()))]
+            shots = [file.get_tensor(f"film-{k:02d}") for k in range(len(file.keys()))]
     kind, films, rows = TextFilm if is_text else Film, list[Film](), told["films"]
     if not isinstance(rows, list) or len(rows) != len(shots):
         raise ValueError("it does not say whose films it holds")
@@ -327,7 +327,3 @@ def _read_films(path: Path) -> tuple[Attacker, list[Film]]:
             raise ValueError("it does not say when each frame was")
         films.append(film)
     return Attacker(told["attacker"]), films
-
-
-def _name(number: int) -> str:
-    return f"film-{number:02d}"
