@@ -48,16 +48,20 @@ class SummedReplay:
 
 
 def together(batches: Sequence[Batch]) -> Batch:
-    """Join batches; texts are padded with -1 to the longest, and next tokens with -100."""
-    if len(batches) == 1:
-        return batches[0]
+    """Join batches; see :func:`as_wide`."""
+    alike = as_wide(batches)
+    return Batch(torch.cat([batch.inputs for batch in alike]), torch.cat([batch.labels for batch in alike]))
+
+
+def as_wide(batches: Sequence[Batch]) -> list[Batch]:
+    """Pad texts with -1 to the longest, and next tokens with -100."""
     width = max(batch.inputs.shape[-1] for batch in batches)
 
     def padded(values: torch.Tensor, none: int) -> torch.Tensor:
         return torch.nn.functional.pad(values, (0, width - values.shape[-1]), value=none)
 
     labels = [padded(b.labels, -100) if b.labels.shape[1:] == b.inputs.shape[1:] else b.labels for b in batches]
-    return Batch(torch.cat([padded(batch.inputs, -1) for batch in batches]), torch.cat(labels))
+    return [Batch(padded(batch.inputs, -1), own) for batch, own in zip(batches, labels, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,17 +1,15 @@
 """Draw the examples for inference attacks, and compare answers with the truth."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fl_privacy.attacks.inference import About, Inference
-from fl_privacy.data import LabelledExamples
 from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.measure import FEW, aggregate
@@ -33,6 +31,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.another_site import SUMMED
 from fl_privacy.runs.build import defenders_examples, held_out
 from fl_privacy.runs.folder import Finding, Measure
+from fl_privacy.runs.ground_truth import as_wide
 from fl_privacy.runs.setup import Setup
 from fl_privacy.types import Batch
 
@@ -94,7 +93,7 @@ def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions
     public = left.nonzero().flatten()
     public = public[torch.randperm(len(public), generator=rng)[:PUBLIC]]
     parts, known = [own.batch(chosen), source.batch(outside)], setup.unattacked.attributes
-    inside, outer, *rest = _as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts, source)
+    inside, outer, *rest = as_wide([*parts, setup.unattacked.batch(public)] if len(public) else parts)
     alike = _alike(owners[chosen], own.labels[chosen], source.labels[outside], rng)
     counted = [torch.cat([own.labels[client.indices] for client in group]) for group in groups.values()]
     classes = [labels.bincount(minlength=own.num_classes) for labels in counted]
@@ -108,17 +107,6 @@ def ask(setup: Setup, inferences: Mapping[str, Inference]) -> InferenceQuestions
         public_attributes=known[public] if known is not None else None,
         public_rows=public,
     )
-
-
-def _as_wide(batches: Sequence[Batch], source: LabelledExamples) -> list[Batch]:
-    if source.modality.continuous:
-        return list(batches)
-    widest = max(batch.inputs.shape[1] for batch in batches)
-
-    def filled(tokens: Tensor, none: int) -> Tensor:
-        return F.pad(tokens, (0, widest - tokens.shape[1]), value=none)
-
-    return [Batch(filled(b.inputs, -1), b.labels if b.labels.dim() == 1 else filled(b.labels, -100)) for b in batches]
 
 
 def _alike(owners: Tensor, labels: Tensor, wanted: Tensor, rng: torch.Generator) -> Tensor:
