@@ -33,7 +33,7 @@ part: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest --quiet tests/defenses/test_contract.py tests/test_effects.py tests/attacks/presets tests/metrics/test_contract.py \
 		tests/docs/test_site.py tests/config/test_compose.py tests/test_registration.py -k "($(NAME)) or same_parts or three_sentences"
 
-# Every bad input, every app under audit, all cases of attacks and defaults; `make test-all` takes a sample of them.
+# Every bad input, every app under audit, all cases of attacks, defaults and random guesses; `make test-all` takes a sample of them.
 fuzz: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz tests/flower/test_audited_apps.py tests/docs/test_commands_start.py -m 'fuzz or not fuzz' --numprocesses auto
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/attacks tests/experiment tests/regression tests/results -m fuzz --numprocesses auto
