@@ -184,14 +184,7 @@ def report(  # noqa: PLR0917
         if brief or share is not None or cap or with_originals or out is not None or (csv and log):
             name = "--csv" if csv is not None else "--log"
             raise UserError(f"{name} is expected with RUN_DIR alone, but got another option; call report once more.")
-        if csv is not None:
-            from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
-
-            say(write_csv(runs, csv))
-        elif log is not None:
-            from fl_privacy.report.loggers import log_run  # noqa: PLC0415
-
-            say(f"{sum(log_run(run, log) for run in runs)} figures logged by {log}")
+        _write_figures(runs, csv, log)
         return
     if brief:
         if len(runs) != 1 or share is not None or cap or with_originals:
@@ -231,6 +224,17 @@ def verify(
     say(f"{compared}: {f'{len(wrong)} differ' if wrong else 'as their records say'}")
     if wrong:
         raise typer.Exit(1)
+
+
+def _write_figures(runs: Sequence[Path], csv: Path | None, log: str | None) -> None:
+    if csv is not None:
+        from fl_privacy.runs.folder.frames import write_csv  # noqa: PLC0415
+
+        say(write_csv(runs, csv))
+    if log is not None:
+        from fl_privacy.report.loggers import log_run  # noqa: PLC0415
+
+        say(f"{sum(log_run(run, log) for run in runs)} figures logged by {log}")
 
 
 @app.command("list")

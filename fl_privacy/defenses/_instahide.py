@@ -35,12 +35,7 @@ def instahide(*, k: int = 4, largest: float = 0.65, public: str | None = None) -
     checks.whole("defense.k", k, at_least=1, example=4)
     if k > 1:
         checks.number("defense.largest", largest, above=1 / k, at_most=1, example=0.65)
-        tried = _shares(_TRIED, k, derive_generator(0, "instahide", "trial"))
-        if (tried.amax(1) <= largest).sum() < _WITHIN:  # they are drawn until they are below it
-            raise UserError(
-                f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
-                f" below {largest}; try 0.65."
-            )
+        _expect_within_reach(k, largest)
     private = min(k, _PRIVATE_IN_PUBLIC) if public else k
 
     def on_prepare(input_shape: Sequence[int]) -> None:
@@ -133,6 +128,14 @@ def levels(images: Tensor) -> Tensor:
 def one_hot(labels: Tensor, num_classes: int) -> Tensor:
     """Convert labels (B,) or (B, K) to float (B, K)."""
     return labels.float() if labels.dim() == 2 else torch.nn.functional.one_hot(labels, num_classes).float()
+
+
+def _expect_within_reach(k: int, largest: float) -> None:
+    if (_shares(_TRIED, k, derive_generator(0, "instahide", "trial")).amax(1) <= largest).sum() < _WITHIN:
+        raise UserError(
+            f"defense.largest is expected well above 1 / k = {1 / k:.3g}, but {k} coefficients are hardly ever all"
+            f" below {largest}; try 0.65."
+        )
 
 
 def _marks(images: Tensor) -> Tensor:

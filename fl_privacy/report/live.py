@@ -46,7 +46,7 @@ class LiveRun:
             return cls(name=path.name, link=link, doing=str(state))
         doing, share, left = _doing(path, state)
         hidden = state.finished or state.shared
-        news = max(changed_at(path / name) for name in (*_WATCHED, ongoing.PROGRESS))
+        news = max(_changed(path / name)[0] for name in (*_WATCHED, ongoing.PROGRESS))
         return cls(
             name=path.name,
             link=link,
@@ -121,11 +121,6 @@ def signature(path: Path) -> tuple[object, ...]:
     return tuple(_changed(path / name) for name in _WATCHED)
 
 
-def changed_at(path: Path) -> float:
-    """Return the file's modification time in seconds; 0 without a file."""
-    return _changed(path)[0]
-
-
 def _changed(path: Path) -> tuple[float, int]:
     try:
         status = path.stat()
@@ -181,7 +176,7 @@ class WatchedFolder:
     def _folders(self) -> list[Path]:
         own = (path for path in self.folder.iterdir() if not path.is_symlink() and not ongoing.is_aside(path))
         found = (path for path in own if os.access(path, os.X_OK) and (path / ongoing.IDENTITY).is_file())
-        return sorted(found, key=lambda path: (changed_at(path / ongoing.IDENTITY), path.name))
+        return sorted(found, key=lambda path: (_changed(path / ongoing.IDENTITY)[0], path.name))
 
     def _read(self, path: Path) -> RunState | UserError:
         """Return the run's status, or the error in opening it, so that other runs can still be shown."""
@@ -209,7 +204,7 @@ class WatchedFolder:
         return render("live.html.j2", live=True, folder=self.folder, runs=standings, over=over, latest=latest)
 
     def _latest(self) -> tuple[str, Sequence[ImageView]] | None:
-        for path in sorted(self._folders(), key=lambda path: changed_at(path / ongoing.METRICS), reverse=True):
+        for path in sorted(self._folders(), key=lambda path: _changed(path / ongoing.METRICS)[0], reverse=True):
             state = self._read(path)
             if isinstance(state, RunState) and state.pictured:
                 if self._seen is None or self._seen[0] != (path, signature(path)):

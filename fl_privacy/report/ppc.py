@@ -209,11 +209,9 @@ def _curves(samples: Sequence[Sample], attack: str) -> dict[str, Markup]:
     return charts
 
 
-_BLUE, _ORANGE = SERIES[0], SERIES[1]
-
-
 def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distance: str, alt: str) -> Markup:
     """Draw accuracy, distance and their product over log10(||B|| / ||E|| + 1) (SPN, Figure 5); adaptive dashed."""
+    blue, orange, *_ = SERIES
 
     def draw(axes: Axes) -> None:
         right = axes.twinx()
@@ -227,13 +225,13 @@ def ppc_chart(plain: Sequence[PpcPoint], adaptive: Sequence[PpcPoint], *, distan
             x = [point.abscissa for point in ordered]
             style: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.4, "markerfacecolor": face}
             if not face:
-                axes.plot(x, [point.accuracy for point in ordered], line, color=_ORANGE, **style)
-            right.plot(x, [point.distance for point in ordered], line, color=_BLUE, **style)
+                axes.plot(x, [point.accuracy for point in ordered], line, color=orange, **style)
+            right.plot(x, [point.distance for point in ordered], line, color=blue, **style)
             right.plot(x, [point.calibrated for point in ordered], line[:-1], color=INK, linewidth=1.0)
         axes.set(xlabel="log10(‖B‖/‖E‖ + 1)", ylabel="Accuracy", xlim=(0, end), ylim=(0, 1))
         right.set(ylabel=distance, ylim=(0, max([1.0, *(point.distance * 1.05 for point in everything)])))
-        axes.yaxis.label.set_color(_ORANGE)
-        right.yaxis.label.set_color(_BLUE)
+        axes.yaxis.label.set_color(orange)
+        right.yaxis.label.set_color(blue)
         right.grid(visible=False)
 
     return draw_svg(draw, alt)
