@@ -68,7 +68,7 @@ class PixelPrior:
         return PixelPrior(self.means.to(like), self.bases.to(like), self.residual, self.images)
 
 
-_learned = WeakTensorKeyDictionary()  # priors by their images
+_learned = WeakTensorKeyDictionary()  # labels, classes and prior by images
 _latest: dict[bytes, PixelPrior] = {}  # the last prior by its images' content: runs of a study load them anew
 _MOST_KEPT = 1 << 23  # most values of a prior that is kept without its images
 
@@ -78,17 +78,19 @@ def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> Pixe
 
     It has the mean and principal components of each class, drawn to those of all.
     """
-    if images not in _learned:
+    known = _learned[images] if images in _learned else None
+    if known is None or known[0] is not labels or known[1] != num_classes:
         chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
         few, classes = images[chosen], None if labels is None else labels[chosen].long()
         content = hashlib.blake2b(repr((few.shape, few.dtype, few.device, num_classes, classes is None)).encode())
         for each in (few,) if classes is None else (few, classes):
             content.update(each.cpu().numpy().tobytes())
-        _learned[images] = prior = _latest.get(content.digest()) or _learn(few, classes, num_classes)
+        prior = _latest.get(content.digest()) or _learn(few, classes, num_classes)
+        _learned[images] = known = labels, num_classes, prior
         _latest.clear()
         if prior.bases.numel() <= _MOST_KEPT:
             _latest[content.digest()] = prior
-    found: PixelPrior = _learned[images]
+    found: PixelPrior = known[2]
     return found
 
 

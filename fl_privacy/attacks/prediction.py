@@ -77,8 +77,6 @@ class PlannedTraining:
 
 
 class _Called(TorchFunctionMode):
-    """Names of called functions."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names = set[str]()

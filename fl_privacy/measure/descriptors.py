@@ -5,9 +5,9 @@ Coarse brightness is removed, and one image is mirrored and shifted by up to a t
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,17 +28,32 @@ Made = TypeVar("Made")
 
 
 class Latest(Generic[Made]):
-    """Makes objects of images, and keeps the latest by content."""
+    """Makes objects of tensors, and keeps the latest ``most`` by content."""
 
-    def __init__(self, make: Callable[[Tensor], Made], most: int) -> None:
+    def __init__(self, make: Callable[..., Made], most: int) -> None:
         self._make, self._most, self._kept = make, most, dict[object, Made]()
 
-    def __call__(self, images: Tensor) -> Made:
-        key = images.shape, images.dtype, hashlib.blake2b(images.numpy().tobytes()).digest()
-        kept = self._kept
-        kept[key] = found = kept.pop(key, None) or self._make(images.clone())
+    def __call__(self, *given: Tensor) -> Made:
+        key = tuple((one.shape, one.dtype, hashlib.blake2b(one.numpy().tobytes()).digest()) for one in given)
+        own, kept = (one.clone(memory_format=torch.contiguous_format) for one in given), self._kept
+        kept[key] = found = kept.pop(key, None) or self._make(*own)
         while len(kept) > self._most:
             del kept[next(iter(kept))]
+        return found
+
+
+class Once:
+    """Keeps what is computed of an object, by a key."""
+
+    @cached_property
+    def _once(self) -> dict[object, Any]:
+        return {}
+
+    def once(self, key: object, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` returned for ``key`` the first time."""
+        if key not in self._once:
+            self._once[key] = make()
+        found: Made = self._once[key]
         return found
 
 
@@ -73,50 +88,44 @@ FINE = DescriptorScale(
 
 
 @dataclass(frozen=True, eq=False)
-class Descriptors:
+class Descriptors(Once):
     """Descriptors of originals or candidates (N, C, H, W) in [0, 1], not shifted."""
 
     images: Tensor
     sight: DescriptorScale
-    _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
-    _inner: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
-        if blur not in self._inner:
-            gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
-            edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-            changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
-            bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
-            self._inner[blur] = with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
-        if (blur, window) not in self._made:
-            inner = self._inner[blur]
-            cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
-            self._made[blur, window] = _unit(inner[..., cut[0], cut[1]])
-        return self._made[blur, window]
+        inner = self.once(blur, lambda: self._inner(blur))
+        cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
+        return self.once((blur, window), lambda: _unit(inner[..., cut[0], cut[1]]))
+
+    def _inner(self, blur: int) -> Tensor:
+        gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
+        edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
+        changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
+        bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
+        return with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
 
 
 @dataclass(frozen=True, eq=False)
-class ShiftedDescriptors:
+class ShiftedDescriptors(Once):
     """Descriptors of a guess (1, C, H, W) in [0, 1] at all shifts, also of its channels' common part."""
 
     image: Tensor
     sight: DescriptorScale
-    _made: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
-    _both: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (V, D) of unit length."""
-        if (blur, window) not in self._made:
-            if blur not in self._both:
-                images = with_detail(blurred(self._shown, BLURS[blur]))
-                self._both[blur] = torch.stack([images, images.flip(-1)], dim=1)
-            both = self._both[blur] if window == 0 else self._both[blur][: len(self._grays)]
-            height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
-            places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
-            cut = _windows(height, width, self.sight.gap)[window]
-            self._made[blur, window] = _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
-        return self._made[blur, window]
+        return self.once((blur, window), lambda: self._rows(blur, window))
+
+    def _rows(self, blur: int, window: int) -> Tensor:
+        images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
+        both = torch.stack([images, images.flip(-1)], dim=1)[: len(images) if window == 0 else len(self._grays)]
+        height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
+        places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
+        cut = _windows(height, width, self.sight.gap)[window]
+        return _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
 
     @cached_property
     def _grays(self) -> Tensor:

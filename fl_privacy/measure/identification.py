@@ -1,10 +1,9 @@
 """Identify a guess's original among candidates that no attack saw, up to harmless changes."""
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -41,7 +40,6 @@ class PublicImages:
     controls: dict[tuple[bytes, int | None], tuple[float, float]] = field(default_factory=dict, repr=False)
     # original -> cached lead and likeness of the nearest public image
     near: dict[bytes, tuple[float, float]] = field(default_factory=dict, repr=False)
-    _turnings: dict[bytes, Turning] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -62,15 +60,9 @@ class PublicImages:
     def gallery(self) -> Gallery:
         return Gallery(self.rivals)
 
-    def turning(self, guess: Tensor, rivals: Tensor, usual: Tensor) -> Turning:
-        """Return ``guess`` next to these rivals, cached if compared lately."""
-        key, kept = hashlib.blake2b(guess.numpy().tobytes() + rivals.numpy().tobytes()).digest(), self._turnings
-        kept[key] = found = kept.pop(key, None) or Turning(
-            guess=guess.clone(), others=self.gallery, rivals=rivals, usual=usual
-        )
-        while len(kept) > MOST_LATEST:
-            del kept[next(iter(kept))]
-        return found
+    @cached_property
+    def turning(self) -> Latest[Turning]:  # of a guess, rivals, and the usual ones
+        return Latest(partial(Turning, self.gallery), 18)  # a victim's controls are its neighbors' guesses
 
     def nearest(self, original: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the image most similar to ``original`` (C, H, W), if any, and almost equal ones (K, C, H, W)."""
@@ -114,7 +106,6 @@ def _as_bytes(images: Tensor) -> Tensor:
     return (255 * images.clamp(0, 1)).round().to(torch.uint8).flatten(1)
 
 
-MOST_LATEST = 18  # guesses kept with what was computed for them: a victim's controls are its neighbors' guesses
 RIVALS = 10  # nearest candidates for the foreign share of a guess
 LUCK = 0.3
 """Lead gained by luck with e = 2.7 times as many guesses, or that many times fewer candidates."""
@@ -191,11 +182,11 @@ class Look:
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
 
     def _among(self, guess: Turning) -> tuple[Tensor, Tensor, Tensor]:
-        kept, key = guess.among, (self.sight, self.rivals.numpy().tobytes())
-        if key not in kept:
-            found = self._correlations(guess, guess.others, self.rivals)
-            kept[key] = relative(found, torch.searchsorted(self.rivals, self.usual))
-        return kept[key]
+        usual = torch.searchsorted(self.rivals, self.usual)
+        return guess.once(
+            (self.sight, self.rivals.numpy().tobytes()),
+            lambda: relative(self._correlations(guess, guess.others, self.rivals), usual),
+        )
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
         """Return a guess's largest absolute correlations (W, K) with ``which`` (K,) images, of each way."""

@@ -124,15 +124,15 @@ def pair_labels(guesses: Tensor, truths: Tensor) -> Tensor:
     """
     order = (guesses != truths).long().argsort(stable=True)
     guesses, truths = guesses[order], truths[order]
-    same = _numbered(truths)[:, None] == _numbered(guesses)
+    same = numbered(truths)[:, None] == numbered(guesses)
     paired = truths.clone()
     paired[~same.any(1)] = guesses[~same.any(0)]
     return paired[order.argsort()]
 
 
-def _numbered(labels: Tensor) -> Tensor:
-    """Make labels (B,) distinct by the number of earlier occurrences."""
-    return labels * len(labels) + (labels[:, None] == labels).tril(-1).sum(1)
+def numbered(tokens: Tensor) -> Tensor:
+    """Make tokens or labels (..., L) distinct by the number of earlier occurrences."""
+    return tokens * tokens.shape[-1] + (tokens[..., None] == tokens[..., None, :]).tril(-1).sum(-1)
 
 
 def label_correct(guesses: Tensor, truths: Tensor) -> Tensor:

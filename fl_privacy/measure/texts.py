@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fl_privacy.measure.matching import Match, hard_labels, matched, no_guess, order_of
+from fl_privacy.measure.matching import Match, hard_labels, matched, no_guess, numbered, order_of
 from fl_privacy.types import Batch, Reconstruction
 
 _RIGHT_PLACE = 2.0  # weight of tokens at their place next to common tokens, in matching guesses to texts
@@ -102,7 +102,7 @@ def rouge_l(guesses: Tensor, truths: Tensor) -> Tensor:
 
 def most_frequent(public: Tensor, lengths: Tensor) -> Tensor:
     """Guess texts (N, L) of ``lengths`` (N,), as a control, by the most frequent ``public`` tokens (M, W)."""
-    tokens, counts = torch.unique(_numbered(public)[public >= 0], return_counts=True)
+    tokens, counts = torch.unique(numbered(public)[public >= 0], return_counts=True)
     order = counts.argsort(descending=True, stable=True)
     width = int(lengths.max()) if len(lengths) else 0
     best = tokens[order][:width] // public.shape[1]
@@ -130,13 +130,8 @@ def _assign(guesses: Tensor, truths: Tensor) -> Tensor:
 
 def _common(guesses: Tensor, truths: Tensor) -> Tensor:
     guesses, truths = widened([guesses, truths])
-    same = _numbered(guesses)[:, :, None] == _numbered(truths)[:, None]
+    same = numbered(guesses)[:, :, None] == numbered(truths)[:, None]
     return (same & (guesses >= 0)[:, :, None]).sum((1, 2)).double()
-
-
-def _numbered(tokens: Tensor) -> Tensor:
-    """Make tokens (N, L) distinct by the number of earlier occurrences."""
-    return tokens * tokens.shape[1] + (tokens[:, :, None] == tokens[:, None]).tril(-1).sum(2)
 
 
 def _count(tokens: Tensor) -> Tensor:

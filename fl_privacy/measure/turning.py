@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 
 import torch
@@ -14,6 +14,7 @@ from fl_privacy.measure.descriptors import (
     Descriptors,
     DescriptorScale,
     Latest,
+    Once,
     ShiftedDescriptors,
     grays,
     small,
@@ -32,13 +33,12 @@ LEAST_SIDE = 8  # pixels of the shorter side below which nothing is turned
 
 
 @dataclass(frozen=True, eq=False)
-class Poses:
+class Poses(Once):
     """P poses of a guess: mirrored, rotated, scaled and shifted."""
 
     flip: Tensor  # (P, 2, 2) a mirror or quarter turn
     place: Tensor  # (P, 4) scale factor, degrees, and shares of the side by which it is moved right and down
     slack: Tensor  # (P,) share of the side by which the middle is smaller than the image, on each side
-    _grids: dict[tuple[int, int], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.flip)
@@ -55,10 +55,9 @@ class Poses:
     def drawn(self, gray: Tensor) -> Tensor:
         """Render images (1, 1, H, W) or (P, 1, H, W), each in its pose, (P, 1, H, W), with repeated edges."""
         size = gray.shape[-2], gray.shape[-1]
-        if size not in self._grids:
-            self._grids[size] = self._grid(*size)
+        grid = self.once(size, lambda: self._grid(*size))
         return functional.grid_sample(
-            gray.expand(len(self), 1, *size), self._grids[size], padding_mode="border", align_corners=False
+            gray.expand(len(self), 1, *size), grid, padding_mode="border", align_corners=False
         )
 
     def _grid(self, height: int, width: int) -> Tensor:
@@ -103,17 +102,13 @@ def _looks(gray: Tensor, side: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Gallery:
+class Gallery(Once):
     """Images (N, C, H, W) in [0, 1] with their descriptors, computed on first use."""
 
     images: Tensor
-    _looks: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _cut: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
-    _slid: dict[tuple[int, float], tuple[Tensor, Tensor]] = field(default_factory=dict, init=False, repr=False)
-    _standing: dict[DescriptorScale, Descriptors] = field(default_factory=dict, init=False, repr=False)
 
     def standing(self, sight: DescriptorScale) -> Descriptors:
-        return self._standing.setdefault(sight, Descriptors(self.images, sight))
+        return self.once(sight, lambda: Descriptors(self.images, sight))
 
     @cached_property
     def _gray(self) -> Tensor:
@@ -121,19 +116,13 @@ class Gallery:
 
     def at(self, side: int) -> Tensor:
         """Return descriptors (N, L, h, w) at ``side`` pixels."""
-        if side not in self._looks:
-            self._looks[side] = _looks(self._gray, side)
-        return self._looks[side]
+        return self.once(side, lambda: _looks(self._gray, side))
 
     def windows(self, side: int, slack: float) -> tuple[Tensor, Tensor]:
-        if (side, slack) not in self._slid:
-            self._slid[side, slack] = _windows(self.at(side), slack)
-        return self._slid[side, slack]
+        return self.once((side, slack), lambda: _windows(self.at(side), slack))
 
     def tiles(self, grid: int) -> Tensor:
-        if grid not in self._cut:
-            self._cut[grid] = _tiles(self._gray, grid)
-        return self._cut[grid]
+        return self.once(("tiles", grid), lambda: _tiles(self._gray, grid))
 
 
 gallery_of = Latest(Gallery, 16)  # of originals, which are compared with a guess and with each of its controls
@@ -228,23 +217,17 @@ class _Placed:
         return placed.refined(images, CLOSE, torch.arange(number))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Turning:
+@dataclass(frozen=True, eq=False)
+class Turning(Once):
     """A guess next to the rivals, whatever the originals are."""
 
-    guess: Tensor  # (1, C, H, W) in [0, 1]
     others: Gallery
+    guess: Tensor  # (1, C, H, W) in [0, 1]
     rivals: Tensor  # (R,) indices of the candidates that count, sorted
     usual: Tensor  # (U,) indices of the candidates that define the usual correlation
-    # strengths of rivals, with mean and spread of the usual correlations
-    among: dict[tuple[DescriptorScale, bytes], tuple[Tensor, Tensor, Tensor]] = field(
-        default_factory=dict, init=False, repr=False
-    )
-    _shifted: dict[DescriptorScale, ShiftedDescriptors] = field(default_factory=dict, init=False, repr=False)
-    _middles: dict[int, list[tuple[Tensor, float, Tensor]]] = field(default_factory=dict, init=False, repr=False)
 
     def shifted(self, sight: DescriptorScale) -> ShiftedDescriptors:
-        return self._shifted.setdefault(sight, ShiftedDescriptors(self.guess, sight))
+        return self.once(sight, lambda: ShiftedDescriptors(self.guess, sight))
 
     def ways(self, originals: Gallery) -> list[Way]:
         """Compare the guess in all poses, and in tiles of each grid."""
@@ -325,18 +308,19 @@ class Turning:
         found, best = self._search(windows, NEAR).max(0)
         return _Placed(found, every[best % len(every)], self._gray[best // len(every)])
 
+    def _middles(self, side: int) -> list[tuple[Tensor, float, Tensor]]:
+        every = poses(few=side == FAR)
+        drawn = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
+        slacks = every.slack.repeat(len(self._gray))
+        return [
+            (which := slacks == slack, slack, _middle(drawn[which], slack).flatten(2).permute(1, 2, 0))
+            for slack in sorted(set(slacks.tolist()))
+        ]
+
     def _search(self, windows_at: Callable[[float], tuple[Tensor, Tensor]], side: int) -> Tensor:
         """Return the largest absolute correlation (P, N) of each pose, grouped by gray version, with images."""
-        every = poses(few=side == FAR)
-        if side not in self._middles:
-            drawn = torch.cat([_looks(every.drawn(gray[None]), side) for gray in self._gray])
-            slacks = every.slack.repeat(len(self._gray))
-            self._middles[side] = [
-                (which := slacks == slack, slack, _middle(drawn[which], slack).flatten(2).permute(1, 2, 0))
-                for slack in sorted(set(slacks.tolist()))
-            ]
         found = torch.empty(0)
-        for which, slack, middles in self._middles[side]:
+        for which, slack, middles in self.once(side, lambda: self._middles(side)):
             windows, lengths = windows_at(slack)
             slid = windows.flatten(1, 2) @ middles
             found = found if len(found) else torch.empty(len(which), lengths.shape[1])

@@ -124,7 +124,6 @@ def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, fl
 
 
 def _drowned(values: Tensor, dropped: float, noise_std: float) -> bool:
-    """Return ``True`` if the kept values are smaller than the noise."""
     return noise_std > 0 and float(values.square().mean()) <= (2 - dropped) * noise_std**2
 
 

@@ -360,7 +360,6 @@ class AutoAttack:
 
     @property
     def _evaluations(self) -> int | None:
-        """Return the evaluations of a victim; ``None`` for a budget in seconds."""
         return self.evaluations or sub_attacks.EVALUATIONS.get(str(self.budget))
 
     def _attack(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:

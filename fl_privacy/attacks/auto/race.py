@@ -71,9 +71,6 @@ class _OfAllLayers(Cosine):
     def __call__(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
         return torch.stack([self._of_layer(s).clamp_min(EXACT).log() for s in statistics.values()]).mean(0).exp()
 
-    def of_widest(self, statistics: Mapping[str, LayerStatistics]) -> Tensor:
-        return self._of_layer(max(statistics.values(), key=lambda one: one.target.size))
-
 
 _common, _angle = _OfAllLayers(epsilon=1e-12), Cosine()
 
@@ -89,7 +86,8 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
         found = []  # of all tensors, the widest and the whole
         for one, hidden in zip(problem.rounds, given[2], strict=True):
             statistics = one.statistics(*given[:2], hidden)
-            found.append(torch.stack([_common(statistics), _common.of_widest(statistics), _angle(statistics)]))
+            widest = _common._of_layer(max(statistics.values(), key=lambda each: each.target.size))
+            found.append(torch.stack([_common(statistics), widest, _angle(statistics)]))
         mismatch, widest, angle = torch.stack(found).mean(0).double()
         misfit = (problem.mismatch(*given) / problem.zero_loss()).double()
     rough = problem.roughness(Guess(images, 1, lambda: ())).double()

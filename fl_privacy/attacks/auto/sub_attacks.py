@@ -196,7 +196,7 @@ def entries(
     trained = any(
         name.endswith("running_mean") and bool(value.any()) for name, value in observation.sent.buffers.items()
     )
-    if any(layer.track_running_stats for layer in layers) and (trained or _shares_statistics(observation)):
+    if any(layer.track_running_stats for layer in layers) and (trained or uploaded_statistics(observation)):
         chosen[1:1] = [(usual, 0, 1e-1), (usual, 1, 1e-2)]
     more = [(curved, 1e-3), (layered, 1e-3)] if smooth else [(signed, 4e-1), (signed, 1e-1)]
     if _is_noisy(observation):
@@ -211,7 +211,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
     Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller. The
     last matches the statistics of the client's own batch if it uploads them.
     """
-    statistics = (BatchNormStatistics(weight=0.1 if _shares_statistics(observation) else 1e-3),)
+    statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
         objective=Cosine(),
         optimizer=Adam(lr=0.1, sign="hard", schedule=StepDecay()),
@@ -232,10 +232,6 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
         SubAttack(name="cosine by signed Adam", attack=base),
         SubAttack(name="cosine and batch-norm statistics by signed Adam", attack=replace(base, priors=statistics)),
     )
-
-
-def _shares_statistics(observation: Observation) -> bool:
-    return not observation.knowledge.defense and bool(uploaded_statistics(observation))
 
 
 def _share_known(observation: Observation) -> float:

@@ -93,7 +93,6 @@ def _squares(values: Tensor) -> Tensor:
 
 
 def _descended(loss: Callable[[Tensor], Tensor], images: Tensor, evaluations: int, report: Report) -> Tensor:
-    """Descend by L-BFGS, each victim alone, and return the best images."""
     shape, variables = images.shape, images.flatten(1)
     best, least = variables, torch.full_like(variables[:, 0], torch.inf)
     settings = LBFGS(inner=20, history=50, line_search="strong_wolfe", tolerance_grad=0.0, tolerance_change=0.0)
@@ -142,8 +141,10 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
         return None
     each = first.random.numel() // norm.num_features
     found = of_batch(observation, first.name, size * each)
-    mean, variance = found[names[0]], found[names[1]].clamp_min(0)
-    own = {name: value.to(sent.buffers[name]) for name, value in zip(names, (mean, variance), strict=True)}
+    if not found:
+        return None
+    mean, variance = (found[name] for name in names)
+    own = {name: value.to(sent.buffers[name]) for name, value in found.items()}
     state = ModelState(sent.parameters, {**sent.buffers, **own})
     layer = find_first_layer(observation.model, state, shape, fixed_norms=True)
     weight = sent.parameters.get(f"{first.name}.weight", torch.ones_like(mean)).double()

@@ -30,14 +30,6 @@ _LEAST_CURVATURE = 0.1  # least curvature of the likelihood in a pair of compone
 _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
-def row_basis(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return orthonormal bases R (V, B, N) of the row spaces of G (V, M, N), and whether each G has rank B (V,)."""
-    gradients = weights.double()
-    values, vectors = torch.linalg.eigh(gradients @ gradients.mT)
-    top = vectors[..., -count:]
-    return torch.linalg.qr((top.mT @ gradients).mT)[0].mT, values[:, -count] > _RANK**2 * values[:, -1]
-
-
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
     """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) in the basis R.
 
@@ -217,11 +209,13 @@ class CocktailParty(GroupAttack):
     def _components(
         self, observations: Sequence[Observation], layer: FirstLayer, seed: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return R (V, B, N), inputs (V, B, N) and whether the gradient has the rank of a batch (V,)."""
+        """Return R (V, B, N), a basis of the gradient's rows, inputs (V, B, N), and whether its rank is B (V,)."""
         count, shape = observations[0].upload.num_examples, observations[0].input_shape
         gradients = [as_gradient(observation) for observation in observations]
         weights, biases = (torch.stack([gradient[name] for gradient in gradients]) for name in layer.names)
-        basis, enough = row_basis(weights, count)
+        values, vectors = torch.linalg.eigh(weights.double() @ weights.double().mT)
+        basis = torch.linalg.qr((vectors[..., -count:].mT @ weights.double()).mT)[0].mT
+        enough = values[:, -count] > _RANK**2 * values[:, -1]
         starts = []
         for observation in observations:
             rng = derive_generator(seed, "cocktail_party", str(observation.id))
@@ -289,9 +283,14 @@ class _Mixed:
 
         Start or end is returned, whichever is likelier by misfit and independence.
         """
-        first = inputs @ self.basis.T
-        known = self._by_silence(first) if self._is_silent(first, labels) else []
-        start = min([(first, labels), *known], key=self._unlikeliness)
+        first, mixture = inputs @ self.basis.T, self._mixture
+        starts = [(first, labels)]
+        if self._is_silent(first, labels):
+            columns, bias = mixture.observed[:, :-1], mixture.observed[:, -1]
+            found = unmixed_by_silence(columns, bias, first, mixture.projected, mixture.bias)
+            classes = None if found is None else self.classes(found @ self.basis)
+            starts += [] if found is None or classes is None else [(found, classes)]
+        start = min(starts, key=self._unlikeliness)
         (mixing, labels), reached = start, []
         for number in timely(range(_RELABELED)):
             report((1 + number) / (2 + _RELABELED))
@@ -303,14 +302,6 @@ class _Mixed:
             labels = following
         end = min(reached, key=lambda tried: _or_worst(misfit(self._mixture, *tried)))
         return min(start, end, key=self._unlikeliness)[0] @ self.basis
-
-    def _by_silence(self, first: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Find A (B, B) and its classes (B,) by silent neurons; empty if nothing is found."""
-        mixture = self._mixture
-        columns, bias = mixture.observed[:, :-1], mixture.observed[:, -1]
-        found = unmixed_by_silence(columns, bias, first, mixture.projected, mixture.bias)
-        classes = None if found is None else self.classes(found @ self.basis)
-        return [] if found is None or classes is None else [(found, classes)]
 
     def _unlikeliness(self, tried: tuple[Tensor, Tensor]) -> float:
         equations, left = self._mixture.observed.numel(), _or_worst(misfit(self._mixture, *tried))

@@ -420,14 +420,12 @@ class _Step:
         return often, sums
 
     def _chooses(self, node: fx.Node) -> bool:
-        """Return ``True`` if a node selects from the values at ``before`` alone."""
         graph = self.network.graph
         own = graph.behind(node, {self.before})
         return self.before in own and all(graph.kind(each) in ("chooses", "same") for each in own - {self.before})
 
 
 def _enough(equations: Sequence[Equations]) -> bool:
-    """Return ``True`` if there may be enough equations, and not too many unknowns."""
     layer = equations[0].layer
     places = layer.shape[1] * layer.shape[2]
     return places <= _MOST_PLACES and sum(each.layer.gradients for each in equations) >= places

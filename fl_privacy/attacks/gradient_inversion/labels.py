@@ -268,9 +268,10 @@ def choose_labels(
 
 def policy_for(observation: Observation) -> LabelPolicy:
     """Return ``optimize`` if neither the attacker's knowledge nor the upload says anything of the labels."""
-    layer = output_layer(observation.model, observation.num_classes)
+    model, number = observation.model, observation.num_classes
+    layer = output_layer(model, number) or logit_layer(model, number)
     seen = layer is not None and any(name in observation.upload.tensors for name in layer if name)
-    seen = seen or getattr(observation.model, "next_token", False)  # labels are the texts' own words
+    seen = seen or getattr(model, "next_token", False)  # labels are the texts' own words
     return "auto" if seen or observation.knowledge.labels is not None else "optimize"
 
 

@@ -281,8 +281,7 @@ class Prepared:
         )
 
     def _own_statistics(self, victims: Sequence[PreparedVictim]) -> Tensors:
-        compared = any(isinstance(prior, BatchNormStatistics) for prior in self.settings.priors)
-        if not compared or victims[0].observation.knowledge.defense:
+        if not any(isinstance(prior, BatchNormStatistics) for prior in self.settings.priors):
             return {}
         found = [uploaded_statistics(victim.observation) for victim in victims]
         return {name: torch.stack([one[name] for one in found]).to(self._like) for name in found[0] if all(found)}
@@ -316,7 +315,6 @@ class Prepared:
         return AssumedTransform(transforms, torch.stack(chosen).to(self._like.device))
 
     def _held(self, victims: Sequence[PreparedVictim], restarts: Sequence[int]) -> Tensor | None:
-        """Return the values (V, m) that the source of images holds fixed."""
         source = self.settings.source
         if source is None:
             return None

@@ -153,6 +153,7 @@ def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingPro
 
 
 _RUNNING = ("running_mean", "running_var")
+_LEAST_SHARE = 1e-3  # least momentum: below it, rounding of running statistics hides the batch's
 
 
 def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
@@ -164,12 +165,13 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 def uploaded_statistics(observation: Observation) -> Tensors:
     """Return the batch's mean and variance (C,) by buffer name, from the running ones sent and uploaded.
 
-    Empty unless the client took one step in training mode.
+    Empty unless the client took one step in training mode without a known defense, and rounding leaves them.
     """
     plan, size, state = observation.plan, observation.upload.num_examples, observation.assumed()
     names = {f"{layer}.{kind}" for layer in _normalizing(observation.model) for kind in _RUNNING}
     one_step = plan.shares == "gradient" or number_of_steps(size, plan) == 1
-    if plan.batch_norm != "train" or not one_step or not names <= observation.upload.buffers.keys():
+    known = plan.batch_norm == "train" and one_step and not observation.knowledge.defense
+    if not names or not known or not names <= observation.upload.buffers.keys():
         return {}
     evaluating, device = replace(plan, batch_norm="eval"), next(iter(state.parameters.values())).device
     model = frozen_copy(observation.model, state, evaluating, device=device, dtype=torch.float32)
@@ -181,12 +183,19 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return the batch's mean and variance (C,) of ``layer``, of so many values, by their running ones' names."""
+    """Return the mean and variance (C,) of a batch of so many ``values`` in ``layer``, by their running ones' names.
+
+    Empty if the running ones change too little to show them, or are not finite.
+    """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
     share = getattr(observation.model.get_submodule(layer), "momentum", None)
     share = 1 / (float(sent[f"{layer}.num_batches_tracked"]) + 1) if share is None else share
+    if share < _LEAST_SHARE:
+        return {}
     factors = {f"{layer}.running_mean": 1.0, f"{layer}.running_var": (values - 1) / values}
-    return {
+    found = {
         name: factor * (uploaded[name].double() - (1 - share) * sent[name].double()) / share
         for name, factor in factors.items()
     }
+    found[f"{layer}.running_var"].clamp_(min=0)  # rounding makes a variance of 0 negative
+    return found if all(bool(value.isfinite().all()) for value in found.values()) else {}

@@ -198,7 +198,6 @@ class _Between:
         return 1 - dot / (squared * observed).clamp_min(torch.finfo(dot.dtype).tiny).sqrt()
 
     def _gradients(self, at: Tensors, images: Tensor) -> Tensors:
-        """Return the gradients (V, *shape) at each victim's parameters."""
         if self.mapped:
             return cast(Tensors, vmap(grad(self.loss))(at, images, self.labels))
         each = []

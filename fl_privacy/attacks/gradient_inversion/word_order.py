@@ -189,8 +189,6 @@ class Rearranged:
         return orders[torch.arange(len(read)), best]
 
     def _mismatch(self, problem: Problem, tried: Tensor) -> Tensor:
-        """Return the mismatch (V, T) of guesses (V, T, N)."""
-
         def mismatch(own: Problem, some: Tensor) -> Tensor:
             return own.mismatch(own.images(some), own.guessed_labels(some), own.hidden_gradients(some))
 

@@ -119,12 +119,10 @@ class AttributeWatch:
 
 
 def _sketched(sketch: GradientSketch, observation: Observation, read: ReadRound) -> Tensor:
-    """Project an upload to its sketch, (1, F)."""
     return sketch({name: t.to(read.device).unsqueeze(0) for name, t in mean_gradient(observation).items()})
 
 
 def _above_mean(values: Tensor) -> Tensor:
-    """Compare values (C, K) with their means over the clients that replied."""
     return values - values.nanmean(1, keepdim=True)
 
 

@@ -189,7 +189,6 @@ def channel(defense: effects.Description, updates: Sequence[Tensors], clientele:
 
 
 def _adds_known_noise(effect: effects.Effect) -> bool:
-    """Test that ``effect`` is known clipping, or adds normal noise of known size."""
     if type(effect) is effects.ClippedExamples:
         return effect.norm is not None and bool(effect.noise_multiplier)
     if type(effect) is effects.Gaussian:

@@ -61,7 +61,6 @@ class RowPrior:
 
 
 def _coded(schema: Schema, edges: Tensor, codes: Tensor, rows: Tensor, labels: Tensor) -> Tensor:
-    """Return the codes (..., D) of rows (..., F)."""
     places, there = (each.to(rows.device) for each in schema.groups)
     numbers = rows[..., schema.number_values.to(rows.device)]
     found = torch.empty((*labels.shape, len(schema.columns) + 1), dtype=torch.long, device=rows.device)

@@ -70,8 +70,6 @@ class _FirstStep(VictimGradients):
 
 @dataclass(frozen=True, eq=False)
 class _TextLikelihood:
-    """The likelihood of the updates of a batch of texts."""
-
     likelihood: Likelihood
     steps: Sequence[_FirstStep]
     source: WordEmbeddings

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from fl_privacy.attacks.gradient_inversion.labels import (
     infer_labels,
     nearest_counts,
     output_layer,
+    policy_for,
     usual_outputs,
 )
 from fl_privacy.models.gradients import loss_gradients
@@ -138,3 +141,16 @@ def test_a_layer_that_was_withheld_in_part_is_no_evidence() -> None:
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     zero = {"1.weight": torch.zeros(CLASSES, 48), "1.bias": torch.zeros(CLASSES)}
     assert usual_outputs(model, (3, 4, 4), layer, torch.Generator().manual_seed(0), zero)[0].isfinite().all()
+
+
+def test_labels_behind_one_logit_are_inferred_and_not_optimized() -> None:
+    """A last layer with one output before a sigmoid is an output layer for two classes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    loss = nn.functional.binary_cross_entropy_with_logits(model(torch.rand(1, 4)), torch.ones(1, 1))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    seen = Observation.of_gradients(model, gradients, input_shape=4, batch_size=1, loss="bce")
+    seen = replace(seen, num_classes=2)
+    assert policy_for(seen) == "auto"
+    withheld = {name: value for name, value in seen.upload.tensors.items() if not name.startswith("2.")}
+    assert policy_for(replace(seen, upload=replace(seen.upload, tensors=withheld))) == "optimize"

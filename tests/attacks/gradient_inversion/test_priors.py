@@ -96,6 +96,22 @@ def test_running_statistics_of_one_step_give_those_of_the_batch(momentum: float 
     assert others > 0.1
 
 
+@pytest.mark.parametrize("momentum", [0.0, 1e-6, 0.001])
+def test_statistics_that_rounding_hides_are_left_out(momentum: float) -> None:
+    _, seen = step_in_training_mode(IMAGES[0].float(), momentum)
+    sent, upload = replace(seen.sent, buffers=dict(seen.sent.buffers)), seen.upload
+    name = "1.running_var"
+    sent.buffers[name] = torch.full((4,), 0.7)
+    dead = sent.buffers[name] * (1 - momentum)
+    shifted = [dead.nextafter(torch.zeros(4)), dead]
+    for value in shifted:
+        buffers = {**upload.buffers, name: value}
+        found = uploaded_statistics(replace(seen, sent=sent, upload=replace(upload, buffers=buffers)))
+        assert bool(found) == (momentum == 0.001)
+        assert all(bool(value.isfinite().all()) for value in found.values())
+        assert not found or float(found[name].min()) >= 0
+
+
 @pytest.mark.parametrize("change", ["evaluation", "withheld", "steps"])
 def test_there_are_no_statistics_of_the_batch_otherwise(change: str) -> None:
     _, seen = step_in_training_mode(IMAGES[0].float(), 0.1)

@@ -132,6 +132,12 @@ def test_a_prior_of_the_same_images_is_learned_once():
     assert other is not prior and torch.equal(other.means[0].view(28, 28), public.inputs.flip(-1).mean((0, 1)))
 
 
+def test_a_prior_is_learned_anew_with_other_labels():
+    public = load_data("mnist_mini").train.batch(torch.arange(0, 4000, 40))
+    without = learn_prior(public.inputs, None, 10)
+    assert (len(without.means), len(learn_prior(public.inputs, public.labels, 10).means)) == (1, 10)
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_photographs_are_smooth(shape):
     prior = prior_of_photographs(shape)
