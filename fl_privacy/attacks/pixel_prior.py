@@ -78,19 +78,18 @@ def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> Pixe
 
     It has the mean and principal components of each class, drawn to those of all.
     """
-    known = _learned[images] if images in _learned else None
-    if known is None or known[0] is not labels or known[1] != num_classes:
+    if images not in _learned or _learned[images][0] is not labels or _learned[images][1] != num_classes:
         chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
         few, classes = images[chosen], None if labels is None else labels[chosen].long()
         content = hashlib.blake2b(repr((few.shape, few.dtype, few.device, num_classes, classes is None)).encode())
         for each in (few,) if classes is None else (few, classes):
             content.update(each.cpu().numpy().tobytes())
         prior = _latest.get(content.digest()) or _learn(few, classes, num_classes)
-        _learned[images] = known = labels, num_classes, prior
+        _learned[images] = labels, num_classes, prior
         _latest.clear()
         if prior.bases.numel() <= _MOST_KEPT:
             _latest[content.digest()] = prior
-    found: PixelPrior = known[2]
+    found: PixelPrior = _learned[images][2]
     return found
 
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -45,16 +45,12 @@ class Latest(Generic[Made]):
 class Once:
     """Keeps what is computed of an object, by a key."""
 
-    @cached_property
-    def _once(self) -> dict[object, Any]:
-        return {}
-
     def once(self, key: object, make: Callable[[], Made]) -> Made:
         """Return what ``make`` returned for ``key`` the first time."""
-        if key not in self._once:
-            self._once[key] = make()
-        found: Made = self._once[key]
-        return found
+        kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
+        if key not in kept:
+            kept[key] = make()
+        return kept[key]
 
 
 @dataclass(frozen=True)
@@ -96,16 +92,17 @@ class Descriptors(Once):
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (N, D) of unit length; the product of two rows is a correlation."""
-        inner = self.once(blur, lambda: self._inner(blur))
+
+        def inside() -> Tensor:
+            gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
+            edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
+            changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
+            bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
+            return with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
+
+        inner = self.once(blur, inside)
         cut = _windows(*inner.shape[-2:], self.sight.gap)[window]
         return self.once((blur, window), lambda: _unit(inner[..., cut[0], cut[1]]))
-
-    def _inner(self, blur: int) -> Tensor:
-        gray = small(self.images.float().mean(1, keepdim=True), self.sight.side)
-        edges = shift_reach(gray.shape[-2]), shift_reach(gray.shape[-1])
-        changed = blurred(gray, BLURS[blur]) if blur < _MOSAIC else _mosaic(gray, *MOSAICS[blur - _MOSAIC])
-        bottom, right = gray.shape[-2] - edges[0], gray.shape[-1] - edges[1]
-        return with_detail(changed)[..., edges[0] : bottom, edges[1] : right]
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,15 +114,16 @@ class ShiftedDescriptors(Once):
 
     def rows(self, blur: int, window: int) -> Tensor:
         """Return cached rows (V, D) of unit length."""
-        return self.once((blur, window), lambda: self._rows(blur, window))
 
-    def _rows(self, blur: int, window: int) -> Tensor:
-        images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
-        both = torch.stack([images, images.flip(-1)], dim=1)[: len(images) if window == 0 else len(self._grays)]
-        height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
-        places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
-        cut = _windows(height, width, self.sight.gap)[window]
-        return _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
+        def everywhere() -> Tensor:
+            images = self.once(blur, lambda: with_detail(blurred(self._shown, BLURS[blur])))
+            both = torch.stack([images, images.flip(-1)], dim=1)[: len(images) if window == 0 else len(self._grays)]
+            height, width = (side - 2 * shift_reach(side) for side in both.shape[-2:])
+            places = both.unfold(-2, height, 1).unfold(-2, width, 1).permute(0, 1, 3, 4, 2, 5, 6).flatten(1, 3)
+            cut = _windows(height, width, self.sight.gap)[window]
+            return _unit(places[..., cut[0], cut[1]]).flatten(0, 1)
+
+        return self.once((blur, window), everywhere)
 
     @cached_property
     def _grays(self) -> Tensor:

@@ -116,7 +116,13 @@ def evaluate_all(
         fed = transformed if augmented and transformed is not None else [None] * len(matches)
         each = zip(matches, reconstructions, fed, strict=True)
         compared = [compare_images(m, others, r.id, None if f is None else f.inputs) for m, r, f in each]
-    scores = _scored(reconstructions, matches, _measure(matches, to_transformed, functions), compared)
+    values = list[dict[str, float]]()
+    if any(len(m.found) for m in matches):
+        given = {"images": _inputs(matches, matches), "labels": _labels(matches)}
+        if to_transformed is not None:
+            given["transformed"] = _inputs(matches, to_transformed)
+        values = _by_metric(given, functions)
+    scores = _scored(reconstructions, matches, values, compared)
     if to_transformed is None:
         return scores
     return [replace(score, transformed=m.originals) for score, m in zip(scores, to_transformed, strict=True)]
@@ -216,17 +222,6 @@ def unjudged(reconstruction: Reconstruction, shape: tuple[int, ...], modality: M
         certain = [_certainty(reconstruction, k) for k in range(len(guesses))]
         images = [ImageScore(image=k, guess=k, values={}, certainty=own) for k, own in enumerate(certain)]
     return _of_victim(reconstruction, images, guesses, labels=labels)
-
-
-def _measure(
-    matches: Sequence[Match], to_transformed: Sequence[Match] | None, functions: Mapping[str, MetricFunction]
-) -> list[dict[str, float]]:
-    if not any(len(m.found) for m in matches):
-        return []
-    compared = {"images": _inputs(matches, matches), "labels": _labels(matches)}
-    if to_transformed is not None:
-        compared["transformed"] = _inputs(matches, to_transformed)
-    return _by_metric(compared, functions)
 
 
 def _measure_texts(matches: Sequence[Match], language: Language | None) -> list[dict[str, float]]:

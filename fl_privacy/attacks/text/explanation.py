@@ -126,15 +126,14 @@ class Explanation:
         near = [(apart, batch) for apart, batch in found if apart < CLEAR * ROUNDING]
         if len(near) != 1 or not near[0][0] < ROUNDING:
             return None
-        return near[0][1] if self._all_needed(near[0][1]) else None
-
-    def _all_needed(self, batch: Batch) -> bool:
+        batch = near[0][1]
         predicted = (batch.labels >= 0).reshape(len(batch.inputs), -1).sum(1)
-        return bool(predicted.all()) and all(
+        all_needed = bool(predicted.all()) and all(
             self._reproduction.share(Batch(text[None], label[None]), float(some) / int(predicted.sum()))
             > CLEAR * ROUNDING
             for text, label, some in zip(batch.inputs, batch.labels, predicted, strict=True)
         )
+        return batch if all_needed else None
 
     @property
     def _number(self) -> int:
