@@ -27,7 +27,7 @@ from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files import write_whole
 from fl_privacy.measure import METRICS, Metric, Statistic, aggregate, evaluate_all, share_at_most
 from fl_privacy.measure.distractors import Distractors
-from fl_privacy.measure.outcome import READ, Outcome, outcome_of
+from fl_privacy.measure.outcome import READ, ImageScore, Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
@@ -213,18 +213,26 @@ def measure_training(
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
     judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
     scores = [judge(made(seen, seed=seed)) for seen in (observations, *knowing)]
-    attackers = zip(*([image for score in each for image in score.images] for each in scores), strict=True)
-    of_images, worst = list(attackers), max if METRICS[metric].leaks == "high" else min
-    values = [[one.values.get(metric, math.nan) for one in each] for each in of_images]
-    outcomes = [[one.outcome for one in each] for each in of_images]
+    values, outcomes = _worst([[image for score in each for image in score.images] for each in scores], metric)
     return measured(
         metric=metric,
         attack=name,
-        values=[math.nan if any(map(math.isnan, each)) else worst(each) for each in values],
+        values=values,
         uploads=[o.id for o in observations for _ in range(batch_size)],
-        outcomes=[None if None in each else min(filter(None, each), key=list(Outcome).index) for each in outcomes],
+        outcomes=outcomes,
         victims=[fingerprint(image) for image in pixels],
     )
+
+
+def _worst(attackers: Sequence[Sequence[ImageScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
+    """Return the worst value, NaN if an attacker failed, and outcome, ``None`` if unknown, of each image."""
+    worst, order = max if METRICS[metric].leaks == "high" else min, list(Outcome).index
+    values, outcomes = [], []
+    for image in zip(*attackers, strict=True):
+        found, known = [one.values.get(metric, math.nan) for one in image], [one.outcome for one in image]
+        values.append(math.nan if any(map(math.isnan, found)) else worst(found))
+        outcomes.append(None if None in known else min(filter(None, known), key=order))
+    return values, outcomes
 
 
 def _others(data: object, attacked: Sequence[Batch], scale: Normalization | None, seed: int) -> Distractors:
