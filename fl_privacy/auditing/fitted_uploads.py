@@ -185,9 +185,7 @@ def _trees(
         rng, draws = np.random.default_rng(seed), range(DRAWN[len(truth) > MANY_ROWS])
         drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in draws]
         unseen, most = drawn[0], (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
-        here, spread = scored.guess >= 0, np.nanmax(truth, 0) - np.nanmin(truth, 0)
-        apart = np.nan_to_num(np.abs(truth[here] - guesses[scored.guess[here]]))
-        same, pinned = int((apart <= EXACT_ROW * spread).all(1).sum()), round(scored.rows * len(truth))
+        same, pinned = _exact_rows(truth, guesses, scored.guess), round(scored.rows * len(truth))
         chances.append(binomial_tail(pinned, len(truth), most))
         exact, close = exact + same, close + pinned - same
         blind, total = blind + round(unseen.rows * len(truth)), total + len(truth)
@@ -242,6 +240,13 @@ def _in_any_order(table: np.ndarray) -> list[bytes]:
     return sorted(row.tobytes() for row in table)
 
 
+def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
+    here = np.flatnonzero(match >= 0)
+    spread = np.nanmax(truth, 0) - np.nanmin(truth, 0)
+    apart = np.abs(truth[here] - guesses[match[here]])
+    return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
+
+
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
@@ -265,16 +270,11 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         if optima[0] is None:
             continue
         labels = np.searchsorted(np.array(fit.classes), fit.labels)
-        apart = optima[0].residuals(fit.rows, labels)
-        off = np.column_stack([apart.T @ fit.rows - optima[0].weights / optima[0].inverse_penalty, apart.sum(0)])
-        terms = np.column_stack([np.abs(apart).T @ np.abs(fit.rows), np.abs(apart).sum(0)])
-        residuals.append(float(np.abs(off).sum() / max(terms.sum(), 1e-300)))
+        residuals.append(_residual(optima[0], fit.rows, labels))
         low, spread = fit.rows.min(0), np.maximum(np.ptp(fit.rows, axis=0), 1e-12)
         for row in map(int, rng.permutation(len(fit.rows))[:VICTIMS]):
             rest = np.arange(len(fit.rows)) != row
-            rows, classes = fit.rows[rest], labels[rest]
-            found = [None if one is None else attempt(partial(row_beside_known, one, rows, classes)) for one in optima]
-            guess, other = (None if each is None or isinstance(each, Failure) else each[0] for each in found)
+            guess, other = (_guess(each, fit.rows, labels, rest) for each in optima)
             made = [each is not None and np.abs(each - fit.rows[row]) <= EXACT_ROW * spread for each in (guess, other)]
             hits = [bool(np.all(each)) for each in made]
             read, unseen, judged = read + hits[0], unseen + hits[1], judged + 1
@@ -320,6 +320,19 @@ def _optimum(arrays: Sequence[np.ndarray], fit: Fitted) -> LogisticOptimum | Non
 def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.ndarray]:
     fitting = [array.astype(float) for array in arrays if array.shape == shape and array.dtype.kind in "fiub"]
     return [array for array in fitting if np.isfinite(array).all()]
+
+
+def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
+    """Return the residual of the optimum's equations as a share of their terms."""
+    apart = optimum.residuals(rows, labels)
+    left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
+    terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
+    return float(np.abs(left).sum() / max(terms.sum(), 1e-300))
+
+
+def _guess(model: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
+    found = None if model is None else attempt(lambda: row_beside_known(model, rows[rest], labels[rest]))
+    return None if found is None or isinstance(found, Failure) else found[0]
 
 
 def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:

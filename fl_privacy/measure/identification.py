@@ -177,16 +177,13 @@ class Look:
         """Return correlations (G, W, B) of W ways, their strengths (G, W, B), and the rivals' strengths (G, W, R)."""
         every = torch.arange(len(self.originals.images))
         raw = [self._correlations(guess, self.originals, every) for guess in self.guesses]
-        among = [self._among(guess) for guess in self.guesses]
+        usual, key = torch.searchsorted(self.rivals, self.usual), (self.sight, self.rivals.numpy().tobytes())
+        among = [
+            g.once(key, lambda: relative(self._correlations(g, g.others, self.rivals), usual))  # noqa: B023
+            for g in self.guesses
+        ]
         own = [(_z(found) - mean) / spread for found, (_, mean, spread) in zip(raw, among, strict=True)]
         return torch.stack(raw), torch.stack(own), torch.stack([rest for rest, *_ in among])
-
-    def _among(self, guess: Turning) -> tuple[Tensor, Tensor, Tensor]:
-        usual = torch.searchsorted(self.rivals, self.usual)
-        return guess.once(
-            (self.sight, self.rivals.numpy().tobytes()),
-            lambda: relative(self._correlations(guess, guess.others, self.rivals), usual),
-        )
 
     def _correlations(self, guess: Turning, images: Gallery, which: Tensor) -> Tensor:
         """Return a guess's largest absolute correlations (W, K) with ``which`` (K,) images, of each way."""

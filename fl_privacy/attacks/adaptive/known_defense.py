@@ -5,10 +5,9 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, singledispatch
+from functools import partial, reduce, singledispatch
 
 import torch
-from torch import Tensor
 
 from fl_privacy import effects
 from fl_privacy.attacks.adaptive import constraints
@@ -319,7 +318,10 @@ class KnownDefense:
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
-        return tuple(partial(_in_turn, sequence) for sequence in itertools.product(*each))
+        return tuple(
+            partial(reduce, lambda images, transform: transform(images), sequence)
+            for sequence in itertools.product(*each)
+        )
 
     @property
     def _numbers_of_transforms(self) -> list[int]:
@@ -401,12 +403,6 @@ def _noise_std(effect: Effect, setting: AttackSetting) -> float | None:
     elif isinstance(effect, Noise | SlicedNoise) and not setting.unrolls:
         std = effect.std
     return None if std is None else std * unit
-
-
-def _in_turn(transforms: Sequence[constraints.Transform], images: Tensor) -> Tensor:
-    for transform in transforms:
-        images = transform(images)
-    return images
 
 
 def _in_matched_units(observation: Observation, bounds: constraints.Bounds, matched: Matched) -> constraints.Bounds:

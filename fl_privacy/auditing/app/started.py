@@ -275,7 +275,8 @@ class _Runner:
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
-            stack.enter_context(replaced(signal, "signal", _in_main_thread))
+            if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
+                stack.enter_context(replaced(signal, "signal", lambda original, number, handler: None))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
             stack.enter_context(replaced(os, "getenv", partial(self._variable, *told)))
             stack.callback(setattr, sys, "argv", sys.argv)
@@ -342,11 +343,6 @@ class _Runner:
                 failed.append(error)
         if failed:
             raise failed[0]
-
-
-def _in_main_thread(original: Any, number: int, handler: Any) -> Any:
-    """Set what answers a signal, as a script does in a process of its own, unless this is another thread."""
-    return original(number, handler) if threading.current_thread() is threading.main_thread() else None
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:

@@ -25,15 +25,15 @@ from fl_privacy.defenses import ClientState, Defense, none
 from fl_privacy.errors import UserError, blamed_on
 from fl_privacy.federation.interception.infer_plan import recognize_training
 from fl_privacy.files import write_whole
-from fl_privacy.measure import METRICS, Metric, Statistic, aggregate, evaluate_all, share_at_most
+from fl_privacy.measure import METRICS, Metric, Statistic, VictimScore, aggregate, evaluate_all, share_at_most
 from fl_privacy.measure.distractors import Distractors
-from fl_privacy.measure.outcome import READ, ImageScore, Outcome, outcome_of
+from fl_privacy.measure.outcome import READ, Outcome, outcome_of
 from fl_privacy.models import normalized
 from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST, at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 from fl_privacy.types.plan import Normalization
 
 
@@ -200,10 +200,7 @@ def measure_training(
     for index in range(images // batch_size):
         rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
-        tensors, rng = change.parameters, torch.Generator().manual_seed(derive_seed(drawn, "defense"))
-        state = ClientState()
-        for hook in guard.upload:
-            tensors = hook(tensors, state, rng)
+        tensors = _defended(change.parameters, guard, drawn)
         upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
@@ -212,8 +209,7 @@ def measure_training(
     observations = [replace(o, plan=replace(o.plan, lr=rate)) for o in observations]
     knowing = [[o.told(defense=guard.parts) for o in observations]] if guard.parts else []
     judge = partial(evaluate_all, truths=truths, others=_others(data, truths, scale, seed))
-    scores = [judge(made(seen, seed=seed)) for seen in (observations, *knowing)]
-    values, outcomes = _worst([[image for score in each for image in score.images] for each in scores], metric)
+    values, outcomes = _worst([judge(made(seen, seed=seed)) for seen in (observations, *knowing)], metric)
     return measured(
         metric=metric,
         attack=name,
@@ -224,11 +220,11 @@ def measure_training(
     )
 
 
-def _worst(attackers: Sequence[Sequence[ImageScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
+def _worst(attackers: Sequence[Sequence[VictimScore]], metric: str) -> tuple[list[float], list[Outcome | None]]:
     """Return the worst value, NaN if an attacker failed, and outcome, ``None`` if unknown, of each image."""
     worst, order = max if METRICS[metric].leaks == "high" else min, list(Outcome).index
     values, outcomes = [], []
-    for image in zip(*attackers, strict=True):
+    for image in zip(*([image for score in each for image in score.images] for each in attackers), strict=True):
         found, known = [one.values.get(metric, math.nan) for one in image], [one.outcome for one in image]
         values.append(math.nan if any(map(math.isnan, found)) else worst(found))
         outcomes.append(None if None in known else min(filter(None, known), key=order))
@@ -284,6 +280,13 @@ def _expect_on_upload(defense: Defense) -> Defense:
             " (fl_privacy.flower.train_step)."
         )
     return defense
+
+
+def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
+    state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
+    for hook in defense.upload:
+        change = hook(change, state, rng)
+    return change
 
 
 def _observation(
