@@ -16,7 +16,12 @@ import yaml
 from tests.test_shape import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-WHEEL = ("fl_privacy/py.typed", "fl_privacy/conf/config.yaml", "fl_privacy/report/templates/base.html.j2")
+WHEEL = (
+    "fl_privacy/py.typed",
+    "fl_privacy/_moved.json",
+    "fl_privacy/conf/config.yaml",
+    "fl_privacy/report/templates/base.html.j2",
+)
 SDIST = ("pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY.md", "tests/conftest.py", "constraints.txt")
 
 
