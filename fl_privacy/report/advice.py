@@ -49,13 +49,15 @@ ONCE = (
 @cache
 def noise_to_try(kind: str) -> tuple[str, str]:
     """Return noise behind which no example of this ``kind`` was reconstructed, and its measured cost, if any."""
-    if (name := MEASURED_ON.get(kind)) is None:
+    name = MEASURED_ON.get(kind, "")
+    measured = read_tables(SHIPPED / f"{name}.json")[0].defenses if name else ()
+    noised = [each for each in measured if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
+    unread = [each for each in noised if not each.by_threat["adaptive"].read]
+    if not unread:
         return "dp_noise defense.scale=0.1", ""
-    undefended, *others = read_tables(SHIPPED / f"{name}.json")[0].defenses
-    noised = [each for each in others if each.overrides[0] in ("defense=dp_noise", "defense=local_dp")]
-    best = max((each for each in noised if not each.by_threat["adaptive"].read), key=attrgetter("accuracy"))
+    best = max(unread, key=attrgetter("accuracy"))
     words = " ".join(best.overrides).removeprefix("defense=")
-    return words, f"; on {name} it took accuracy from {percent(undefended.accuracy)} to {percent(best.accuracy)}"
+    return words, f"; on {name} it took accuracy from {percent(measured[0].accuracy)} to {percent(best.accuracy)}"
 
 
 def advice_from(

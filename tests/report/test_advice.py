@@ -11,7 +11,7 @@ import pytest
 
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
-from fl_privacy.report.advice import ONCE, SHIPPED, advice_from
+from fl_privacy.report.advice import ONCE, SHIPPED, advice_from, noise_to_try
 from fl_privacy.runs.folder import Candidate, Measure
 from fl_privacy.runs.folder.study import MeasuredDefense, MeasuredTable, read_tables, when_measured, write_tables
 
@@ -447,6 +447,18 @@ def test_the_package_has_an_answer_of_adult(capfd: pytest.CaptureFixture[str]) -
     said = capfd.readouterr().out
     assert "rows reconstructed" in said and re.search(r"\(\d{4}-\d\d-\d\d, fl-privacy [\d.]+\):", said)
     assert all("out=" not in table.command for file in SHIPPED.glob("*.json") for table in read_tables(file))
+
+
+def test_noise_to_try_is_measured_or_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = ("dp_noise defense.scale=0.1", "")
+    assert noise_to_try("row")[0].startswith("dp_noise") and "on adult it took" in noise_to_try("row")[1]
+    assert noise_to_try("text") == usual
+    leaky = defense("noise", 0.7, read(20), read(20), 0.0)
+    table = replace(TABLE, defenses=(TABLE.defenses[0], replace(leaky, overrides=("defense=dp_noise",))))
+    monkeypatch.setattr("fl_privacy.report.advice.read_tables", lambda path: [table])
+    noise_to_try.cache_clear()
+    assert noise_to_try("row") == usual
+    noise_to_try.cache_clear()
 
 
 def test_a_setting_of_the_grid_that_was_changed_has_its_new_value_alone(
