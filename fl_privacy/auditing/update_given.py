@@ -166,7 +166,8 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
                 f" no names, but has {len(arrays)}; save the model's state_dict()."
             )
         arrays = dict(zip(names, arrays.values(), strict=True))
-    known = {_ONE_NAME.sub(".", name): name for name in own}
+    names_in_files = _written_names(inner) | {name: name for name in own}
+    known = {_ONE_NAME.sub(".", written): name for written, name in names_in_files.items()}
     given = {_ONE_NAME.sub(".", name).replace("_orig_mod.", ""): value for name, value in arrays.items()}
     cut, put = _prefixes(known, given)
     if cut or put:
@@ -196,6 +197,22 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
     if few := {str(v.dtype).removeprefix("torch.") for v in given.values() if v.is_floating_point() and v.itemsize < 4}:
         said.append(f"{what} is of {' and '.join(sorted(few))}: what it rounds away of the change is not attacked.")
     return once_each(inner, found), said
+
+
+def _written_names(network: nn.Module) -> dict[str, str]:
+    """Map the names that transformers' ``save_pretrained`` gives to a model's values to the model's own."""
+    loading = sys.modules.get("transformers.core_model_loading")
+    written = getattr(loading, "revert_weight_conversion", None)  # earlier versions write the model's names
+    if written is None:
+        return {}
+    kind = sys.modules["transformers"].PreTrainedModel
+    for path, part in network.named_modules():
+        if isinstance(part, kind):
+            start, own = f"{path}." if path else "", part.state_dict()
+            names = list(own)
+            numbers = {n: torch.tensor(float(place)).expand(own[n].shape) for place, n in enumerate(names)}
+            return {f"{start}{n}": start + names[int(number.max())] for n, number in written(part, numbers).items()}
+    return {}
 
 
 def _prefixes(known: Mapping[str, str], given: Mapping[str, Tensor]) -> tuple[str, str]:

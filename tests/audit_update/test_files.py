@@ -164,6 +164,17 @@ def test_sizes_are_compared_before_anything_is_unpacked(tmp_path: Path, monkeypa
         read_arrays(tmp_path / "none")
 
 
+def test_names_are_those_that_transformers_writes(tmp_path: Path) -> None:
+    """``save_pretrained`` does not write the names of ``state_dict()`` for each model."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    vit = transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, intermediate_size=8))
+    vit.save_pretrained(tmp_path)
+    found, said = named_as_in(vit, read_arrays(tmp_path / "model.safetensors").arrays, "BEFORE")
+    assert said == [] and found.keys() == vit.state_dict().keys()
+    assert all(torch.equal(found[name], value) for name, value in vit.state_dict().items())
+
+
 def test_names_may_have_prefixes_and_arrays_none() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     own = net.state_dict()
