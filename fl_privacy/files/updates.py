@@ -194,7 +194,7 @@ def _of_flare(file: Any, length: int) -> SavedArrays:
         raise _UnfitError(f"is a DXO of the kind {kind}, not {' or '.join(_OF_FLARE)}")
     steps, history = meta.get("NUM_STEPS_CURRENT_ROUND"), meta.get("filter_history")
     said = [f"NVFlare's DXO of the kind {kind}"]
-    said += [f"{steps} local steps are stated"] if steps else []
+    said += [f"{steps} local step{'s' * (steps != 1)} stated"] if steps else []
     said += [f"filters that it passed: {', '.join(map(str, history))}"] if isinstance(history, list) and history else []
     found = {str(name): value for name, value in arrays.items() if isinstance(value, Tensor)}
     known = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
