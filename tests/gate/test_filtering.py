@@ -13,7 +13,7 @@ from fl_privacy.site.gate.filtering import NUMPY, RawArray, Records, admit, arra
 from fl_privacy.site.gate.policy import SitePolicy, parse_policy
 from fl_privacy.site.gate.protecting import Noising, clipped, noised
 from fl_privacy.site.gate.rules import REASONS, RefusedError
-from fl_privacy.site.gate.sentences import rules_in_words
+from fl_privacy.site.gate.sentences import rules_in_words, warnings_of
 
 PLAIN = """
 version: 1
@@ -329,9 +329,6 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
     text = LISTS.replace("stage: {one_of: [keys]}", "rate: {value: 0.1}")
     config = {"config": {"17": [b"a", b"b"]}}
     assert admit(policy(text), "query", Records(config=config)).config == {"config": config["config"] | {"rate": 0.1}}
-    text = LISTS.replace("pk1:", '"*":')
-    with pytest.raises(RefusedError, match="17"):
-        release(policy(text), "query", Records(), Records(config={"config": {"17": b"a"}}))
 
 
 @pytest.mark.parametrize(
@@ -342,6 +339,9 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
         ("{T: 3, E", "{T: 0, E", "lists.T is expected"),
         ("    config: {allow: {pk1", "    metrics: {allow: {pk1", "write most_bytes under config"),
         ("sends:", "protect: {defense: pruning}\nsends:", "arrays like received"),
+        ("{pk1: {most", '{"*": {most', r"query.config.allow is expected to list names, but got '\*'"),
+        ("{pk1: {most_bytes: 4}}", '["*"]', r"query.config.allow is expected to list names, but got '\*'"),
+        ("{T: 3,", '{"*": 3,', r"query.arrays.lists is expected to list names, but got '\*'"),
     ],
 )
 def test_a_policy_of_lists_that_is_none_is_one_line(before: str, after: str, line: str) -> None:
@@ -350,9 +350,14 @@ def test_a_policy_of_lists_that_is_none_is_one_line(before: str, after: str, lin
 
 
 def test_lists_and_bytes_are_sentences_and_count_as_bits() -> None:
-    said = rules_in_words(policy(LISTS))
+    said, open_ = rules_in_words(policy(LISTS)), warnings_of(policy(LISTS))
     lists = "T of at most 3 values and E of at most 3 values; finite, of float64 and uint8"
     assert f"In reply to query, lists of the app's choice leave: {lists}." in said
     assert "In reply to query, pk1 leaves as at most 4 bytes, whatever they hold." in said
     assert "Apart from arrays, an app can choose at most 35 bits of a reply to query." in said
     assert any("each other one as a list of 2, each as at most 4 bytes" in sentence for sentence in said)
+    bounds = "An app can write examples into {} in reply to query; nothing bounds that."
+    assert not any("pk1" in sentence for sentence in open_), "four bytes hold no example"
+    more = "{few: {length: 3, exact: true}, many: {length: 9}, rate: {}, one: {exact: true}, pk1: {most_bytes: 300}}"
+    sizes = "24 bytes of few, 17 bytes of many and 300 bytes of pk1"
+    assert bounds.format(sizes) in warnings_of(policy(LISTS.replace("{pk1: {most_bytes: 4}}", more)))

@@ -164,8 +164,7 @@ class LoopbackFederation:
                     return
                 raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
             if time.monotonic() > deadline:
-                late = f"within {seconds:g} s, but did not; see {self.log(name)}"
-                raise UserError(f"{name} is expected to {what} {late}.")
+                raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not; see {self.log(name)}.")
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
@@ -322,8 +321,7 @@ def small_run(federation: LoopbackFederation, app: Path, nodes: int) -> str:
     federation.run("run", app, {"overrides": overrides, "round-timeout": 120})
     federation.wait("run", RUN_SECONDS)
     if len(list((federation.folder / "runs").rglob("summary.json"))) != 1:
-        end = federation.said("run")[-300:]
-        raise UserError(f"The run is expected to finish, but did not; the end of its log: {end}")
+        raise UserError(f"The run is expected to finish, but did not; its log ends in {federation.said('run')[-300:]}")
     return "finished"
 
 

@@ -13,7 +13,7 @@ from string import Template
 
 from fl_privacy.checks import one_of, whole
 from fl_privacy.errors import UserError
-from fl_privacy.files import PRIVATE_FOLDER, write_private, write_whole
+from fl_privacy.files import make_private_folder, write_private, write_whole
 from fl_privacy.site.deploy.certificates import make_authority, make_node_key, make_server_certificate
 from fl_privacy.site.gate import READY
 
@@ -79,14 +79,14 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
     deployment = Deployment(folder.resolve(), host, port, nodes)
     if (folder / "deployment.json").exists() and (old := Deployment.read(folder)).host != host:
         raise UserError(f"{folder} is expected to be for {host}, but was written for {old.host}; take another folder.")
-    _private_folder(folder)
+    make_private_folder(folder, folder)
     _write_keys(deployment)
     _write_texts(deployment)
     if policy:
         ready = (files("fl_privacy.site.gate") / "policies" / f"{policy}.yaml").read_text(encoding="utf-8")
         own = ready.replace("~/.local/share/fl_privacy/ledger", "ledger/ledger").replace("reads: []", "reads: [data]")
         for node in map(deployment.node, range(nodes)):
-            _private_folder(node / "data")
+            make_private_folder(node / "data", node / "data")
             if not (node / "site.yaml").exists():
                 write_private(node / "site.yaml", own)
     told = {key: value for key, value in asdict(deployment).items() if key != "folder"}
@@ -97,7 +97,7 @@ def write_deployment(folder: Path, *, nodes: int, host: str, port: int, policy: 
 def _write_keys(deployment: Deployment) -> None:
     certificate, key = deployment.authority
     for room in (certificate.parent, deployment.superlink, *map(deployment.node, range(deployment.nodes))):
-        _private_folder(room)
+        make_private_folder(room, room)
     if not key.exists():
         make_authority(certificate, key)
     server = deployment.superlink / "superlink.crt", deployment.superlink / "superlink.key"
@@ -177,8 +177,3 @@ def _is_host(text: str) -> bool:
         named = len(text) <= _LONGEST_HOST and all(map(_LABEL.fullmatch, labels))
         return named and not labels[-1].isdigit()  # 1.2.3 and 1.2.3.400 are no addresses
     return "%" not in text
-
-
-def _private_folder(folder: Path) -> None:
-    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    folder.chmod(PRIVATE_FOLDER)

@@ -72,15 +72,15 @@ def listed(where: str, given: object) -> Sequence[Any]:
     return given
 
 
-def names(where: str, given: object) -> tuple[str, ...]:
-    """Return the names in a list, or in a mapping to true; ``UserError`` for anything else."""
+def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
+    """Return the names in a list, or in a mapping to true, and ``*`` if ``star``; ``UserError`` for anything else."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))
         given = [key for key, value in given.items() if value]
     found = listed(where, given)
-    if odd := [one for one in found if not isinstance(one, str)]:
-        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}.")
+    if odd := [one for one in found if not isinstance(one, str) or (one == "*" and not star)]:
+        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}; write each as text.")
     return tuple(dict.fromkeys(found))
 
 

@@ -286,7 +286,7 @@ def _receives(given: object) -> Receives:
     checks.whole("receives.max_mib", most, at_least=1, at_most=65_536, example=1024)
     return Receives(
         arrays=names("receives.records.arrays", records.get("arrays", ())),
-        config=_values("receives.records.config", records.get("config"), ("config",), Rule(exact=True)),
+        config=_values("receives.records.config", records.get("config"), ("config",), Rule(exact=True), star=True),
         run_config=None if run_config == "any" else names("receives.run_config", run_config),
         guard=guard,
         most_bytes=most * MIB,
@@ -304,6 +304,7 @@ def _reply(kind: str, given: object) -> Reply | None:
     if told.get("arrays") not in (None, False):
         stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
         lists = None if "lists" not in stated else mapping(f"{where}.lists", stated["lists"])
+        names(f"{where}.lists", [*(lists or ())])
         for key, most in (lists or {}).items():
             checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
         counters = stated.get("counters", "received" if lists is None else "sent")
@@ -385,7 +386,7 @@ def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
     )
 
 
-def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> Values:
+def _values(where: str, given: object, records: tuple[str, ...], rule: Rule, *, star: bool = False) -> Values:
     if given is None or given is False:
         return Values(records=records)
     told = table(where, given, "records", "allow")
@@ -393,7 +394,8 @@ def _values(where: str, given: object, records: tuple[str, ...], rule: Rule) -> 
     if not named:
         raise UserError(f"{where}.records is expected to list names, but lists none; leave it out.")
     allowed = told.get("allow", ())
-    if isinstance(allowed, Mapping):
-        rules = {str(key): Rule.read(f"{where}.{key}", one, rule) for key, one in allowed.items()}
-        return Values(records=named, rules=rules)
-    return Values(records=named, rules=dict.fromkeys(names(f"{where}.allow", allowed), rule))
+    if not isinstance(allowed, Mapping):
+        allowed = dict.fromkeys(names(f"{where}.allow", allowed, star=True))
+    names(f"{where}.allow", [*map(str, allowed)], star=star)
+    rules = {str(key): Rule.read(f"{where}.{key}", one, rule) for key, one in allowed.items()}
+    return Values(records=named, rules=rules)
