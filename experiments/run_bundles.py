@@ -12,7 +12,6 @@ server: it takes data sets from a folder instead of the hub, seeds each call of 
 
 import argparse
 import json
-import math
 import os
 import re
 import resource
@@ -278,7 +277,7 @@ def _key(reply: Mapping[str, Any]) -> str:
 
 def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
     """Write a policy that names what the messages hold and changes nothing."""
-    sent, config, sends = set[str](), dict[str, Any](), dict[str, Any]()
+    sent, config = set[str](), dict[str, Any]()
     for each in (each for each in messages if each["way"] == "sent"):
         sent |= set(each["arrays"])
         for record in each["config"].values():
@@ -286,6 +285,7 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
             config |= {key: _rule(value, config.get(key)) for key, value in named.items()}
     shapes = [_shapes(record) for each in messages if each["way"] == "sent" for record in each["arrays"].values()]
     records = {name for each in messages if each["way"] == "sent" for name in each["config"]}
+    sends: dict[str, Any] = {each["kind"]: {} for each in messages if each["way"] == "sent"}  # some have no reply
     for each in (each for each in messages if each["way"] == "heard" and "error" not in each):
         reply = sends.setdefault(each["kind"], {})
         if each["arrays"]:
@@ -294,8 +294,9 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
             dtypes |= {*reply.get("arrays", {}).get("dtype", ())}
             lists = reply.get("arrays", {}).get("lists")
             if lists is not None or not all(_shapes(record) in shapes for record in each["arrays"].values()):
-                most = {key: max(1, math.prod(a[1])) for key, a in each["arrays"][name].items()}
-                lists = {key: max(most.get(key, 1), (lists or {}).get(key, 1)) for key in {**(lists or {}), **most}}
+                lists = dict(lists or {})
+                for key, (_, (most, *row), _) in each["arrays"][name].items():
+                    lists[key] = [max(1, most, *lists.get(key, [])[:1]), *row]
                 reply["arrays"] = {"lists": lists, "record": name, "dtype": sorted(dtypes) or ["float32"]}
             else:
                 floats = sorted(dtypes & {"float16", "float32", "float64"}) or ["float32"]

@@ -62,9 +62,8 @@ class Gate:
     """A site's policy as a mod around any ``ClientApp``: ``app = Gate("site.yaml").around(client_app)``.
 
     The app is never trusted: each reply is made anew from what the policy names, under names and in an order that the
-    app does not choose, clipped and noised. ``fl-privacy supernode
-    --policy`` isolates an app, which otherwise reaches all of its process:
-    ``Gate(policy).around(Cell("package.module:app", policy.app))``.
+    app does not choose, clipped and noised. ``fl-privacy supernode --policy`` isolates an app, which otherwise
+    reaches all of its process: ``Gate(policy).around(Cell("package.module:app", policy.app))``.
 
     ``refused`` has the last refusals, as reason (see ``site.gate.rules.REASONS``) and detail; ``left_out`` counts
     dropped parts of replies. ``UserError`` if the policy can't be read, or its ledger can't be trusted.
@@ -164,9 +163,8 @@ class Gate:
         said, kind = self._refusal(error), str(message.metadata.message_type)
         if not asked or _reason(error) in UNCOUNTED:
             return said
-        given = lambda: admit(self.policy, kind, plain_records(message.content))  # noqa: E731
-        alone = attempt(lambda: noise_alone(self.policy, kind, given()))
-        return said if alone is None or isinstance(alone, Failure) else flower_records(alone)
+        made = attempt(lambda: noise_alone(self.policy, kind, admit(self.policy, kind, plain_records(message.content))))
+        return said if made is None or isinstance(made, Failure) else flower_records(made)
 
     def _asked(self, message: Message, context: Context, received: Records, call_next: ClientAppCallable) -> Records:
         given = self._context(context)

@@ -319,6 +319,18 @@ def test_what_is_no_list_of_the_policy_does_not_leave(arrays: dict[str, dict[str
     assert error.value.reason == reason
 
 
+def test_rows_leave_in_the_policy_s_shape_alone() -> None:
+    rows = LISTS.replace("T: 3,", "T: [3, 2],")
+    assert "T of at most 3 x 2 values and E of at most 3 values" in "".join(rules_in_words(policy(rows)))
+    for shape in ((0, 2), (1, 2), (3, 2)):
+        reply = Records(arrays={"survival": {"T": raw_array(np.ones(shape)), "E": E}})
+        assert release(policy(rows), "query", Records(), reply).arrays["survival"]["T"].shape == shape
+    for shape in ((), (2,), (4, 2), (3, 1), (2, 3), (0, 3), (3, 2, 1), (1, 3, 2)):
+        reply = Records(arrays={"survival": {"T": raw_array(np.ones(shape)), "E": E}})
+        with pytest.raises(RefusedError, match=r"T is of shape .*; \(3, 2\) is the most"):
+            release(policy(rows), "query", Records(), reply)
+
+
 def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
     config = {"config": {"stage": "keys", "17": [b"a", b"bcde"]}}
     assert admit(policy(LISTS), "query", Records(config=config)).config == config
@@ -337,6 +349,9 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
         ("{lists: {T", "{like: received, lists: {T", "one of like and lists"),
         ("{lists: {T", "{counters: received, lists: {T", "one of counters and lists"),
         ("{T: 3, E", "{T: 0, E", "lists.T is expected"),
+        ("{T: 3, E", "{T: [3, 0], E", "lists.T is expected"),
+        ("{T: 3, E", "{T: [], E", "lists.T is expected"),
+        ("{T: 3, E", "{T: [[3]], E", "lists.T is expected"),
         ("    config: {allow: {pk1", "    metrics: {allow: {pk1", "write most_bytes under config"),
         ("sends:", "protect: {defense: pruning}\nsends:", "arrays like received"),
         ("{pk1: {most", '{"*": {most', r"query.config.allow is expected to list names, but got '\*'"),

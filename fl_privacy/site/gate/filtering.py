@@ -87,7 +87,7 @@ def release(policy: SitePolicy, kind: str, received: Records, replied: Records) 
         "config": _kept("config", reply.config, replied.config, drops=policy.drops),
     }
     if reply.arrays is not None and reply.arrays.lists is not None:
-        return Records(arrays=_released_lists(reply.arrays, reply.arrays.lists, replied), **values)
+        return Records(arrays=_released_lists(reply.arrays, replied), **values)
     if not any(replied.arrays.values()):
         if reply.arrays is not None and any(received.arrays.values()):
             raise RefusedError("arrays", "the reply has no arrays")
@@ -149,8 +149,8 @@ def _released_arrays(
     return found
 
 
-def _released_lists(rule: Arrays, lists: Mapping[str, int], replied: Records) -> dict[str, dict[str, RawArray]]:
-    found: dict[str, dict[str, RawArray]] = {}
+def _released_lists(rule: Arrays, replied: Records) -> dict[str, dict[str, RawArray]]:
+    found, lists = dict[str, dict[str, RawArray]](), rule.lists or {}
     for name, record in replied.arrays.items():
         if name != rule.record:
             raise RefusedError("record", f"arrays in the record {name!r:.400}")
@@ -161,8 +161,8 @@ def _released_lists(rule: Arrays, lists: Mapping[str, int], replied: Records) ->
             where, array = f"{name}/{key}", record[key]
             if array.dtype not in rule.dtypes:
                 raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
-            if len(array.shape) != 1 or array.shape[0] > most:
-                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; a list of {most} is the most")
+            if not array.shape or array.shape[0] > most[0] or tuple(array.shape[1:]) != most[1:]:
+                raise RefusedError("size", f"{where} is of shape {array.shape!r:.400}; {most} is the most")
             _expect_finite(where, values := array_values(where, array))
             found[name][key] = raw_array(values)
     return found

@@ -61,13 +61,13 @@ class Arrays:
         dtypes: allowed floating-point types, or types of ``lists``; received arrays keep theirs.
         counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
         record: name for the only record of arrays; ``None`` keeps the received names.
-        lists: largest length of each list (n,) of the app's choice; all leave or none.
+        lists: largest shape of each list of the app's choice: up to n rows, all of one shape; all leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
     counters: str = "received"
     record: str | None = None
-    lists: Mapping[str, int] | None = None
+    lists: Mapping[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,10 +303,12 @@ def _reply(kind: str, given: object) -> Reply | None:
     arrays: Arrays | None = None
     if told.get("arrays") not in (None, False):
         stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
-        lists = None if "lists" not in stated else mapping(f"{where}.lists", stated["lists"])
-        names(f"{where}.lists", [*(lists or ())])
-        for key, most in (lists or {}).items():
-            checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
+        held = mapping(f"{where}.lists", stated.get("lists"))
+        shapes = {key: tuple(most) if most and isinstance(most, list) else (most,) for key, most in held.items()}
+        for key in names(f"{where}.lists", [*shapes]):
+            for most in shapes[key]:
+                checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
+        lists = shapes if "lists" in stated else None
         counters = stated.get("counters", "received" if lists is None else "sent")
         dtype = stated.get("dtype", "float32")
         if lists is None:

@@ -88,8 +88,8 @@ def _received(policy: SitePolicy) -> Iterator[str]:
 
 
 def _sent(policy: SitePolicy, kind: str, reply: Reply) -> Iterator[str]:
-    if reply.arrays is not None and reply.arrays.lists is not None:
-        lists = _listed(f"{key} of at most {most} values" for key, most in reply.arrays.lists.items())
+    if reply.arrays is not None and (held := reply.arrays.lists) is not None:
+        lists = _listed(f"{key} of at most {' x '.join(map(str, most))} values" for key, most in held.items())
         types = _listed(reply.arrays.dtypes)
         yield f"In reply to {kind}, lists of the app's choice leave: {lists or 'none'}; finite, of {types}."
     elif reply.arrays is not None:
