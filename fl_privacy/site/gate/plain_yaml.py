@@ -73,7 +73,7 @@ def listed(where: str, given: object) -> Sequence[Any]:
 
 
 def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
-    """Return the names in a list, or in a mapping to true, and ``*`` if ``star``; ``UserError`` for anything else."""
+    """Return the names in a list, or in a mapping to true; ``UserError`` for anything else."""
     if isinstance(given, Mapping):
         for key, value in given.items():
             checks.one_of(f"{where}.{key}", value, (True, False))

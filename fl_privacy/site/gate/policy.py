@@ -61,7 +61,7 @@ class Arrays:
         dtypes: allowed floating-point types, or types of ``lists``; received arrays keep theirs.
         counters: treatment of whole numbers, as ``received`` or as ``sent`` by the app.
         record: name for the only record of arrays; ``None`` keeps the received names.
-        lists: largest shape of each list of the app's choice: up to n rows, all of one shape; all leave or none.
+        lists: largest shape of each list of the app's choice; all leave or none.
     """
 
     dtypes: tuple[str, ...] = ("float32",)
