@@ -310,19 +310,18 @@ def _reply(kind: str, given: object) -> Reply | None:
                 checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
         lists = shapes if "lists" in stated else None
         counters = stated.get("counters", "received" if lists is None else "sent")
-        dtype = stated.get("dtype", "float32")
         if lists is None:
             checks.one_of(f"{where}.like", stated.get("like"), ("received",))
         elif both := {"like", "counters"} & stated.keys():
             raise UserError(f"{where} is expected to have one of {min(both)} and lists, but has both.")
         checks.one_of(f"{where}.finite", stated.get("finite", True), (True,))
         checks.one_of(f"{where}.counters", counters, ("received", "sent"))
-        dtypes = (dtype,) if isinstance(dtype, str) else tuple(dtype) if isinstance(dtype, list) else (dtype,)
-        for one in dtypes:
+        dtype = stated.get("dtype", "float32")
+        for one in (dtypes := tuple(dtype) if isinstance(dtype, list) else (dtype,)):
             checks.one_of(f"{where}.dtype", one, DTYPES if lists is None else (*DTYPES, *COUNTERS))
-        if (record := stated.get("record")) is not None and not isinstance(record, str):
+        record = stated.get("record") or (None if lists is None else "arrays")
+        if not isinstance(record, str | None):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
-        record = "arrays" if lists is not None and record is None else record
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record, lists=lists)
     named = [name for name in ("metrics", "config") if told.get(name) not in (None, False)]
     values = {n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named}

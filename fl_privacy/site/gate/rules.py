@@ -50,7 +50,7 @@ LONGEST = 10_000
 
 DIGITS = 3
 MOST_DIGITS = 15
-_EXACT_BITS = 64
+_EXACT_BITS = 65
 
 
 class RefusedError(UserError):
@@ -134,8 +134,7 @@ class Rule:
         """Check ``value`` by the rule and round it, or raise ``RefusedError``; ``where`` is for the site's log."""
         if self.length is None:
             return self._one(where, value)
-        least = 0 if self.shorter else self.length
-        if not isinstance(value, list | tuple) or not least <= len(value) <= self.length:
+        if not isinstance(value, list | tuple) or not (0 if self.shorter else self.length) <= len(value) <= self.length:
             most = "at most " * self.shorter
             raise RefusedError("type", f"{where} is {_short(value)}, and a list of {most}{self.length} is expected")
         return [self._one(where, each) for each in value]
@@ -159,7 +158,9 @@ class Rule:
         if self.integer and not whole and value != int(value):
             raise RefusedError("type", f"{where} is {value}, and a whole number is expected")
         low, high = self.bounds
-        if not low <= value <= high or ((whole or self.integer) and not -(1 << 63) <= value < 1 << 63):
+        most = (1 << (63 if value < 1 << 63 else 64)) - 1  # of Flower's sint64, or of its uint64
+        low, high = (max(low, -(1 << 63)), min(high, most)) if whole or self.integer else (low, high)
+        if not low <= value <= high:
             raise RefusedError("range", f"{where} is {_short(value)}, and {low:g} to {high:g} is expected")
         if not self.exact:
             if self.round_to is not None:
