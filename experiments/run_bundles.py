@@ -49,10 +49,12 @@ RUN_SECONDS = 600.0
 NOT_HERE = {
     **{name: why for name, why in NO_APP.items() if name != "docs"},
     **NOT_TRIED,
-    **{name: "needs older packages than Flower's other examples" for name, s in SETTINGS.items() if s.older},
     "quickstart-monai": "finds its data where it works, and a bundle has none",
 }
 """Example -> why nodes can't run it from its bundle."""
+
+OLDER = "needs older packages than Flower's other examples"
+"""Why FlowerTune's examples do not run without ``--older``."""
 
 OF_THEIR_OWN = {
     "quickstart-catboost": "its model states its number and when it was trained",
@@ -179,6 +181,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder for keys, logs and the mirror")
     parser.add_argument("--only", nargs="*", help="examples by name")
     parser.add_argument("--packages", type=Path, help="folder of more packages, which the site has installed")
+    parser.add_argument("--older", type=Path, help="the same, with the versions that FlowerTune's examples pin")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--transcript", action="store_true", help="record two sites with different policies")
     parser.add_argument("--pairs", type=int, default=0, help="rounds of ResNet-18 with and without the gate, in turns")
@@ -203,8 +206,8 @@ def main() -> None:
             continue
         started = time.perf_counter()
         try:
-            if name in NOT_HERE:
-                raise UserError(NOT_HERE[name])
+            if why := NOT_HERE.get(name) or (OLDER if setting.older and asked.older is None else ""):
+                raise UserError(why)
             row = compared(app, setting, mirror, work / name, asked)
         except UserError as error:
             row = {"reason": str(error)[-300:]}
@@ -366,7 +369,8 @@ def heard(  # noqa: PLR0917
     deployment = Deployment.read(write_deployment(work / "keys", nodes=nodes, host="localhost", port=8000).parent)
     server = deployment.superlink
     secured = Secured(server / "ca.crt", server / "superlink.crt", server / "superlink.key")
-    paths = [work / "own", *([asked.packages.absolute()] if asked.packages else [])]
+    packages = asked.older if setting.older else asked.packages
+    paths = [work / "own", *([packages.absolute()] if packages else [])]
     variables = {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
