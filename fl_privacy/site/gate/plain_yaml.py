@@ -80,7 +80,7 @@ def names(where: str, given: object, *, star: bool = False) -> tuple[str, ...]:
         given = [key for key, value in given.items() if value]
     found = listed(where, given)
     if odd := [one for one in found if not isinstance(one, str) or (one == "*" and not star)]:
-        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}; write each as text.")
+        raise UserError(f"{where} is expected to list names, but got {odd[0]!r}; write out each name.")
     return tuple(dict.fromkeys(found))
 
 
