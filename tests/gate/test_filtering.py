@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ConfigRecord
+from flwr.common.serde import config_record_from_proto, config_record_to_proto
 from hypothesis import given, settings, strategies as some
 
 from fl_privacy.errors import UserError
@@ -12,7 +14,7 @@ from fl_privacy.site.gate import protecting
 from fl_privacy.site.gate.filtering import NUMPY, RawArray, Records, admit, array_values, raw_array, release
 from fl_privacy.site.gate.policy import SitePolicy, parse_policy
 from fl_privacy.site.gate.protecting import Noising, clipped, noised
-from fl_privacy.site.gate.rules import REASONS, RefusedError
+from fl_privacy.site.gate.rules import REASONS, RefusedError, Rule
 from fl_privacy.site.gate.sentences import rules_in_words, warnings_of
 
 PLAIN = """
@@ -317,6 +319,29 @@ def test_what_is_no_list_of_the_policy_does_not_leave(arrays: dict[str, dict[str
     with pytest.raises(RefusedError) as error:
         release(policy(LISTS), "query", Records(), Records(arrays=arrays))
     assert error.value.reason == reason
+
+
+EDGES = [edge + more for edge in (-(1 << 63), 1 << 63, 1 << 64) for more in (-1, 0, 1)]
+WHOLE = some.one_of(some.integers(-(1 << 65), 1 << 65), some.sampled_from(EDGES))
+
+
+@given(value=some.one_of(WHOLE, some.lists(WHOLE, max_size=3)), digits=some.integers(1, 15))
+def test_whole_numbers_that_pass_are_those_that_flower_writes(value: Any, digits: int) -> None:
+    shape = {"length": 3, "shorter": True} if isinstance(value, list) else {}
+    several = value if isinstance(value, list) else [value]
+    fits = all(-(1 << 63) <= one < 1 << 64 for one in several)
+    for rule in (Rule(exact=True, **shape), Rule(digits=digits, at_least=-1e30, at_most=1e30, **shape)):
+        try:
+            passed = rule.apply("x", value)
+        except RefusedError:
+            assert not fits
+            continue
+        assert fits
+        if rule.exact:
+            assert passed == value
+        signed = any(one < 0 for one in several)
+        if not (signed and any(one >= 1 << 63 for one in several)):  # no message brings both in one list
+            assert config_record_from_proto(config_record_to_proto(ConfigRecord({"x": passed}))) == {"x": passed}
 
 
 def test_rows_leave_in_the_policy_s_shape_alone() -> None:
