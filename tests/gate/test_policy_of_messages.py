@@ -25,7 +25,7 @@ def message(way: str, kind: str, *, arrays: Any = (), config: Any = ()) -> dict[
 def vertical(monkeypatch: pytest.MonkeyPatch) -> SitePolicy:
     """Rows leave in reply to a query; a training message has no reply that anybody waits for."""
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
-    from run_bundles import policy_of  # type: ignore[import-not-found]  # noqa: PLC0415
+    from run_bundles import policy_of  # noqa: PLC0415
 
     heard = [
         message("heard", "query.embed", arrays={"arrays": {"e": (rows, 4)}}, config={"config": {"pos": 1}})
