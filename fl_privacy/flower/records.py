@@ -300,9 +300,10 @@ def rounded(value: object) -> Any:
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
     """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or a negative time."""
-    value = metrics.get(key)
-    if not isinstance(value, int | float) or not math.isfinite(value) or (value < 0 and key.endswith(SECONDS)):
-        raise UserError(f"the metric {key} is expected to be a finite number, got {value!r}")
+    value, time = metrics.get(key), key.endswith(SECONDS)
+    if not isinstance(value, int | float) or not math.isfinite(value) or (time and value < 0):
+        wanted = "at least 0 seconds" if time else "a finite number"
+        raise UserError(f"the metric {key} is expected to be {wanted}, got {value!r}")
     return float(value)
 
 

@@ -6,7 +6,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from fl_privacy.defenses import ClientState, pruning, quantization
 from fl_privacy.defenses.encoding import encoded_bytes
 from fl_privacy.errors import UserError
-from fl_privacy.flower.records import STYPE, array_values, plain_array, read_upload, shortest, to_tensors
+from fl_privacy.flower.records import STYPE, array_values, finite_number, plain_array, read_upload, shortest, to_tensors
 
 LIKE = {"weight": torch.zeros(50, 40)}
 
@@ -87,3 +87,21 @@ def test_arrays_in_another_layout_are_read_as_flower_does() -> None:
     assert np.array_equal(array_values(Array.from_numpy_ndarray(columns)), columns)
     assert np.array_equal(array_values(claimed), columns), "what it says of itself does not count"
     assert np.array_equal(array_values(plain_array(columns)), columns)
+
+
+@pytest.mark.parametrize(
+    "key, value, wanted",
+    [
+        ("seconds", -1.0, "at least 0 seconds, got -1.0"),
+        ("defense-seconds", -2, "at least 0 seconds, got -2"),
+        ("train-loss", float("nan"), "a finite number, got nan"),
+    ],
+)
+def test_a_metric_that_makes_no_sense_is_refused_with_what_is_expected(key, value, wanted):
+    with pytest.raises(UserError, match=f"{key} is expected to be {wanted}"):
+        finite_number(MetricRecord({key: value}), key)
+
+
+def test_a_negative_loss_and_no_time_at_all_are_taken():
+    assert finite_number(MetricRecord({"train-loss": -0.5, "seconds": 0}), "train-loss") == -0.5
+    assert finite_number(MetricRecord({"seconds": 0}), "seconds") == 0.0
