@@ -37,6 +37,16 @@ def test_the_paper_cites_what_its_bibliography_has() -> None:
     assert sorted(cited) == sorted(entries)
 
 
+def test_every_data_set_has_a_line_on_its_license() -> None:
+    table = re.sub(r"[^a-z0-9]", "", (ROOT / "THIRD_PARTY.md").read_text(encoding="utf-8").lower())
+    options = (ROOT / "conf" / "data").glob("*.yaml")
+    names = {yaml.safe_load(file.read_text(encoding="utf-8")).get("name", "custom") for file in options}
+    own = {"custom", "image_folder", "text_folder", "table"}  # the user's
+    assert own < names
+    missing = [n for n in names - own if n.removesuffix("_exact").replace("_", "") not in table]
+    assert not missing, missing
+
+
 def test_no_workflow_has_more_rights_than_a_job_needs() -> None:
     for file in (ROOT / ".github" / "workflows").glob("*.yml"):
         flow: dict[Any, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))

@@ -128,7 +128,6 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return the fields of an example's view: place, known ``metrics``, ``more`` figures, label and failure."""
-    figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
     right, certainty = record.get("label_correct"), record["certainty"]
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
@@ -136,7 +135,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
     said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
     return {
         "where": f"Round {record['round']}, {place_of(record, kind)}",
-        "figures": " · ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more]),
+        "figures": _figures(record, metrics, more),
         "label": "" if record.get("failure") else ", ".join(filter(None, said)),
         "failure": record.get("failure"),
     }
@@ -182,7 +181,13 @@ def caption(image: Mapping[str, Any]) -> str:
     """Caption an image with its main metrics, or with the attacker's loss if the original is not known."""
     if image.get("label") is not None and image.get("attack_loss") is not None:
         return f"The attacker's own loss {image['attack_loss']:.3g}"
-    return " · ".join(f"{title(name)} {metric(image[name], name)}" for name in CAPTION if image.get(name) is not None)
+    return _figures(image, CAPTION)
+
+
+def _figures(record: Mapping[str, Any], metrics: Sequence[str], more: Sequence[str] = ()) -> str:
+    """List the known ``metrics`` and ``more`` figures, none of which breaks over two lines."""
+    figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
+    return ", ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more])
 
 
 def _adaptive_images(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
