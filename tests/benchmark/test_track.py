@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from markupsafe import escape
 
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run, options, study
@@ -94,6 +95,17 @@ def test_cells_are_uploads_by_states_by_servers(tmp_path: Path) -> None:
     assert compose_run(track.attacking(track.points[1], track.cells[0])).attack["shards"] == 2
     assert track.sha256 == load_track(write_track(tmp_path)).sha256
     assert track.sha256 != load_track(write_track(tmp_path, TINY.replace("0.99", "0.9"))).sha256
+    other_words = TINY.replace("A tiny one.", "In other words.").replace("for the test", "for another reason")
+    assert track.sha256 == load_track(write_track(tmp_path, other_words)).sha256 and other_words != TINY
+
+
+@pytest.mark.parametrize("board", sorted(BOARDS.glob("*.json")), ids=lambda board: board.stem)
+def test_a_kept_board_is_of_its_track_as_it_is(board: Path) -> None:
+    own = ROOT / "experiments" / board.with_suffix(".yaml").name
+    track, kept = load_track(own if own.exists() else board.stem), json.loads(board.read_text())["track"]
+    assert kept == {"name": track.name, "version": track.version, "sha256": track.sha256}
+    page = board.with_suffix(".html").read_text()
+    assert track.sha256 in page and str(escape(track.about)) in page
 
 
 @pytest.mark.parametrize(

@@ -145,8 +145,10 @@ def test_nothing_sticks_out_or_stands_raw(browser, pages, name):
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)" != day
 
 
-def test_the_first_sheet_of_a_trade_off_holds_a_chart(browser, pages):
-    browser.open(pages["trade-off"], width=BROAD_PAPER, media="print")
+@pytest.mark.parametrize("name", ["trade-off", "laptop", "smoke", "table"])
+def test_the_first_sheet_of_a_trade_off_or_board_holds_a_chart(request, browser, name):
+    page = BOARDS / f"{name}.html"
+    browser.open(page if page.exists() else request.getfixturevalue("pages")[name], width=BROAD_PAPER, media="print")
     sheet = 186 / 25.4 * 96  # A4 across, within its margins
     assert browser.evaluate("document.querySelector('.chart').getBoundingClientRect().bottom") < sheet
 
@@ -212,5 +214,7 @@ def test_a_board_fits_a_desk_and_shows_the_other_columns_on_demand(browser, name
     shown = "[...document.querySelectorAll('#board thead th')].filter(e => e.getClientRects().length).length"
     browser.open(BOARDS / f"{name}.html", width=DESK)
     assert browser.evaluate(over) <= 0 and browser.evaluate(shown) == 5
+    order = "[...document.querySelectorAll('.chart, .tiles, #board')].map(e => e.className)"
+    assert browser.evaluate(order) == ["chart", "tiles", "cards"], "a board begins with its chart"
     browser.evaluate("document.querySelector('#columns').click()")
     assert browser.evaluate(shown) == browser.evaluate("document.querySelectorAll('#board thead th').length") > 5
