@@ -69,7 +69,7 @@ SCENARIOS = {
     "evaluation": "One example in evaluation mode: the gradient, without batch norm over the batch and dropout",
     "gradient": "One example: the gradient, before anything leaves",
     "one": "One example in one step, as it is uploaded",
-    "site": "One example of each other site in one step: their mean, as one site computes it",
+    "site": "Seen by another site: one example of each other client, one step",
     "batch": "The app's own batch in one step, as it is uploaded",
     "all": "All its examples in all its steps, as it is uploaded",
     "later": "One example in one step in the last round, as it is uploaded",

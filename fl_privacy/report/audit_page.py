@@ -249,7 +249,7 @@ class AuditRecord:
             return f"No upload was attacked{why}. From gradients, which clients never send, {of}"
         if self.going_on or any(step.counts for step in self.steps):
             failed = "All attacks on single examples failed: nothing is known about them"
-            return "No upload was attacked yet" if self.going_on else failed
+            return "No upload has been attacked yet" if self.going_on else failed
         if self.measured:
             return (
                 "No single example was attacked, and uploads revealed no more about clients than guessing does: this"
