@@ -34,7 +34,7 @@ SCENARIOS = {
     ),
     "site": Scenario(
         name="site",
-        title="Rows behind the other sites' trees, as another site takes them from the growing model",
+        title="Rows behind other sites' trees, as another site sees them",
         source="trees of other sites in the models that a site is given",
     ),
     "logistic": Scenario(
@@ -350,7 +350,7 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
     if not chances:
         single = all(len(kept.parameters[client]) < 2 for client in clients)
         reason = (
-            "there was one round alone, and --rounds gives more; means and variances of two rounds give each row that"
+            "only one round ran, and --rounds gives more; means and variances of two rounds give each row that"
             " came or went between them exactly (fl_privacy.attacks.fitted.rows_between)"
             if single
             else "no row came or went between two rounds, and none is alone in its class; means and variances give"

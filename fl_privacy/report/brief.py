@@ -312,8 +312,8 @@ def _untested(run: Run, verdict: Verdict, kind: str) -> list[str]:
     rounds = sorted({reading.round for reading in found})
     trained = len(run.of_kind("round"))
     if rounds and trained > len(rounds):
-        told = ", ".join(map(str, rounds)) if len(rounds) < 7 else f"{len(rounds)} of them"
-        lines.append(f"Rounds other than {told}, of {trained}.")
+        attacked = f" (attacked: {', '.join(map(str, rounds))})" if len(rounds) < 7 else ""
+        lines.append(f"{trained - len(rounds)} of {trained} rounds{attacked}.")
     asked = {finding.about for finding in verdict.asked}
     if open_questions := [words for about, words in TOLD.items() if about not in asked]:
         lines.append(f"What else the uploads reveal: {', '.join(open_questions)}.")

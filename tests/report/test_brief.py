@@ -34,7 +34,7 @@ SAID = {
         "No client's upload was attacked, so nothing is known about what clients leak.",
     ),
     "text": (kinds.texts, "can reconstruct clients' texts"),
-    "told": (kinds.inference, "can infer who took part and whose an example is from clients' uploads"),
+    "told": (kinds.inference, "can infer who took part and which client holds an example from clients' uploads"),
     "malicious": (kinds.malicious, "can reconstruct clients' images"),
 }
 
@@ -61,11 +61,12 @@ def test_what_was_left_out_is_told(tmp_path):
     words = words_of(write_brief(record(tmp_path, changes=defended(scale=0.1), noise=0.3)))
     assert "An attacker that knows the defense (threat_model=adaptive)." in words
     assert "Servers that break the protocol" in words, "where the threat model says nothing of servers"
-    assert "Rounds other than 1, 12, of 12." in words
-    assert "who took part, whose an example is, what the examples are like, what a client has." in words
+    assert "10 of 12 rounds (attacked: 1, 12)." in words
+    asked = "who took part, which client holds an example, attributes of the examples, properties of a client's data."
+    assert asked in words
     words = words_of(write_brief(kinds.inference(tmp_path)))
     assert "Malicious parameters, malicious architecture" in words and "Whether images can be reconstructed." in words
-    assert "reveal: what the examples are like, what a client has." in words
+    assert "reveal: attributes of the examples, properties of a client's data." in words
 
 
 def test_inference_that_found_nothing_was_an_attack_and_one_that_failed_was_none(tmp_path, monkeypatch):

@@ -58,8 +58,8 @@ LINES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "inferred": (
         kinds.inference,
-        "The server can infer who took part and whose an example is, by the best of 2 attacks, asked 110 questions; no"
-        " image was attacked. Put noise on what clients upload (defense=dp_sgd), or upload less often.",
+        "The server can infer who took part and which client holds an example, by the best of 2 attacks, asked 110"
+        " questions; no image was attacked. Put noise on what clients upload (defense=dp_sgd), or upload less often.",
     ),
     "failed": (
         lambda out: kinds.attack(out, failures=6),

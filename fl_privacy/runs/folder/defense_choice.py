@@ -25,9 +25,9 @@ LOW_LEAKS = frozenset({"error"})  # measures whose low values mean that more was
 
 TOLD: Mapping[str, str] = {
     "membership": "who took part",
-    "source": "whose an example is",
-    "attribute": "what the examples are like",
-    "property": "what a client has",
+    "source": "which client holds an example",
+    "attribute": "attributes of the examples",
+    "property": "properties of a client's data",
 }
 """Question -> what the server can infer, in a headline."""
 
