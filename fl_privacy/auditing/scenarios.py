@@ -377,7 +377,7 @@ class Scenarios:
         # other clients' examples may differ in kind, which would make guesses at no example look right
         loaded = own if total > number else [*own, *others]
         answer = score([problem], [guess], loaded, self.seed, *guesses[1:])
-        drawn = f" of {total} examples, those that equal a guess first, others at random: shares are of the guesses"
+        drawn = f" of {total} examples: first those that equal a guess, then random ones. Shares are of the guesses"
         sample = drawn if total > number else " examples"
         scored = f"{assumed} Its guesses are compared with {number}{sample}."
         return replace(answer, notes=(*_notes(problems[0], observations[0], guesses), scored, *hurried))

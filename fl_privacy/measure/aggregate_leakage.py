@@ -58,7 +58,7 @@ def classes_told(traces: Sequence[ClassTrace]) -> Answer:
     2022, "User-level label leakage from gradients").
     """
     if len({len(trace.change) for trace in traces}) != 1 or len(traces) < LEAST_CLIENTS:
-        said = f"fewer than {LEAST_CLIENTS} clients were seen with classes and a bias of their outputs that they upload"
+        said = f"fewer than {LEAST_CLIENTS} clients had known classes and uploaded their output layer's bias"
         return Answer(question="classes", reason=said)
     counts = np.stack([trace.counts / trace.counts.sum() for trace in traces])
     there = counts.sum(0) > 0

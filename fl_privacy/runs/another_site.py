@@ -20,8 +20,8 @@ MOST_BY_SITES = 4
 """Largest number of uploads of an audit that are also attacked by another site."""
 
 SITE_NOTE = (
-    "Another site is given each global model and the weights of the mean, and subtracts its own update; secure"
-    " aggregation does not hide this, and noise that the server adds to the mean would."
+    "Another site is given each global model and the weights of the mean, and subtracts its own update. Secure"
+    " aggregation does not hide this; noise that the server adds to the mean would."
 )
 
 
