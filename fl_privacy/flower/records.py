@@ -11,6 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from torch import nn
 
+from fl_privacy import checks
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses.encoding import decode, encode, plainly_shortest
 from fl_privacy.errors import UserError
@@ -300,11 +301,9 @@ def rounded(value: object) -> Any:
 
 def finite_number(metrics: MetricRecord, key: str) -> float:
     """Return the metric ``key``; ``UserError`` if it is missing, not a finite number, or a negative time."""
-    value, time = metrics.get(key), key.endswith(SECONDS)
-    if not isinstance(value, int | float) or not math.isfinite(value) or (time and value < 0):
-        wanted = "at least 0 seconds" if time else "a finite number"
-        raise UserError(f"the metric {key} is expected to be {wanted}, got {value!r}")
-    return float(value)
+    value: Any = metrics.get(key)
+    least = 0 if key.endswith(SECONDS) else None
+    return float(checks.number(f"the metric {key}", value, at_least=least, example=1.0))
 
 
 def read_result(content: RecordDict, sent: ModelState) -> LocalResult:

@@ -135,7 +135,7 @@ def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more
     said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
     return {
         "where": f"Round {record['round']}, {place_of(record, kind)}",
-        "figures": _figures(record, metrics, more),
+        "figures": caption(record, metrics, more),
         "label": "" if record.get("failure") else ", ".join(filter(None, said)),
         "failure": record.get("failure"),
     }
@@ -177,17 +177,12 @@ def gallery_title(run: Run, kind: str) -> str:
     return f"{f'The attacked {kind}' if number == 1 else f'All {number} attacked {kind}s'}{where}"
 
 
-def caption(image: Mapping[str, Any]) -> str:
-    """Caption an image with its main metrics, or with the attacker's loss if the original is not known."""
-    if image.get("label") is not None and image.get("attack_loss") is not None:
-        return f"The attacker's own loss {image['attack_loss']:.3g}"
-    return _figures(image, CAPTION)
-
-
-def _figures(record: Mapping[str, Any], metrics: Sequence[str], more: Sequence[str] = ()) -> str:
-    """List the known ``metrics`` and ``more`` figures, none of which breaks over two lines."""
+def caption(record: Mapping[str, Any], metrics: Sequence[str] = CAPTION, more: Sequence[str] = ()) -> str:
+    """List the known ``metrics`` and ``more`` figures; the attacker's loss if the original is not known."""
+    if record.get("label") is not None and record.get("attack_loss") is not None:
+        return f"The attacker's own loss {record['attack_loss']:.3g}"
     figures = [f"{title(name)} {metric(record[name], name)}" for name in metrics if record.get(name) is not None]
-    return ", ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more])
+    return ", ".join(figure.replace(" ", "\u00a0") for figure in [*figures, *more])  # no figure breaks over two lines
 
 
 def _adaptive_images(run: Run) -> dict[tuple[str, int], Mapping[str, Any]]:
@@ -205,7 +200,7 @@ def _view(
     pictures = {name: getattr(pair, name, None) for name in ("original", "guess", "transformed", "adaptive")}
     shown = pictures["guess"] if pictures["original"] is None else pictures["original"]
     return ImageView(
-        **{**described(image, "image", ()), "figures": caption(image)},
+        **described(image, "image", CAPTION),
         **{name: "" if picture is None else data_uri(picture) for name, picture in pictures.items()},
         rank=rank,
         adaptive_figures=(adaptive["failure"] or caption(adaptive)) if adaptive else "",

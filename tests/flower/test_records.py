@@ -92,9 +92,9 @@ def test_arrays_in_another_layout_are_read_as_flower_does() -> None:
 @pytest.mark.parametrize(
     "key, value, wanted",
     [
-        ("seconds", -1.0, "at least 0 seconds, got -1.0"),
-        ("defense-seconds", -2, "at least 0 seconds, got -2"),
-        ("train-loss", float("nan"), "a finite number, got nan"),
+        ("seconds", -1.0, "at least 0, but got -1.0"),
+        ("defense-seconds", -2, "at least 0, but got -2"),
+        ("train-loss", float("nan"), "a finite number, but got nan"),
     ],
 )
 def test_a_metric_that_makes_no_sense_is_refused_with_what_is_expected(key, value, wanted):
