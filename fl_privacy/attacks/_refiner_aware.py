@@ -16,7 +16,6 @@ from fl_privacy.attacks.gradient_inversion.priors import Guess
 from fl_privacy.attacks.preset_options import GradientOptions, takes, vary
 from fl_privacy.attacks.presets import idlg, inverting_gradients
 from fl_privacy.checks import number, one_of
-from fl_privacy.errors import UserError
 from fl_privacy.files.foreign import expanded
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, read_about
 from fl_privacy.rng import derive_generator
@@ -89,8 +88,8 @@ def refiner_aware(
     """
     one_of("attack.base", base, ("inverting_gradients", "idlg"))
     for name, value in (("radius", radius), ("away_from_noise", away_from_noise)):
-        if value is not None and value < 0:
-            raise UserError(f"attack.{name} is expected to be at least 0, but got {value}.")
+        if value is not None:
+            number(f"attack.{name}", value, at_least=0, infinite=True, example=1)
     published = inverting_gradients() if base == "inverting_gradients" else idlg()
     published = replace(published, iterations=1000, compile="off")
     if away_from_noise or radius is not None:

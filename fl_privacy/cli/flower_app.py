@@ -1,7 +1,6 @@
 """The Flower app: ``flwr run . --run-config 'overrides="defense=dp_noise attack=idlg"'``."""
 
 import logging
-import math
 import os
 import shlex
 from collections.abc import Callable, Generator, Iterator
@@ -15,6 +14,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fl_privacy import checks
 from fl_privacy.cli.backends import secure_backend_of, unattacked
 from fl_privacy.cli.console import RichMonitor
 from fl_privacy.cli.faults import Terminal
@@ -236,12 +236,9 @@ client_app = _NodeApp()
 
 
 def _seconds(context: Context, key: str) -> float:
-    value = context.run_config.get(key, 0)
-    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf
-    if wrong or (key == TIMEOUT and not value):
-        least = "above 0, but got {!r}; try 600." if key == TIMEOUT else "of at least 0, but got {!r}; try 120."
-        raise UserError(f"{key} is expected to be seconds {least.format(value)}")
-    return float(value)
+    value: Any = context.run_config.get(key, 0)
+    bound: dict[str, Any] = {"above": 0, "example": 600} if key == TIMEOUT else {"at_least": 0, "example": 120}
+    return float(checks.number(f"{key} in seconds", value, **bound))
 
 
 def _overrides(context: Context) -> list[str]:

@@ -155,11 +155,7 @@ BYTES_OF_A_JOB = 3 * 2**29  # largest memory of a job, which bounds the number o
 
 
 def _processes(asked: int | None) -> int:
-    if asked is None:
-        return processes_that_fit(BYTES_OF_A_JOB)
-    if asked < 1:
-        raise UserError(f"--jobs is expected to be at least 1, but got {asked}.")
-    return asked
+    return processes_that_fit(BYTES_OF_A_JOB) if asked is None else whole("--jobs", asked, at_least=1, example=2)
 
 
 def do_all(title: str, jobs: Sequence[Job], processes: int, console: Console) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fl_privacy.checks import one_of
 from fl_privacy.errors import UserError, reason_of
 
 TargetKind = Literal["classes", "bits", "values"]
@@ -88,11 +89,7 @@ def loss_of(given: LossLike, num_classes: int, like: Tensor) -> Loss:
     if isinstance(given, Loss):
         return given
     if isinstance(given, str):
-        if given not in NAMED_LOSSES:
-            raise UserError(
-                f"loss is expected to be {', '.join(NAMED_LOSSES)} or a function (outputs, labels) -> scalar, but got"
-                f" {given!r}."
-            )
+        one_of("loss, unless a function,", given, NAMED_LOSSES)
         return NAMED_LOSSES[given]
     plain = type(given) in (nn.CrossEntropyLoss, nn.NLLLoss) and getattr(given, "weight", None) is None
     plain = plain and not getattr(given, "label_smoothing", 0.0) and getattr(given, "reduction", "") == "mean"

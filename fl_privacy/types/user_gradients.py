@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fl_privacy.checks import whole
 from fl_privacy.errors import UserError
 from fl_privacy.models.losses import Loss, LossLike, loss_of
 from fl_privacy.models.unwrap_model import (
@@ -90,7 +91,8 @@ def read_gradients(
     buffers = {names[name]: b.detach().clone() for name, b in inner.named_buffers()}
     num_classes, vectors = _watched(plain, shape, parameters)
     evidence = _Evidence(parameters, named, num_classes, vectors)
-    found, notes = batch_size, tuple[str, ...]()
+    found = batch_size if batch_size is None else whole("batch_size", batch_size, at_least=1, example=8)
+    notes = tuple[str, ...]()
     if batch_size is None:
         found = evidence.batch_size()
         if found is None:
@@ -100,8 +102,6 @@ def read_gradients(
             )
         if found > 1:
             notes = (f"{COUNTED_BY_RANK} {found} examples, the rank of those of linear layers.",)
-    elif isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise UserError(f"batch_size is expected to be a whole number of at least 1, but got {batch_size!r}.")
     elif (least := evidence.batch_size() or 1) > batch_size:
         notes = (
             f"The gradient of a layer that takes one vector of each example has rank {least}, more than batch_size="
@@ -384,11 +384,7 @@ def read_update(
         )
     if not isinstance(plan, LocalPlan):
         raise UserError(f"plan is expected to be a LocalPlan, but got {type(plan).__name__}; LocalPlan(lr=0.1, ...).")
-    if isinstance(num_examples, bool) or not isinstance(num_examples, int) or num_examples < 1:
-        raise UserError(
-            f"num_examples is expected to be how many examples the client trained on, at least 1, but got"
-            f" {num_examples!r}: an update of several steps does not show it; give num_examples=8."
-        )
+    whole("num_examples", num_examples, at_least=1, example="give the number of examples that the client trained on")
     plain, inner = plain_model(used, shape), unwrapped(used)
     sent, replied = _values("before", inner, before), _values("after", inner, after)
     own = set(plain_names(inner).values()) & {plain_names(inner).get(n, n) for n in first_names(inner)}

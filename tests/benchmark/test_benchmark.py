@@ -281,7 +281,7 @@ def test_advise_reads_its_folder(page: Path, capfd: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["smoke", "--jobs", "0"], "--jobs is expected to be at least 1"),
+        (["smoke", "--jobs", "0"], "--jobs is expected to be a whole number of at least 1"),
         (["smoke", "defense.rate=0.5"], "defense.rate=0.5 is expected with --entry"),
         (["smoke", "victims=2"], "fixes victims"),
         (["nothing"], "A track is expected"),

@@ -158,7 +158,7 @@ def test_features_of_trained_models_are_those_of_what_each_client_holds_after_it
 
 
 def test_a_module_that_shows_nothing_is_refused_before_a_training() -> None:
-    with pytest.raises(UserError, match=r"features_at is expected to be a module of .*, but got 'features.99'"):
+    with pytest.raises(UserError, match=r"features_at is expected to be one of activation, .*, but got 'features.99'"):
         run(none(), colluder=2, knows_features=True, features_at="features.99")
     with pytest.raises(UserError, match="features_of=trained expects a client"):
         run(none(), colluder=None, knows_features=True, features_of="trained")

@@ -162,7 +162,7 @@ def test_server_and_nodes_agree_on_what_is_simulated(
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf"), float("nan")])
 def test_a_timeout_that_is_none_is_refused(timeout: float) -> None:
-    with pytest.raises(UserError, match="round-timeout is expected to be seconds above 0"):
+    with pytest.raises(UserError, match="round-timeout in seconds is expected to be above 0 and finite"):
         run_app(PROBED, nodes=2, **{"round-timeout": timeout})
 
 

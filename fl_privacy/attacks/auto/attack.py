@@ -21,7 +21,6 @@ from fl_privacy.attacks.likelihood.attack import Posterior, WithPosterior
 from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
-from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import number_of_steps
 from fl_privacy.progress import counted
 from fl_privacy.rng import derive_generator
@@ -330,11 +329,8 @@ class AutoAttack:
     def __post_init__(self) -> None:
         if not isinstance(self.budget, str):
             number("attack.budget", self.budget, above=0, example=30)
-        elif self.budget not in sub_attacks.EVALUATIONS:
-            raise UserError(
-                f"attack.budget is expected to be {', '.join(sub_attacks.EVALUATIONS)} or seconds a victim,"
-                f" but got {self.budget!r}."
-            )
+        else:
+            one_of("attack.budget, unless seconds for each victim,", self.budget, sub_attacks.EVALUATIONS)
         if self.evaluations is not None:
             whole("attack.evaluations", self.evaluations, at_least=1, example=sub_attacks.EVALUATIONS["standard"])
         one_of("attack.dtype", self.dtype, ("float32", "float64"))

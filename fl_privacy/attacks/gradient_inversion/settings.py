@@ -183,8 +183,7 @@ STARTS: Mapping[str, Start] = {
 
 def named_start(name: str) -> Start:
     """Return the start called ``name``, or raise ``UserError``."""
-    if name not in STARTS:
-        raise UserError(f"attack.start is expected to be one of {', '.join(STARTS)}, but got {name!r}.")
+    one_of("attack.start", name, STARTS)
     return STARTS[name]
 
 

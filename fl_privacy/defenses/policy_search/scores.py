@@ -163,8 +163,7 @@ class PrivacyPlan:
         """
         if variant == "paper":
             return cls(points=20 if points is None else points, alpha=alpha, beta=beta)
-        if variant not in ("code", "code_normalized"):
-            raise UserError(f"variant is expected to be paper, code or code_normalized, but got {variant!r}.")
+        checks.one_of("variant", variant, ("paper", "code", "code_normalized"))
         picks = variant == "code_normalized"
         over: Over = "class means" if picks else "images"
         code = cls(rule="trapezoid", cosine="layers", alpha=alpha, beta=beta, over=over, normalized=picks)

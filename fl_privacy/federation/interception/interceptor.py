@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fl_privacy.checks import one_of
 from fl_privacy.defenses import ClientState
 from fl_privacy.defenses._split_fed import draw_own
 from fl_privacy.errors import UserError
@@ -82,11 +83,7 @@ class SimulatedSideInformation:
             return
         model = next(iter(self.clients.values())).private_part(ModelState({}, {}), ClientState())[0]
         names = [name for name, _ in model.named_modules() if name]
-        if self.features_at not in names:
-            raise UserError(
-                f"threat_model.features_at is expected to be a module of {type(model).__name__}, but got"
-                f" {self.features_at!r}; use {ACTIVATION}, or one of {', '.join(names)}."
-            )
+        one_of("threat_model.features_at", self.features_at, [ACTIVATION, *names])
 
     def __call__(self, observation: Observation, *, states: States) -> Observation:
         model, values = self._stand_in(observation.model, observation.sent, states)

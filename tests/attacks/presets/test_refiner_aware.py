@@ -97,5 +97,5 @@ def test_a_missing_evaluator_is_said_before_the_attack(tmp_path: Path) -> None:
 def test_wrong_settings_are_one_line() -> None:
     with pytest.raises(UserError, match=r"^attack.base is expected to be one of inverting_gradients, idlg, but got"):
         refiner_aware(base="x")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^attack.radius is expected to be at least 0, but got -1\.$"):
+    with pytest.raises(UserError, match=r"^attack.radius is expected to be at least 0, but got -1; try 1\.$"):
         refiner_aware(radius=-1)
