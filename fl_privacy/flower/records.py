@@ -380,12 +380,8 @@ def save_state(memory: RecordDict, state: ClientState) -> None:
 MOST_PROBED = 1 << 16
 
 
-def images_of_probe(probe: object, size: object) -> list[str]:
+def images_of_probe(probe: Any, size: Any) -> list[str]:
     """Name the images of a probe, numbered from 0; each is counted once a round. ``UserError`` without such a probe."""
-    whole = isinstance(probe, int) and isinstance(size, int) and not isinstance(probe, bool)
-    if not whole or probe < 0 or not 1 <= size <= MOST_PROBED:  # type: ignore[operator]
-        raise UserError(
-            f"A probe is expected to have a number from 0 and a size of 1 to {MOST_PROBED}, but got {probe!r} and"
-            f" {size!r}."
-        )
-    return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]  # type: ignore[operator]
+    checks.whole("The number of a probe", probe, at_least=0, example=0)
+    checks.whole("The size of a probe", size, at_least=1, at_most=MOST_PROBED, example=8)
+    return [f"probed-image-{image}" for image in range(probe * size, (probe + 1) * size)]

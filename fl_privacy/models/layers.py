@@ -163,12 +163,7 @@ def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example:
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``strides`` or else ``default``; ``UserError`` unless they are whole numbers above 0."""
-    if strides is None:
-        return default
-    if not isinstance(strides, Sequence) or not strides:
-        raise UserError(f"model.strides is expected to be a list such as {list(default)}, but got {strides}.")
-    require_positive(**{f"strides[{i}]": stride for i, stride in enumerate(strides)})
-    return tuple(strides)
+    return default if strides is None else checks.shape("model.strides", strides, example=f"try {list(default)}")
 
 
 def require_positive(**sizes: int) -> None:

@@ -1,6 +1,5 @@
 """Scores of ATS policies: accuracy from an untrained model, privacy from GradSim of a semi-trained one."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, cast
@@ -11,7 +10,6 @@ from torch.func import functional_call
 
 from fl_privacy import checks
 from fl_privacy.data.transformations import Policy, transform
-from fl_privacy.errors import UserError
 from fl_privacy.models.gradients import Layered, VictimModel, frozen_copy, loss_gradients, set_mode, victim_gradients
 from fl_privacy.models.gradients.memory import spare_bytes, written_by
 from fl_privacy.rng import derive_generator, derive_seed
@@ -330,10 +328,7 @@ def train_model(
             losses.append(result.loss)
         schedule.step()
         mean = float(torch.stack(losses).mean())
-        if not math.isfinite(mean):
-            raise UserError(
-                f"The model that policies are scored on is expected to learn, but its loss is {mean} in epoch"
-                f" {epoch + 1}; lower training.lr, which is {plan.lr}."
-            )
+        loss = f"The loss in epoch {epoch + 1} of the model that policies are scored on"
+        checks.number(loss, mean, example=f"lower training.lr, which is {plan.lr}")
         progress(epoch + 1, plan.epochs, mean)
     return ModelState({name: p.detach() for name, p in parameters.items()}, buffers)

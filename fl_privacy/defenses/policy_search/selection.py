@@ -31,11 +31,8 @@ class Scored:
 
     def __post_init__(self) -> None:
         for name in ("privacy", "accuracy"):
-            if not math.isfinite(value := getattr(self, name)):
-                raise UserError(
-                    f"The {name} score of policy {self.policy} is expected to be finite, but is {value}; lower"
-                    " training.lr or give other weights."
-                )
+            score, remedy = f"The {name} score of policy {self.policy}", "lower training.lr or give other weights"
+            checks.number(score, getattr(self, name), example=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

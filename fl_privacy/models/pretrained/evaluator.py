@@ -69,8 +69,7 @@ class EvaluatorPlan:
     def __post_init__(self) -> None:
         for name, least in (("levels", 2), ("epochs", 1), ("batch_size", 1)):
             checks.whole(name, getattr(self, name), at_least=least, example=20)
-        if not self.widths or min(self.widths) < 1:
-            raise UserError(f"widths is expected to be a list such as [128,256,512], but got {list(self.widths)}.")
+        checks.shape("widths", self.widths, example="try [128,256,512]")
         checks.number("lr", self.lr, above=0, example=1e-4)
 
 
@@ -223,10 +222,8 @@ class WordEvaluator(nn.Module):
 
     def __init__(self, *, width: int, widths: Sequence[int] = (64, 64)) -> None:
         super().__init__()
-        if min(width, *widths) < 1:
-            raise UserError(f"An evaluation network is expected to get widths of at least 1, but got {tuple(widths)}.")
-        self.input_shape: tuple[int, ...] = (width,)
-        self.widths: tuple[int, ...] = tuple(widths)
+        self.input_shape: tuple[int, ...] = checks.shape("width", width, example="try 64")
+        self.widths: tuple[int, ...] = checks.shape("widths", widths, example="try [64,64]")
         convolutions = (nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *widths]))
         self.layers: nn.ModuleList = nn.ModuleList(convolutions)
         self.head: nn.Linear = nn.Linear(widths[-1], 1)
