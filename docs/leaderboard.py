@@ -1,12 +1,14 @@
 """Keeps the page of a benchmark for the site, and its boards for a table on ``docs/benchmark.md``.
 
     python docs/leaderboard.py runs/benchmark_laptop
+    python docs/leaderboard.py                         # gives the kept pages the style sheet of today
 
 It goes into ``docs/benchmarks``, by the name of the track, finished or not: page and table say what was not run.
 """
 
 import json
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 from kept_rows import escaped, markdown
 
 KEPT = Path(__file__).resolve().parent / "benchmarks"
+STYLE = KEPT.parents[1] / "fl_privacy" / "report" / "templates" / "style.css"
 PAGE, FIGURES = "benchmark.html", "benchmark.json"
 THREATS, LOSS = ("malicious", "adaptive"), 5.0
 """Of the board that is shown beside the page: the first of the attackers that the track has."""
@@ -52,6 +55,14 @@ def keep(folder: Path, kept: Path = KEPT) -> Path:
     }
     (kept / f"{name}.json").write_text(json.dumps(told, indent=1) + "\n")
     return kept / f"{name}.html"
+
+
+def restyle(kept: Path = KEPT) -> list[Path]:
+    """Give the pages in ``kept`` the style sheet of today, and nothing else; returns them."""
+    pages, style = sorted(kept.glob("*.html")), f"<style>\n{STYLE.read_text()}\n\n</style>"
+    for page in pages:
+        page.write_text(re.sub(r"<style>.*?</style>", lambda _: style, page.read_text(), count=1, flags=re.DOTALL))
+    return pages
 
 
 def _place(setting: Figures, threat: str) -> Figures:
@@ -117,6 +128,6 @@ def _mean(at_most: float, metric: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python docs/leaderboard.py RUN_DIR")
-    print(keep(Path(sys.argv[1])))
+    if len(sys.argv) > 2:
+        raise SystemExit("usage: python docs/leaderboard.py [RUN_DIR]")
+    print(*([keep(Path(sys.argv[1]))] if sys.argv[1:] else restyle()), sep="\n")

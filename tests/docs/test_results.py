@@ -324,6 +324,14 @@ def test_the_page_of_a_benchmark_is_kept_with_its_board(docs: Any, tmp_path: Pat
         leaderboard.keep(tmp_path, kept)
 
 
+def test_kept_boards_get_the_style_sheet_of_today_and_keep_their_figures(docs: Any, tmp_path: Path) -> None:
+    leaderboard, body = docs("leaderboard"), "</head><body><style>5 of 9</style></body>"
+    (tmp_path / "laptop.html").write_text(f"<head><style>\nh1 {{ color: red }}\n</style>{body}")
+    for _ in range(2):
+        [page] = leaderboard.restyle(tmp_path)
+        assert page.read_text() == f"<head><style>\n{leaderboard.STYLE.read_text()}\n\n</style>{body}"
+
+
 def test_a_board_of_rows_speaks_of_cells_and_of_the_attackers_it_had(docs: Any, tmp_path: Path) -> None:
     leaderboard, kept, folder = docs("leaderboard"), tmp_path / "kept", tmp_path / "run"
     benchmark_in(folder, finished=9)

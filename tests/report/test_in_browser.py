@@ -208,6 +208,12 @@ def test_a_watched_page_shows_its_progress_and_refreshes(browser, pages):
     assert browser.evaluate("document.querySelectorAll('.pair').length") == 3
 
 
+def test_a_long_name_in_a_headline_breaks_on_a_phone(browser):
+    browser.open(BOARDS / "smoke.html", width=PHONE)
+    browser.evaluate("document.querySelector('h1').textContent = 'inverting_gradients_refiner_paper_of_an_author'")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= PHONE
+
+
 @pytest.mark.parametrize("name", ["laptop", "table"])
 def test_a_board_fits_a_desk_and_shows_the_other_columns_on_demand(browser, name):
     over = "(e => e.scrollWidth - e.clientWidth)(document.querySelector('#board').parentElement)"
