@@ -7,6 +7,7 @@ import pytest
 from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.run_page import assumptions, said_together, what_was_done
 from fl_privacy.runs.folder import RunFolder, read_run
+from tests.report import kinds
 from tests.results.runs import config, defended, record, round_report, score, study_entry
 
 FEDSGD = {"shares": "gradient", "batch_size": 128, "batch_norm": "train"}
@@ -28,6 +29,12 @@ def trained(out, sizes=(300, 400), **options):
         folder.add_victim(score(1, 0, noise=0.1))
         folder.finish()
     return read_run(folder.path)
+
+
+@pytest.mark.parametrize(("kind", "title"), [(kinds.attack, "Without training"), (kinds.texts, "Round 1")])
+def test_the_bar_of_an_attack_without_training_names_no_round(tmp_path, kind, title):
+    found = re.findall(r'<li class="bar">.*?</li>', write_report([kind(tmp_path)]).read_text(), re.DOTALL)
+    assert len(found) == 1 and title in found[0]
 
 
 @pytest.mark.parametrize(
