@@ -35,8 +35,7 @@ part: $(STAMP)
 
 # Every bad input, every app under audit, all cases of attacks, defaults and random guesses; `make test-all` takes a sample of them.
 fuzz: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/fuzz tests/flower/test_audited_apps.py tests/docs/test_commands_start.py -m 'fuzz or not fuzz' --numprocesses auto
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/attacks tests/experiment tests/regression tests/results -m fuzz --numprocesses auto
+	$(SUITE) -m 'fuzz and not deploy and not cluster and not gpu'
 
 # A sweep, a trade-off and a policy search, each killed twenty times at random points, come to the same tables.
 kill: $(STAMP)

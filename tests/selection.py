@@ -38,10 +38,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def few(cases: Iterable[Any], keep: int = 3, all_but_fuzz: int | None = None) -> list[Any]:
     """Leave the first ``keep`` cases of a family of tests to ``make test``; the others are long.
 
-    Of these ``make test-all`` runs those before number ``all_but_fuzz``, ``make fuzz`` the rest.
+    Of these ``make test-all`` runs those before number ``all_but_fuzz`` (``None``: as many again), ``make fuzz`` the
+    rest.
     """
     made = list(cases)
-    end = len(made) if all_but_fuzz is None else all_but_fuzz
+    end = 2 * keep if all_but_fuzz is None else all_but_fuzz
     later = [
         pytest.param(
             *(case if isinstance(case, tuple) else [case]), marks=[pytest.mark.long, pytest.mark.fuzz][: 1 + late]

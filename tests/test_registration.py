@@ -104,12 +104,10 @@ sys.exit(status or run_command_line([
 
 @pytest.fixture(scope="module")
 def enlarged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the repository's code, and add ``FILES`` alone."""
+    """Copy the repository's code, with what is compiled of it, and add ``FILES`` alone."""
     copy = tmp_path_factory.mktemp("enlarged")
     for folder in ("fl_privacy", "conf", "docs", "tests"):
-        shutil.copytree(
-            ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "*.png", "published")
-        )
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("*.pyc.*", "*.png", "published"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     for name, text in FILES.items():
         (copy / name).write_text(text)

@@ -396,10 +396,12 @@ SEEDS, FIRST = 1 << 14, 16
 @cache
 def _streams(number: int) -> torch.Tensor:
     """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
-    drawn = [torch.randn(number, generator=torch.Generator().manual_seed(seed)).numpy() for seed in range(SEEDS)]
-    for made in (np.random.default_rng, np.random.RandomState):
-        drawn += [made(seed).normal(size=number) for seed in range(SEEDS)]
-    return torch.nn.functional.normalize(torch.from_numpy(np.stack(drawn).astype(np.float64)))
+    drawn, legacy = np.empty((SEEDS, 3, number)), np.random.RandomState()  # reused: making one is slow
+    for seed in range(SEEDS):
+        legacy.seed(seed)
+        drawn[seed, 0] = torch.randn(number, generator=torch.Generator().manual_seed(seed))
+        drawn[seed, 1:] = np.random.default_rng(seed).normal(size=number), legacy.normal(size=number)
+    return torch.nn.functional.normalize(torch.from_numpy(drawn.reshape(-1, number)))
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:

@@ -173,7 +173,7 @@ def test_the_board_sorts_filters_and_keeps_within_the_page(page: Path, tmp_path:
         assert browser.evaluate(f"{shown}.map(r => r.querySelector('th').innerText.split('\\n')[0])") == ["Pruning"]
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_killed_it_ends_with_the_same_table(track: str, page: Path, tmp_path: Path) -> None:
     """``make kill`` kills it twenty times."""
     out = tmp_path / "killed"

@@ -56,7 +56,7 @@ def test_the_audited_app_shows_digits(tmp_path: Path, monkeypatch: pytest.Monkey
     assert leak.metrics["psnr"].mean > 20
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_noise_of_the_defended_app_hides_what_its_gradients_show(tmp_path: Path) -> None:
     asked = AppAuditRequest(nodes=2, rounds=1, victims=2, out=tmp_path, seconds=60.0)
     with written_once(), attacked_only({"gradient", "one"}):

@@ -68,7 +68,7 @@ def test_every_point_is_trained_and_attacked(page: Path) -> None:
     assert "Pruning" in text and "adaptive attacker" in text
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_path: Path) -> None:
     out = tmp_path / "killed"
     command = [sys.executable, "-m", "fl_privacy", "trade-off", str(grid), f"out={out}", "--jobs", "2"]

@@ -369,7 +369,7 @@ def started(module: Any, server: Any, clients: int, config: dict[str, Any]) -> N
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", ["quickstart", "veteran"])
+@pytest.mark.parametrize("example", [pytest.param("quickstart", marks=pytest.mark.fuzz), "veteran"])
 def test_the_example_apps_show_images_and_less_behind_a_defense(
     example: str,
     tmp_path: Path,

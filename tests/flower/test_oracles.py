@@ -27,7 +27,7 @@ def test_nothing_of_a_private_client_s_reply_tells_a_bit(name: str, tmp_path: Pa
     assert answered >= ASKED // 2, "a client that refuses everything tells nothing, and trains nobody"
 
 
-@pytest.mark.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("name", few(PRIVATE, 3))
 def test_an_evaluation_of_a_private_client_tells_no_bit_either(name: str, tmp_path: Path) -> None:
     both = worlds(PRIVATE[name], name, tmp_path)
     for question in (ordinary("evaluate"), *questions(3, ("evaluate",))):
@@ -53,7 +53,7 @@ def figures(reply: Message) -> dict[str, float]:
     return {key: float(v) for record in reply.content.metric_records.values() for key, v in record.items()}  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", few(OTHERS, 4))
 def test_an_evaluation_is_answered_once_a_round_in_three_digits(name: str, tmp_path: Path) -> None:
     _, bright = worlds(OTHERS[name], name, tmp_path)
     assert bright.ask(ordinary()).has_content()

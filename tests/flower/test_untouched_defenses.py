@@ -68,6 +68,7 @@ def main(grid, context):
             ("app_local", mods(names="LocalDpMod(5.0, 5.0, 1e6, 1e-5)", imported="LocalDpMod"), SERVER),
         ],
         1,
+        all_but_fuzz=3,
     ),
 )
 def test_flowers_own_protections_work_under_an_audit(tmp_path: Path, name: str, client: str, server: str) -> None:

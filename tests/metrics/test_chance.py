@@ -61,7 +61,7 @@ def test_so_many_own_among_the_best_are_as_seldom_as_said(classes: bool, monkeyp
     assert chance_of_words(set().union(*texts[:20]), texts[:20], texts[20:]) < 1e-6
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_what_is_typical_of_a_class_is_no_evidence() -> None:
     rng, few = np.random.default_rng(0), 0
     for size in (1, 8):

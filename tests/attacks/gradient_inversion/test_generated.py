@@ -57,7 +57,7 @@ def errors(attack: GradientInversion, batches: list[Batch], *, told: bool = Fals
     return [error(one.batch, batch) for one, batch in zip(found, batches, strict=True)]
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_latents_of_images_that_the_generator_makes_are_found() -> None:
     batches = made(6)
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=3, dtype="float64")

@@ -218,7 +218,9 @@ def photograph() -> Batch:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ratio", "share", "iterations"), [(0.6, 0.9, 150), (2.0, 0.7, 300)])
+@pytest.mark.parametrize(
+    ("ratio", "share", "iterations"), [(0.6, 0.9, 150), pytest.param(2.0, 0.7, 300, marks=pytest.mark.fuzz)]
+)
 def test_noisy_updates_are_read_by_whoever_smooths_as_much_as_the_noise_calls_for(ratio, share, iterations):
     truth = photograph()
     found = seen(truth, ratio=ratio)

@@ -54,7 +54,7 @@ def seconds(work):
     return time.perf_counter() - began[0], time.process_time() - began[1]
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_two_attacks_at_once_take_little_more_than_one_after_the_other():
     single, attack = attack_with(threads=1), attack_with(threads=2)
     with subprocess.Popen([sys.executable, "-c", BESIDE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -150,7 +150,7 @@ def test_photographs_are_smooth(shape):
     assert near < 0.5 * drawn.var()
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_images_are_read_through_the_transformations_of_ats():
     seen, truth = uploads("defense=ats", "defense.policies=3-43-15")
     own, control, found = errors(MaximumAPosteriori(iterations=50, attempts=1), seen, truth)

@@ -33,7 +33,7 @@ def behind(defense: Defense, size: int, seed: int) -> tuple[Observation, TableEx
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("defense", [BIT, NOISE])
+@pytest.mark.parametrize("defense", [pytest.param(BIT, marks=pytest.mark.fuzz), NOISE])
 def test_rows_are_found_and_those_of_another_update_are_not(defense: Defense) -> None:
     seen = [behind(defense, 1, seed) for seed in range(4)]
     found = LikeliestRows(evaluations=1500)([observation for observation, _ in seen], seed=0)

@@ -41,8 +41,8 @@ def share_right(found: torch.Tensor, tokens: torch.Tensor) -> float:
     ("attack", "least"),
     [
         (tag(**OURS), 0.3),
-        (inverting_gradients(**OURS), 0.5),
-        (dlg(iterations=8, compile="off"), 0.3),
+        pytest.param(inverting_gradients(**OURS), 0.5, marks=pytest.mark.fuzz),
+        pytest.param(dlg(iterations=8, compile="off"), 0.3, marks=pytest.mark.fuzz),
         pytest.param(sapag(iterations=8, compile="off"), 0.3, marks=pytest.mark.fuzz),
     ],
     ids=["tag", "inverting_gradients", "dlg", "sapag"],
