@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 import tomllib
 import zipfile
 from pathlib import Path
@@ -76,8 +77,11 @@ def grid_of(overrides: str, nodes: int, **settings: float | bool) -> LocalGrid:
 @pytest.mark.long
 def test_the_bundles_are_thin_and_name_the_installed_apps(tmp_path: Path) -> None:
     write_deployment(tmp_path / "out", nodes=1, host="localhost", port=8000)
-    told = []
-    for app in (ROOT, tmp_path / "out" / "app"):
+    told, copy = [], tmp_path / "copy"
+    shutil.copytree(ROOT / "fl_privacy", copy / "fl_privacy", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, copy)
+    for app in (copy, tmp_path / "out" / "app"):
         bundle = build_fab_from_disk(app)
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             held = set(archive.namelist())
