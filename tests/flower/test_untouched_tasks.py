@@ -123,24 +123,25 @@ GIVEN = "The attacker is given the loss's other inputs, such as labels."
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "client", "note", "read"),
+    ("name", "client", "note"),
     [
-        ("segmentation", SEGMENTATION, GIVEN, 0),
-        ("detection", DETECTION, GIVEN, 0),
-        pytest.param("detection", DETECTION, GIVEN, 2, marks=pytest.mark.fuzz),
-        ("graphs", GRAPHS, "The loss is cross entropy; the attacker is given no labels.", 0),
+        ("segmentation", SEGMENTATION, GIVEN),
+        ("detection", DETECTION, GIVEN),
+        pytest.param("detection_in_full", DETECTION, GIVEN, marks=pytest.mark.fuzz),
+        ("graphs", GRAPHS, "The loss is cross entropy; the attacker is given no labels."),
     ],
 )
 def test_single_examples_of_other_tasks_are_attacked(
-    tmp_path: Path, request: pytest.FixtureRequest, name: str, client: str, note: str, read: int
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, client: str, note: str
 ) -> None:
-    if not read:
+    in_full = name.endswith("_in_full")  # the one that is looked at for what was read
+    if not in_full:
         request.getfixturevalue("few_evaluations")
     record = audited(tmp_path, f"app_{name}", client, rounds=1, only=("gradient",))
     found = rung(record, "gradient")
     assert not found["reason"] and found["counts"]["judged"] == 2 and note in found["notes"]
     assert found["control"]["read"] == 0
-    assert found["counts"]["exact"] == read
+    assert found["counts"]["exact"] == 2 * in_full
 
 
 @pytest.mark.long
