@@ -62,7 +62,7 @@ def test_one_image_behind_a_residual_network_is_rehearsed(solved: bool, monkeypa
     assert outcome == ("reconstructible" if solved else "unknown")
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_the_rehearsal_solves_what_the_exact_attack_solves() -> None:
     """Of four images behind an untrained ResNet-20 the exact attack solves one, though equations are enough."""
     assert predict(blocks(), (3, 16, 16), PlannedTraining(1)).outcome == "reconstructible"

@@ -154,7 +154,7 @@ def test_a_defense_s_plain_error_is_that_of_an_attack_of_its_own():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name, share", [("noise", 0.6), ("robust data", 0.8)])
+@pytest.mark.parametrize("name, share", [("noise", 0.6), pytest.param("robust data", 0.8, marks=pytest.mark.fuzz)])
 def test_noise_averages_out_over_rounds(name, share):
     defense = BLURRING[name]
     seen = victims(defense, count=COUNT, rounds=4)
@@ -165,7 +165,7 @@ def test_noise_averages_out_over_rounds(name, share):
 WEAK = {"rounding": quantization(bits=14), "noise": dp_noise(scale=1e-9), "pruning": pruning(rate=0.01)}
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_knowing_a_weak_defense_does_not_hurt_where_gradients_hardly_depend_on_the_image():
     """A LeNet with sigmoids and PyTorch's initial values, whose gradient is nearly the same of a gray image."""
     picture = smooth_images(1)

@@ -27,7 +27,7 @@ from tests.attacks.victims import CLASSES, error, examples, observations, observ
 SHORT = AutoAttack(evaluations=200)
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_reads_more_than_a_preset_of_the_same_length():
     seen = observations(smooth_net(), 3)
     found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=200)(seen, seed=0)
@@ -230,7 +230,7 @@ def test_fewer_values_than_pixels_are_answered_by_smoothness(rate, thin):
     assert least < exact.score < least + 3.0
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_a_smooth_picture_is_read_from_a_thinned_update():
     picture = smooth_picture()
     torch.manual_seed(0)

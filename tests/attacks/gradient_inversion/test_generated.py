@@ -106,7 +106,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.
         ggl(generator=generator_file(), optimizer="cma")
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_features_reach_images_that_no_latent_makes() -> None:
     """And each stage is taken only where it fits the update better."""
     rng = torch.Generator().manual_seed(5)

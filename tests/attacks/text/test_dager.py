@@ -157,7 +157,7 @@ def test_nothing_is_proven_of_words_that_nobody_can_tell_apart(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("lengths", [[6], [6, 7]])
+@pytest.mark.parametrize("lengths", [[6], pytest.param([6, 7], marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("make", [encoder, decoder, two_layers])
 def test_nothing_is_proven_of_what_a_defense_has_changed(make: Callable[[], TextModel], lengths: list[int]) -> None:
     """Noise, pruning and rounding: whatever is read is right, or not said to be proven."""
