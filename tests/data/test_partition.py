@@ -90,7 +90,7 @@ def test_dirichlet_is_more_skewed_the_smaller_alpha(labelled):
     assert skews[-1] < 0.1
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_dirichlet_shares_have_the_variance_of_the_distribution(labelled):
     alpha, clients = 0.5, 8
     examples, partition = labelled(count=2000, classes=10), Dirichlet(alpha=alpha)

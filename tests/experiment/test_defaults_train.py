@@ -14,7 +14,7 @@ from tests.experiment.runs import run
 DEFAULTS = [
     ("lenet", "fedavg", 5, 0.7),
     pytest.param("lenet5", "fedavg", 8, 0.6, marks=pytest.mark.fuzz),
-    ("mlp", "fedsgd", 60, 0.6),
+    pytest.param("mlp", "fedsgd", 60, 0.6, marks=pytest.mark.fuzz),
     pytest.param("mlp", "fedavg", 5, 0.7, marks=pytest.mark.fuzz),
     pytest.param("lenet", "fedsgd", 40, 0.7, marks=pytest.mark.fuzz),
 ]

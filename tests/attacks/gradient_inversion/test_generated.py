@@ -82,7 +82,7 @@ def test_labels_can_be_optimized_with_the_latents() -> None:
     assert all(one.label_source == "optimized" for one in many)
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_evolution_finds_them_without_gradients() -> None:
     pytest.importorskip("cma", reason="the extra cma is not installed")
     batches = made(3)
@@ -224,7 +224,7 @@ def test_every_victim_has_an_untrained_network_of_its_own(shape: tuple[int, ...]
         torch.testing.assert_close(alone[0], images[row], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_an_untrained_network_as_the_space_of_any_attack() -> None:
     rng = torch.Generator().manual_seed(0)
     smooth = torch.nn.functional.interpolate(torch.rand(2, 3, 2, 2, generator=rng), size=8, mode="bilinear").double()

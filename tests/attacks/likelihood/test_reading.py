@@ -40,7 +40,7 @@ def errors(attack, seen, truth):
     return psnr(guesses, truth), psnr(guesses.roll(1, 0), truth), found
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_one_bit_is_read_from_one_upload_and_better_from_more():
     once, truth = uploads("defense=quantization", "defense.bits=1")
     own, control, _ = errors(SHORT, once, truth)
