@@ -16,6 +16,7 @@ from fl_privacy.attacks.attack import no_progress
 from fl_privacy.checks.packages import registered_files
 from fl_privacy.measure import METRICS
 from fl_privacy.runs.config import options
+from tests import timing
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_PARTS = {"compose": defenses, "reconstruct": attacks, no_progress.__name__: attacks}
@@ -115,7 +116,7 @@ def enlarged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def done(copy: Path, *arguments: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(copy), "FL_PRIVACY_CACHE": str(copy / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(copy), "FL_PRIVACY_CACHE": str(copy / "cache"), timing.FILE: ""}
     run = subprocess.run(
         [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
     )

@@ -1,5 +1,8 @@
 """Tests take the seconds that they have: those that were recorded are held to the budget too."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests import timing
@@ -22,3 +25,13 @@ def test_recorded_seconds_are_within_the_budget(request: pytest.FixtureRequest) 
 def test_whole_ways_have_more_seconds_than_units() -> None:
     unit, way = timing.budget("tests/metrics/test_a.py::test_b"), timing.budget("tests/flower/test_a.py::test_b")
     assert (unit, way) == (timing.UNIT, timing.LONGEST) and timing.budget("tests/test_a.py::test_b") == timing.LONGEST
+
+
+def test_tests_that_a_test_makes_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "RECORD", tmp_path / "seconds.json")
+    (tmp_path / "lines").write_text("3.0\ttests/test_x.py::test_y\n9.0\ttest_a.py::test_b\n")
+    timing.main(str(tmp_path / "lines"), 2.0)
+    assert json.loads((tmp_path / "seconds.json").read_text()) == {
+        "files": {"tests/test_x.py": 1.5},
+        "tests": {"tests/test_x.py::test_y": 1.5},
+    }
