@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from fl_privacy import attacks, defenses
 from fl_privacy.attacks.attack import no_progress
 from fl_privacy.checks.packages import registered_files
+from fl_privacy.files import user_cache_folder
 from fl_privacy.measure import METRICS
 from fl_privacy.runs.config import options
 from tests import timing
@@ -112,6 +113,9 @@ def enlarged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "pyproject.toml", copy)
     for name, text in FILES.items():
         (copy / name).write_text(text)
+    (copy / "cache").mkdir()
+    for trained in user_cache_folder().glob("evaluator-digits-*"):
+        shutil.copy(trained, copy / "cache")
     return copy
 
 
