@@ -1,7 +1,7 @@
 """Ended at any point, a command loses nothing: started again it comes to the same table.
 
 ``make kill`` kills each twenty times and sends every signal; FL_PRIVACY_KILLS is the number, 1 where it is not set.
-Then SIGTERM is the only signal, and trade-off and benchmark are killed in tests of their own alone.
+Then SIGTERM is the only signal, and a sweep alone is killed.
 """
 
 import os
@@ -24,7 +24,7 @@ KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
-@pytest.mark.parametrize("name", SUBJECTS if KILLS > 1 else ("sweep", "search"))
+@pytest.mark.parametrize("name", SUBJECTS if KILLS > 1 else ("sweep",))
 def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path: Path) -> None:
     subject = SUBJECTS[name]
     seconds = finish(subject, tmp_path / "whole")

@@ -31,7 +31,11 @@ LIKE = {"conv.weight": torch.zeros(4, 1, 3, 3), "fc.weight": torch.zeros(5, 8), 
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("sensitivity", "false", "reason"),
-    [(0.0, True, "no noise is added"), (0.25, True, "standard deviation"), (1.0, False, "nothing contradicts")],
+    [
+        pytest.param(0.0, True, "no noise is added", marks=pytest.mark.fuzz),
+        (0.25, True, "standard deviation"),
+        (1.0, False, "nothing contradicts"),
+    ],
 )
 def test_local_dp_with_less_sensitivity_than_it_clips_to(sensitivity: float, false: bool, reason: str) -> None:
     mod = LocalDpMod(clipping_norm=1.0, sensitivity=sensitivity, epsilon=1.0, delta=1e-5)

@@ -103,7 +103,7 @@ def main(driver, context):
     ("name", "client", "server"),
     [
         ("app_parallel", prefixed("module."), SERVER),
-        ("app_original", prefixed("_orig_mod."), SERVER),
+        pytest.param("app_original", prefixed("_orig_mod."), SERVER, marks=pytest.mark.fuzz),
         ("app_compiled", COMPILED, SERVER),
         ("app_in_a_dict", IN_A_DICT, SERVER),
         ("app_cropped", CROPPED, SERVER),

@@ -17,8 +17,8 @@ from tests.attacks.likelihood.test_reading import uploads
 QUICK = AutoAttack(evaluations=80)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("k", [pytest.param(2, marks=pytest.mark.fuzz), 4])
+@pytest.mark.fuzz
+@pytest.mark.parametrize("k", [2, 4])
 def test_ten_mixtures_show_the_image_that_one_hides(k):
     seen, truth = uploads("defense=instahide", f"defense.k={k}", victims=4, rounds=10)
     found = QUICK(seen, seed=0)
