@@ -179,10 +179,7 @@ def _interval(
 
 
 def _special() -> ModuleType:
-    try:
-        return importlib.import_module("scipy.special")
-    except ImportError as error:
-        raise UserError("Intervals need scipy, which is not installed; run `pip install scipy`.") from error
+    return importlib.import_module("scipy.special")
 
 
 GREEN_BELOW, RED_ABOVE = 1.0, 40.0
