@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from torch import Tensor
 from fl_privacy.dp_check import Claim, check as asking, check_mechanism
 from fl_privacy.dp_check.bounds import aligned_epsilon, gaussian_mu
 from fl_privacy.dp_check.check import DpCheckRequest
-from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism
-from fl_privacy.dp_check.mechanism import MechanismCheck
+from fl_privacy.dp_check.draws import ByRound, ManyAtOnce, Mechanism, Neighbors
+from fl_privacy.dp_check.mechanism import MechanismCheck, _streams, by_known_seeds
 from fl_privacy.dp_check.verdict import Status
 from fl_privacy.types import Tensors
 from tests.selection import few
@@ -361,3 +362,21 @@ def test_the_default_update_has_a_matrix_over_which_one_row_may_be_broadcast() -
     found = asking.tested("a mod", ManyAtOnce(many=many), None, replace(asked, epsilon=3.0))
     assert found.status is Status.CONTRADICTED
     assert SAME in found.reason
+
+
+GENERATORS: dict[str, Callable[[int], np.ndarray]] = {
+    "torch": lambda seed: torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)).numpy(),
+    "default_rng": lambda seed: np.random.default_rng(seed).normal(size=(6, 8)),
+    "RandomState": lambda seed: np.random.RandomState(seed).normal(size=(6, 8)),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_noise_of_small_seeds_is_found_whatever_generator_draws_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_privacy.dp_check.mechanism.SEEDS", 16)
+    _streams.cache_clear()
+    seeds, zero = itertools.count(), {"a": torch.zeros(6, 8)}
+    pair = Neighbors(first=zero, second=zero, what="nothing")
+    found = by_known_seeds(lambda update: {"a": torch.from_numpy(GENERATORS[name](next(seeds)))}, pair)
+    _streams.cache_clear()
+    assert [each.arrays for each in found] == [("a",)]
