@@ -396,12 +396,12 @@ SEEDS, FIRST = 1 << 14, 16
 @cache
 def _streams(number: int) -> torch.Tensor:
     """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
-    drawn, legacy = np.empty((SEEDS, 3, number)), np.random.RandomState()  # reused: making one is slow
+    drawn, generator, legacy = [], torch.Generator(), np.random.RandomState()  # reused: making some is slow
     for seed in range(SEEDS):
         legacy.seed(seed)
-        drawn[seed, 0] = torch.randn(number, generator=torch.Generator().manual_seed(seed))
-        drawn[seed, 1:] = np.random.default_rng(seed).normal(size=number), legacy.normal(size=number)
-    return torch.nn.functional.normalize(torch.from_numpy(drawn.reshape(-1, number)))
+        drawn.append(torch.randn(number, generator=generator.manual_seed(seed)).numpy())
+        drawn += [made.normal(size=number) for made in (np.random.default_rng(seed), legacy)]
+    return torch.nn.functional.normalize(torch.from_numpy(np.stack(drawn).astype(np.float64)))
 
 
 def by_known_seeds(mechanism: Mechanism, pair: Neighbors) -> list[Uncovered]:
