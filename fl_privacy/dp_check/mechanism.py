@@ -396,7 +396,7 @@ SEEDS, FIRST = 1 << 14, 16
 @cache
 def _streams(number: int) -> torch.Tensor:
     """Draw the first normal values (3 S, number) of each generator and seed, with norm 1."""
-    drawn, generator, legacy = [], torch.Generator(), np.random.RandomState()  # reused: making some is slow
+    drawn, generator, legacy = list[np.ndarray](), torch.Generator(), np.random.RandomState()  # reused: slow to make
     for seed in range(SEEDS):
         legacy.seed(seed)
         drawn.append(torch.randn(number, generator=generator.manual_seed(seed)).numpy())
