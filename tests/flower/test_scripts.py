@@ -117,11 +117,54 @@ def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     assert found is not None and found.server_arguments == given
 
 
-@pytest.mark.parametrize(("here", "lacks"), [("server", "client"), ("client", "server")])
-def test_half_of_a_project_is_told_from_no_project(tmp_path: Path, here: str, lacks: str) -> None:
-    folder = project(tmp_path, **{here: parts.SERVER if here == "server" else parts.CLIENT})
-    with pytest.raises(UserError, match=f"has a script that starts a {here} of Flower, but none that starts a {lacks}"):
-        read_app(folder)
+def test_a_package_that_was_renamed_lends_its_modules_by_its_earlier_name(tmp_path: Path) -> None:
+    main = parts.SIMULATION.replace("from network", "from first_name.network")
+    folder = project(tmp_path / "a", sim__main=main, sim__network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", "gradient")
+    assert counts_in(record)[0]["exact"] == 2
+    assert "No folder is named first_name: its modules were taken from sim." in record["notes"]
+
+
+def test_a_projects_copy_of_flower_lends_what_flower_lacks(tmp_path: Path) -> None:
+    new = "from flwr.server.strategy import FedAvg\nclass New(FedAvg):\n    pass\n"
+    server = parts.SERVER.replace("fl.server.strategy.FedAvg(", "fl.server.strategy.New(")
+    client = (
+        f"import flwr\nassert issubclass(flwr.server.strategy.Changed, flwr.server.strategy.FedAvg)\n{parts.CLIENT}"
+    )
+    folder = project(tmp_path / "a", server=server, client=client, network=parts.NETWORK)
+    place = folder / "flwr" / "server" / "strategy"
+    place.mkdir(parents=True)
+    (folder / "flwr" / "__init__.py").touch()
+    (folder / "flwr" / "server" / "__init__.py").touch()
+    (place / "__init__.py").write_text("from .new import New\nfrom .fedavg import New as Changed\n")
+    (place / "new.py").write_text(new)
+    (place / "fedavg.py").write_text(new)
+    record = audited(folder, tmp_path / "out", "gradient")
+    assert counts_in(record)[0]["exact"] == 2 and not record["problems"]
+    assert "The app names flwr.server.strategy.New, flwr.server.strategy.Changed, which" in " ".join(record["notes"])
+    assert not hasattr(strategy, "New")
+
+
+def test_half_of_a_project_is_told_from_no_project(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has code that starts a server of Flower, but no script that starts a client"):
+        read_app(project(tmp_path / "a", server=parts.SERVER))
+    asleep = "import flwr as fl\ndef begin():\n    fl.client.start_client(client=None)\n"
+    with pytest.raises(UserError, match="has code that starts a client of Flower, but no script that starts a client"):
+        read_app(project(tmp_path / "b", client=asleep))
+
+
+def test_clients_without_a_server_are_asked_by_plain_averaging(tmp_path: Path) -> None:
+    folder = project(tmp_path / "a", site=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", "gradient")
+    assert record["rounds"] == 1 and counts_in(record)[0]["exact"] == 2
+    assert "starts no server of Flower: FedAvg with its defaults asks site.py with" in " ".join(record["notes"])
+
+
+def test_clients_are_asked_by_plain_averaging_where_their_server_fails(tmp_path: Path) -> None:
+    failing = f"raise ValueError('no certificate')\n{parts.SERVER}"
+    folder = project(tmp_path / "a", server=failing, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", "gradient")
+    assert counts_in(record)[0]["exact"] == 2 and "no certificate" in " ".join(record["problems"])
 
 
 def test_a_client_that_is_named_needs_no_start_that_is_seen(tmp_path: Path) -> None:
@@ -406,10 +449,11 @@ def test_what_a_script_lacks_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert "expected to be files of" in capsys.readouterr().err
     assert run_command_line(["audit", str(folder), "--script", "server.py", "--server", "server.py"]) == 2
     assert "--script or --server is expected, but got both" in capsys.readouterr().err
-    (folder / "server.py").write_text("")
+    (folder / "server.py").write_text(parts.SERVER)
+    (folder / "client.py").write_text("")
     (folder / "pyproject.toml").write_text("[project]\nname = 'a'\n")
     assert run_command_line(["audit", str(folder), "--check"]) == 2
-    assert "a script that starts a client of Flower, but none that starts a server" in capsys.readouterr().err
-    (folder / "client.py").unlink()
+    assert "no script that starts a client when it is run" in capsys.readouterr().err
+    (folder / "server.py").unlink()
     assert run_command_line(["audit", str(folder), "--check"]) == 2
     assert "with scripts that start a simulation" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import sys
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -438,6 +439,30 @@ def test_names_of_earlier_libraries_are_lent_to_code_that_has_them() -> None:
         np.float  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_modules_of_earlier_libraries_are_lent_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("keras", "keras.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+    sys.modules["keras"].utils = sys.modules["keras.utils"]  # type: ignore[attr-defined]
+    sys.modules["keras.utils"].to_categorical = np.eye  # type: ignore[attr-defined]
+    code = "from keras.utils.np_utils import to_categorical\nassert to_categorical(2).sum() == 2"
+    with older_names_lent(code):
+        exec(code, {})
+    with pytest.raises(ImportError):
+        exec(code, {})
+
+
+def test_folders_of_pictures_are_drawn_by_whatever_name_they_are_given(tmp_path: Path) -> None:
+    hooks = Hooks(
+        drawing_of("layers.Dense(64)\nlayers.Dense(units=3, activation='softmax')", tmp_path), lambda *_: False
+    )
+
+    def listed(directory: str, labels: str) -> list[str]:
+        return sorted(path.name for path in Path(directory).iterdir())
+
+    assert hooks.folder(listed, labels="inferred", directory="/gone/train") == ["class_0", "class_1", "class_2"]
+
+
 def test_loaders_start_no_processes() -> None:
     with replaced(torch.utils.data.DataLoader, "__init__", loaded_here):
         loader = torch.utils.data.DataLoader([1, 2, 3], 2, num_workers=4, persistent_workers=True, drop_last=True)
@@ -447,7 +472,7 @@ def test_loaders_start_no_processes() -> None:
 def test_a_package_that_is_not_installed_matters_only_when_it_is_called() -> None:
     names: dict[str, object] = {}
     code = "import gone_as_such.inner as inner\nfrom gone_as_such.more import Base\nclass Own(Base): ...\n"
-    with absent_left_out(["gone_as_such"]) as silent:
+    with absent_left_out({"gone_as_such": ""}) as silent:
         exec(code, names)
         assert eval("inner.__version__", names)
         for what in ("inner.begin()", "Own()", "Base.of(3)", "inner.begin.__code__.co_varnames"):

@@ -59,8 +59,9 @@ class App:
             return None
         tried = (*self.tried, *([] if self.scripts is None else [self.scripts]))
         places = [(each.server, each.clients) for each in tried]
-        for but in ([server for server, _ in places], [path for _, clients in places for path in clients]):
-            found = find_scripts(self.folder, but=but)
+        servers, clients = [server for server, _ in places], [path for _, several in places for path in several]
+        for but, alone in ((servers, False), (clients, False), (servers, True)):
+            found = find_scripts(self.folder, but=but, alone=alone)
             if found is not None and (found.server, found.clients) not in places:
                 return replace(self, scripts=found, tried=tried, config={})
         return None

@@ -76,6 +76,7 @@ class Check:
         python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         above: modules that it lacks -> the folder around its own that holds them.
+        renamed: packages that it names and lacks -> its folder that holds their modules.
         lent: names of Flower that have moved since, as ``module.name``.
         nodes, rounds: numbers that it names itself; 0: none.
     """
@@ -88,6 +89,7 @@ class Check:
     python: str = ""
     modules: list[str] = field(default_factory=list)
     above: dict[str, str] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
     lent: list[str] = field(default_factory=list)
     data: list[DataAsked] = field(default_factory=list)
     network: list[str] = field(default_factory=list)
@@ -181,6 +183,8 @@ def check_app(app: App) -> Check:
     with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(TRACKERS))
+    renamed = _renamed(missing, files)
+    missing = {name: text for name, text in missing.items() if name not in renamed}
     outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
@@ -189,11 +193,12 @@ def check_app(app: App) -> Check:
         app=app.name,
         runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
         missing=missing,
-        later={name: text for name, text in absent(optional | needed).items() if name not in missing},
+        later={name: text for name, text in absent(optional | needed).items() if name not in missing | renamed},
         versions=list(_unmet(app.dependencies)),
         python=unmet,
         modules=modules,
         above={name: str(each) for each, name in held},
+        renamed=renamed,
         lent=sorted(set(_lent(near))),
         data=list({each.what: each for each in data}.values()),
         network=sorted({name for name in needed | optional if name in NETWORK - {"wandb"}}),  # switched off there
@@ -240,6 +245,21 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
     for file in files:
         visit(file.tree.body, needed)
     return needed, optional - needed
+
+
+def _renamed(names: Iterable[str], files: Mapping[Path, SourceFile]) -> dict[str, str]:
+    """Return those packages in ``names`` whose imported modules all lie in one folder of the project -> that folder."""
+    found, asked = dict[str, str](), {name: set[str]() for name in names}
+    for node in (node for file in files.values() for node in ast.walk(file.tree)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for top, _, inner in (each.partition(".") for each in modules):
+            if top in asked:
+                asked[top].add(inner.partition(".")[0])
+    for folder in sorted({path.parent for path in files}, reverse=True):
+        held = {path.stem for path in files if path.parent == folder}
+        found |= {name: str(folder) for name, inner in asked.items() if inner and inner <= held}
+    return found
 
 
 def _is_installed(name: str) -> bool:

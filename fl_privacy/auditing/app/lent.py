@@ -1,5 +1,6 @@
 """What apps are lent: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -7,7 +8,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
@@ -82,6 +83,12 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
     },
     "torch": {f"{_BATCHES}.next": f"torch.{_BATCHES}.__next__"},
+    "keras": {
+        "preprocessing.image.ImageDataGenerator": "keras.src.legacy.preprocessing.image.ImageDataGenerator",
+        "preprocessing.text.Tokenizer": "keras.src.legacy.preprocessing.text.Tokenizer",
+        "utils.np_utils.to_categorical": "keras.utils.to_categorical",
+        **{f"Model.{name}_generator": f"keras.Model.{name}" for name in ("fit", "evaluate", "predict")},
+    },
     "transformers": {"AdamW": "torch.optim.AdamW"},
     "datasets": {"load_metric": "fl_privacy.auditing.app.odd_files.Score"},
     "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
@@ -102,8 +109,8 @@ TRACKERS = (
 def lent_in_words(lent: list[str]) -> str:
     """Say which names of earlier versions of Flower an app was lent."""
     return (
-        f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} has elsewhere: it was lent them"
-        " here, and would not start by itself."
+        f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} lacks or has elsewhere: it was lent"
+        " them here, and would not start by itself."
     )
 
 
@@ -139,13 +146,24 @@ def moved_names_lent() -> Iterator[list[str]]:
                 if not hasattr(owner, leaf):
                     setattr(owner, leaf, module)
                     stack.callback(delattr, owner, leaf)
-            before = vars(module).get("__getattr__")
-            module.__getattr__ = _lender(place, before, asked)
-            if before is None:
-                stack.callback(delattr, module, "__getattr__")
-            else:
-                stack.callback(setattr, module, "__getattr__", before)
+            _lends(stack, module, partial(_present, place, asked))
         yield asked
+
+
+def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
+    """Let ``module`` have the names that it lacks and ``find`` does not return ``None`` for, until the stack closes."""
+    before = vars(module).get("__getattr__")
+
+    def lend(name: str) -> Any:
+        if before is not None:
+            with suppress(AttributeError):
+                return before(name)
+        if name.startswith("__") or (found := find(name)) is None:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        return found
+
+    module.__getattr__ = lend
+    stack.callback(*((setattr, module, "__getattr__", before) if before else (delattr, module, "__getattr__")))
 
 
 def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -162,28 +180,53 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
-def _lender(place: str, before: Any, asked: list[str]) -> Any:
-    def lend(name: str) -> Any:
-        if before is not None:
-            with suppress(AttributeError):
-                return before(name)
-        for home in HOMES[place] if not name.startswith("__") else ():
-            try:
-                module = importlib.import_module(home)
-            except ModuleNotFoundError:  # of another version of Flower
-                continue
-            plain = name.replace("recordset", "recorddict").replace("parametersrecord", "arrayrecord")
-            present = RENAMED.get(name, plain)
-            found = (
-                vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
-            )
-            if found is not None and not isinstance(found, ModuleType):
-                if f"{place}.{name}" not in asked:
-                    asked.append(f"{place}.{name}")
-                return found
-        raise AttributeError(f"module {place!r} has no attribute {name!r}")
+def _present(place: str, asked: list[str], name: str) -> Any:
+    for home in HOMES[place]:
+        try:
+            module = importlib.import_module(home)
+        except ModuleNotFoundError:  # of another version of Flower
+            continue
+        plain = name.replace("recordset", "recorddict").replace("parametersrecord", "arrayrecord")
+        present = RENAMED.get(name, plain)
+        found = vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
+        if found is not None and not isinstance(found, ModuleType):
+            asked.extend({f"{place}.{name}"} - {*asked})
+            return found
+    return None
 
-    return lend
+
+@contextmanager
+def copy_lent(folder: Path | None, asked: list[str]) -> Iterator[None]:
+    """Lend what a project's copy of Flower in ``folder`` has and Flower lacks; add the names to ``asked``."""
+
+    def find(homes: Mapping[str, tuple[str, str]], place: str, name: str) -> Any:
+        if name not in homes or folder is None:
+            return None
+        home, own = homes[name]
+        module = importlib.import_module(home)
+        if own not in vars(module):  # of a file that the copy changed
+            path = folder.joinpath(*home.split(".")[1:]).with_suffix(".py")
+            spec: Any = importlib.util.spec_from_file_location(f"{home}_of_copy", path)
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        asked.append(f"{place}.{name}")
+        return getattr(module, own)
+
+    with ExitStack() as stack:
+        for path in sorted(folder.rglob("__init__.py")) if folder is not None else ():
+            place = ".".join(("flwr", *path.parent.relative_to(folder or path).parts))
+            module: Any = attempt(partial(importlib.import_module, place))
+            if isinstance(module, Failure):
+                continue
+            module.__path__.append(str(path.parent))  # behind its own
+            stack.callback(module.__path__.remove, str(path.parent))
+            homes = dict[str, tuple[str, str]]()
+            for each in ast.parse(path.read_text(encoding="utf-8", errors="replace")).body:
+                if isinstance(each, ast.ImportFrom) and each.module:
+                    home = importlib.util.resolve_name("." * each.level + each.module, place)
+                    homes |= {alias.asname or alias.name: (home, alias.name) for alias in each.names}
+            _lends(stack, module, partial(find, homes, place))
+        yield
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
@@ -271,7 +314,10 @@ def older_names_lent(code: str) -> Iterator[None]:
                 continue
             for name in used:
                 home, _, last = f"{place}.{name}".rpartition(".")
-                owner: Any = resolve_name(home)
+                owner: Any = attempt(partial(resolve_name, home))
+                if isinstance(owner, Failure):  # a module that is no more
+                    owner = sys.modules[home] = ModuleType(home)
+                    stack.callback(sys.modules.pop, home)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     there = hasattr(owner, last)
@@ -363,12 +409,13 @@ def _of_library() -> bool:
 
 
 @contextmanager
-def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
+def absent_left_out(missing: Mapping[str, str] | None = None) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries learn
-    that a tracker is not installed.
+    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called, unless the mapping
+    names a folder that holds their modules. Libraries learn that a tracker is not installed.
     """
+    missing = missing or {}
     names = (*TRACKERS, *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
     asked = list[str]()
@@ -377,6 +424,10 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
+            if missing.get(top):
+                spec = ModuleSpec(name, None, is_package=True)
+                spec.submodule_search_locations = [missing[top]]
+                return spec if name == top else None
             known = top not in absent or (top not in missing and _of_library())
             if known or (name == top and not _is_codeless(PathFinder.find_spec(name, path))):
                 return None

@@ -56,7 +56,7 @@ class Scripts:
     """Which scripts of a project to run, and how.
 
     Attributes:
-        server: script or notebook that starts the simulation or the server.
+        server: script or notebook that starts the simulation or the server; the first client if none does.
         clients: scripts that each start one client; empty for a simulation. Client k runs the k-th, in turn.
         server_arguments, client_arguments: their command lines; ``{partition}`` is a client's number, ``{nodes}``
             the number of clients.
@@ -78,7 +78,9 @@ class Scripts:
         """Say what is run, with paths relative to ``folder``."""
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
-        if self.clients:
+        if self.server in self.clients:
+            said = f"The project starts no server of Flower: FedAvg with its defaults asks {', '.join(names[1:])}"
+        elif self.clients:
             said += f" as the server, and {', '.join(names[1:])} as the client{'s' * (len(names) > 2)}"
         given = " ".join(self.client_arguments or self.server_arguments)
         said += f" with the arguments {given}" if given else ""
@@ -146,14 +148,15 @@ def find_scripts(
     server_arguments: Sequence[str] | None = None,
     client_arguments: Sequence[str] | None = None,
     but: Collection[Path] = (),
+    alone: bool = True,
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
     Given scripts are relative to the folder, and no others are searched for; command lines are guessed by default, and
-    scripts in ``but`` are left out. ``None`` if no script starts Flower.
+    scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
 
     Raises:
-        UserError: a given script does not exist, or the folder has scripts of a server alone, or of clients alone.
+        UserError: a given script does not exist, or nothing in the folder starts a client when it is run.
     """
     for path in (each for each in (server, *clients) if each is not None):
         if not (folder / path).is_file():
@@ -164,19 +167,19 @@ def find_scripts(
         chosen, of_clients = folder / server, [folder / path for path in clients]
     else:
         found = None
-        for kind in ("is_script", "calls_imported"):
+        for kind, lonely in (("is_script", False), ("calls_imported", False), ("is_script", alone)):
             scripts = [path for path, each in files.items() if getattr(each, kind) and path not in but]
             starts = {path: set[str]().union(*(each.starts for each in reached([path], files))) for path in scripts}
             starts |= {path: CLIENTS for each in clients if (path := folder / each) in files}
-            found = found or _chosen(folder, starts, files, notes)
+            found = found or _chosen(folder, starts, files, notes, alone=lonely)
         if found is None:
             starts_of_all = set[str]().union(*(each.starts for each in files.values()))
-            here, lacks = ("server", "client") if starts_of_all <= SERVERS else ("client", "server")
+            here = "server" if starts_of_all <= SERVERS else "client"
             if but or not starts_of_all or not (starts_of_all <= SERVERS or starts_of_all <= CLIENTS):
                 return None
             raise UserError(
-                f"{folder} has a script that starts a {here} of Flower, but none that starts a {lacks}: name a folder"
-                f" that holds both, or say --{lacks}."
+                f"{folder} has code that starts a {here} of Flower, but no script that starts a client when it is run:"
+                " name a folder that holds one, or say --client."
             )
         chosen, of_clients = found
         of_clients = [folder / path for path in clients] or of_clients
@@ -190,7 +193,7 @@ def find_scripts(
     return Scripts(
         server=chosen,
         clients=tuple(of_clients),
-        server_arguments=arguments(server_arguments, chosen, of_client=False),
+        server_arguments=arguments(server_arguments, chosen, of_client=chosen in of_clients),
         client_arguments=arguments(client_arguments, of_clients[0], of_client=True) if of_clients else (),
         notes=tuple(notes),
     )
@@ -281,7 +284,7 @@ def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[Sou
 
 
 def _chosen(
-    folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str]
+    folder: Path, starting: Mapping[Path, set[str]], files: Mapping[Path, SourceFile], notes: list[str], *, alone: bool
 ) -> tuple[Path, list[Path]] | None:
     def best(kinds: set[str], words: Sequence[str]) -> list[Path]:
         def rank(path: Path) -> tuple[bool, int, int, int, str]:
@@ -300,10 +303,10 @@ def _chosen(
         note_others(simulations, "simulation", "--script")
         return simulations[0], []
     clients = best(CLIENTS, ("client",))
-    if not servers or not clients:
+    if not clients or not (servers or alone):
         return None
-    server = servers[0]
-    nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server))
+    server = (servers or clients)[0]
+    nearest = min(clients, key=lambda path: (path.parent != server.parent, path == server)) if servers else server
     note_others(servers, "server", "--server")
     alike = [path for path in clients if _unnumbered(path, folder) == _unnumbered(nearest, folder)]
     near = [path for path in alike if path.parent == server.parent]

@@ -271,6 +271,8 @@ class Drawing:
             ]
         elif called(node) in {"Linear", "LazyLinear"} and len(node.args) >= 2:
             layers.append([first, constant(node.args[1])])
+        elif called(node) == "Dense" and ("activation", "softmax") in pairs:
+            pairs.append(("num_classes", first or dict(pairs).get("units")))
         elif called(node) == "Conv2d" and first in (1, 3):
             self.colors = self.colors or int(str(first))
         elif called(node) in {"map", "replace"} and isinstance(node.func, ast.Attribute) and isinstance(first, dict):

@@ -87,8 +87,9 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     Raises:
         UserError: a script raises an error, or ends without a start.
     """
-    runner = _Runner(folder)
-    calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
+    runner, calls = _Runner(folder), _Calls(list, servers=[{}])
+    if scripts.server not in scripts.clients:
+        calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
         if not calls["servers"]:
             raise UserError(

@@ -117,6 +117,9 @@ class Hooks:
                     yield f"{place}.{name}", "load_data", fetched(partial(self.keras, name))
             for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
                 yield place, "get_file", fetched(_got)
+            yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
+            for place in ("keras.preprocessing", "keras.utils", "keras._tf_keras.keras.utils"):
+                yield place, "image_dataset_from_directory", self.folder
             yield "keras", "Model.load_weights", _unless_missing
             yield "keras", "Model.save", partial(_in_made_folder, 1)
         yield from ((module, name, hook) for package, module, name, hook in (
@@ -334,9 +337,13 @@ class Hooks:
             made.data, made.targets = drawn, targets.tolist()
         self.drawing.note(f"torchvision's {name}", f"{TRAIN} drawn pictures")
 
-    def folder(self, original: Any, made: Any, root: Any, *args: Any, **kwargs: Any) -> None:
-        there = Path(str(root)).is_dir() and any(each.is_dir() for each in Path(str(root)).iterdir())
-        original(made, root if there else str(self.drawing.folder(root)), *args, **kwargs)
+    def folder(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        name = "root" if "root" in given.arguments else "directory"
+        root = Path(str(given.arguments[name]))
+        if not (root.is_dir() and any(each.is_dir() for each in root.iterdir())):
+            given.arguments[name] = str(self.drawing.folder(root))
+        return original(*given.args, **given.kwargs)
 
     def openml(self, number: object, *args: Any, **kwargs: Any) -> Any:
         drawn = self.sklearn("openml", None, "mnist_784" if str(number) == "554" else str(number))
