@@ -219,7 +219,7 @@ class AppAudit(AuditSession):
                 self.notes.append(f"Not installed here, and left out until it is called: {gone}.")
             moved = {name: named(Path(place), app.folder) for name, place in self.absent.items() if place}
             self.notes += [
-                f"No folder is named {n}: its modules were taken from {place}." for n, place in moved.items()
+                f"No folder is named {name}: its modules were taken from {at}." for name, at in moved.items()
             ]
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
