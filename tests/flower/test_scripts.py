@@ -117,6 +117,14 @@ def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     assert found is not None and found.server_arguments == given
 
 
+def test_clients_train_though_their_servers_evaluation_fails(tmp_path: Path) -> None:
+    server = parts.SERVER.replace("FedAvg(", "FedAvg(evaluate_fn=lambda number, weights, config: 1 / 0, ")
+    folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
+    record = audited(folder, tmp_path / "out", "gradient")
+    said = "The server's own evaluation failed, and was left out: ZeroDivisionError: division by zero"
+    assert counts_in(record)[0]["exact"] == 2 and sum(said in each for each in record["problems"]) == 1
+
+
 def test_a_package_that_was_renamed_lends_its_modules_by_its_earlier_name(tmp_path: Path) -> None:
     main = parts.SIMULATION.replace("from network", "from first_name.network")
     folder = project(tmp_path / "a", sim__main=main, sim__network=parts.NETWORK)

@@ -33,6 +33,7 @@ from fl_privacy.auditing.app.lent import code_of
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
+from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
 
 USUAL_CLIENTS = 2
@@ -106,7 +107,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         clients = _Clients(scripts, runner, of_clients, nodes)
         client: Any = ClientApp(client_fn=clients.client)
         client.unchanged = clients.unchanged  # its clients live as long as a process of each would
-        return Started(_server_of(given), client, nodes, runner.failed)
+        return Started(_server_of(given, runner.failed), client, nodes, runner.failed)
     given = calls["simulations"][0]
     server, client = given.get("server_app"), given.get("client_app")
     if isinstance(server, ServerApp) and isinstance(client, ClientApp):
@@ -117,14 +118,16 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
             f" {', '.join(sorted(given)) or 'nothing'}."
         )
     many = _count(given.get("num_clients")) or _count(len(given.get("clients_ids") or ()))
-    return Started(_server_of(given), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed)
+    return Started(
+        _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
+    )
 
 
 def _count(number: Any) -> int | None:
     return number if isinstance(number, int) and not isinstance(number, bool) and number > 0 else None
 
 
-def _server_of(given: dict[str, Any]) -> ServerApp:
+def _server_of(given: dict[str, Any], failed: list[str]) -> ServerApp:
     config = given.get("config")
     if not isinstance(config, ServerConfig):  # a dictionary or an object of earlier versions of Flower
         told = config if isinstance(config, dict) else getattr(config, "__dict__", {})
@@ -133,7 +136,19 @@ def _server_of(given: dict[str, Any]) -> ServerApp:
     kept: dict[str, Any] = {name: given.get(name) for name in names}
     for held in (kept.get("strategy"), getattr(kept.get("server"), "strategy", None)):
         _name_rounds(held)
+        if (evaluate := getattr(held, "evaluate", None)) is not None:
+            vars(held)["evaluate"] = partial(_evaluated, evaluate, failed)
     return ServerApp(server_fn=lambda context: ServerAppComponents(config=config, **kept))
+
+
+def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kwargs: Any) -> Any:
+    """Let a strategy evaluate its model, or say why that fails, since clients train all the same."""
+    found = attempt(lambda: evaluate(*args, **kwargs))
+    if isinstance(found, Failure):
+        said = f"The server's own evaluation failed, and was left out: {found.reason}"
+        failed.extend({said} - {*failed})
+        return None
+    return found
 
 
 def _name_rounds(strategy: Any) -> None:
