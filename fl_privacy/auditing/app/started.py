@@ -145,8 +145,7 @@ def _evaluated(evaluate: Callable[..., Any], failed: list[str], *args: Any, **kw
     """Let a strategy evaluate its model, or say why that fails, since clients train all the same."""
     found = attempt(lambda: evaluate(*args, **kwargs))
     if isinstance(found, Failure):
-        said = f"The server's own evaluation failed, and was left out: {found.reason}"
-        failed.extend({said} - {*failed})
+        failed.append(f"The server's own evaluation failed, and was left out: {found.reason}")
         return None
     return found
 
