@@ -185,7 +185,9 @@ def _trees(
         rng, draws = np.random.default_rng(seed), range(DRAWN[len(truth) > MANY_ROWS])
         drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in draws]
         unseen, most = drawn[0], (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
-        same, pinned = _exact_rows(truth, guesses, scored.guess), round(scored.rows * len(truth))
+        pinned, here = round(scored.rows * len(truth)), np.flatnonzero(scored.guess >= 0)
+        apart = np.nan_to_num(np.abs(truth[here] - guesses[scored.guess[here]]))
+        same = int((apart <= EXACT_ROW * (np.nanmax(truth, 0) - np.nanmin(truth, 0))).all(1).sum())
         chances.append(binomial_tail(pinned, len(truth), most))
         exact, close = exact + same, close + pinned - same
         blind, total = blind + round(unseen.rows * len(truth)), total + len(truth)
@@ -240,13 +242,6 @@ def _in_any_order(table: np.ndarray) -> list[bytes]:
     return sorted(row.tobytes() for row in table)
 
 
-def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
-    here = np.flatnonzero(match >= 0)
-    spread = np.nanmax(truth, 0) - np.nanmin(truth, 0)
-    apart = np.abs(truth[here] - guesses[match[here]])
-    return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
-
-
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:
     low, spread = np.nanmin(truth, 0), np.maximum(np.nanmax(truth, 0) - np.nanmin(truth, 0), 1e-12)
     order = np.argsort(-right.sum(1), kind="stable")[:MOST_SHOWN]
@@ -270,7 +265,11 @@ def _logistic(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         if optima[0] is None:
             continue
         labels = np.searchsorted(np.array(fit.classes), fit.labels)
-        residuals.append(_residual(optima[0], fit.rows, labels))
+        apart = optima[0].residuals(fit.rows, labels)  # of the optimum's equations, as a share of their terms
+        weights = optima[0].weights / optima[0].inverse_penalty
+        unmet = np.column_stack([apart.T @ fit.rows - weights, apart.sum(0)])
+        terms = np.column_stack([np.abs(apart).T @ np.abs(fit.rows), np.abs(apart).sum(0)])
+        residuals.append(float(np.abs(unmet).sum() / max(terms.sum(), 1e-300)))
         low, spread = fit.rows.min(0), np.maximum(np.ptp(fit.rows, axis=0), 1e-12)
         for row in map(int, rng.permutation(len(fit.rows))[:VICTIMS]):
             rest = np.arange(len(fit.rows)) != row
@@ -322,14 +321,6 @@ def _finite(arrays: Sequence[np.ndarray], shape: tuple[int, ...]) -> list[np.nda
     return [array for array in fitting if np.isfinite(array).all()]
 
 
-def _residual(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> float:
-    """Return the residual of the optimum's equations as a share of their terms."""
-    apart = optimum.residuals(rows, labels)
-    left = np.column_stack([apart.T @ rows - optimum.weights / optimum.inverse_penalty, apart.sum(0)])
-    terms = np.column_stack([np.abs(apart).T @ np.abs(rows), np.abs(apart).sum(0)])
-    return float(np.abs(left).sum() / max(terms.sum(), 1e-300))
-
-
 def _guess(model: LogisticOptimum | None, rows: np.ndarray, labels: np.ndarray, rest: np.ndarray) -> np.ndarray | None:
     found = None if model is None else attempt(lambda: row_beside_known(model, rows[rest], labels[rest]))
     return None if found is None or isinstance(found, Failure) else found[0]
@@ -343,8 +334,10 @@ def _sums(kept: FittedUploads, clients: Sequence[int], seed: int) -> Answer:
         asked = _rows_between(rounds, fits)
         last = rounds[-1]
         asked += [(row, fits[-1].rows) for _, row in rows_alone(last)] if last is not None else []
-        chances += [1.0 if row is None else _chance_there(row, table) for row, table in asked]
-        there = [row for row, table in asked if row is not None and _is_there(row, table)]
+        held = [(row, table) for row, table in asked if row is not None and _is_there(row, table)]
+        chances += [min(1.0, len(table) * float(_near(row, table).mean(0).prod())) for row, table in held]
+        chances += [1.0] * (len(asked) - len(held))  # with shuffled columns, an upper bound on each
+        there = [row for row, _ in held]
         whole = sum(not np.isnan(row).any() for row in there)
         exact, part = exact + whole, part + len(there) - whole
     if not chances:
@@ -389,12 +382,6 @@ _TOLD = 0.5
 def _is_there(row: np.ndarray, table: np.ndarray) -> bool:
     """Return ``True`` if a table has a row (F,), in which NaN is unknown."""
     return (~np.isnan(row)).mean() >= _TOLD and bool(_near(row, table).all(1).any())
-
-
-def _chance_there(row: np.ndarray, table: np.ndarray) -> float:
-    """Return an upper bound on the probability of a row (F,) in a table with shuffled columns; NaN is unknown."""
-    there = _is_there(row, table)
-    return min(1.0, len(table) * float(_near(row, table).mean(0).prod())) if there else 1.0
 
 
 def _near(row: np.ndarray, table: np.ndarray) -> np.ndarray:

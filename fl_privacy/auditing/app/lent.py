@@ -409,13 +409,13 @@ def _of_library() -> bool:
 
 
 @contextmanager
-def absent_left_out(missing: Mapping[str, str] | None = None) -> Iterator[list[str]]:
+def absent_left_out(packages: Mapping[str, str] | None = None) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called, unless the mapping
+    What an app takes of absent ``packages`` raises ``ModuleNotFoundError`` only when it is called, unless the mapping
     names a folder that holds their modules. Libraries learn that a tracker is not installed.
     """
-    missing = missing or {}
+    missing = packages or {}
     names = (*TRACKERS, *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
     asked = list[str]()
