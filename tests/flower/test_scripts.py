@@ -125,6 +125,36 @@ def test_clients_train_though_their_servers_evaluation_fails(tmp_path: Path) -> 
     assert counts_in(record)[0]["exact"] == 2 and sum(said in each for each in record["problems"]) == 1
 
 
+def test_clients_of_before_flower_1_are_asked(tmp_path: Path) -> None:
+    client = """
+import flwr as fl
+from flwr.common import EvaluateRes, FitRes, ParametersRes, parameters_to_weights, weights_to_parameters
+from network import FlowerClient
+
+
+class Early(fl.client.Client):
+    def __init__(self):
+        self.own = FlowerClient(1)
+
+    def get_parameters(self):
+        return ParametersRes(parameters=weights_to_parameters(self.own.get_parameters({})))
+
+    def fit(self, ins):
+        made, number, _ = self.own.fit(parameters_to_weights(ins.parameters), ins.config)
+        return FitRes(
+            parameters=weights_to_parameters(made), num_examples=number, num_examples_ceil=number, fit_duration=0.1
+        )
+
+    def evaluate(self, ins):
+        return EvaluateRes(num_examples=24, loss=1.0, accuracy=0.1)
+
+
+fl.client.start_client("localhost:8080", Early())
+"""
+    record = audited(project(tmp_path / "a", client=client, network=parts.NETWORK), tmp_path / "out", "gradient")
+    assert counts_in(record)[0]["exact"] == 2 and not record["problems"]
+
+
 def test_a_package_that_was_renamed_lends_its_modules_by_its_earlier_name(tmp_path: Path) -> None:
     main = parts.SIMULATION.replace("from network", "from first_name.network")
     folder = project(tmp_path / "a", sim__main=main, sim__network=parts.NETWORK)

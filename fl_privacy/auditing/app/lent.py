@@ -63,6 +63,7 @@ RENAMED: Mapping[str, str] = {
     "ConfigsRecordValues": "ConfigRecordValues",
     "DriverClientProxy": "GridClientProxy",
     "MetricsRecordValues": "MetricRecordValues",
+    "ParametersRes": "GetParametersRes",
     "Weights": "NDArrays",
     "parameters_size_mod": "arrays_size_mod",
     "parameters_to_weights": "parameters_to_ndarrays",
@@ -135,6 +136,9 @@ def moved_names_lent() -> Iterator[list[str]]:
         for kind in vars(importlib.import_module("flwr.server.strategy")).values():
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
+        common: Any = importlib.import_module("flwr.common")
+        for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
+            stack.enter_context(replaced(kind, "__init__", partial(_with_present_fields, common)))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -180,6 +184,13 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
+def _with_present_fields(common: Any, original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:
+    fields = inspect.signature(original).parameters
+    if not args:  # before Flower 1.0, replies had no status, and further figures
+        kwargs = {"status": common.Status(common.Code.OK, ""), "metrics": {}, **kwargs}
+    original(reply, *args, **{name: value for name, value in kwargs.items() if name in fields})
+
+
 def _present(place: str, asked: list[str], name: str) -> Any:
     for home in HOMES[place]:
         try:
@@ -209,7 +220,7 @@ def copy_lent(folder: Path | None, asked: list[str]) -> Iterator[None]:
             spec: Any = importlib.util.spec_from_file_location(f"{home}_of_copy", path)
             module = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
-        asked.append(f"{place}.{name}")
+        asked.extend({f"{place}.{name}"} - {*asked})
         return getattr(module, own)
 
     with ExitStack() as stack:
