@@ -6,18 +6,17 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fl_privacy.auditing.app.bundle import ROUNDS_KEYS, App, read_app
 from fl_privacy.auditing.app.defaults import Defaults
-from fl_privacy.auditing.app.scripts import called, cells_of, constant, dotted
-from fl_privacy.errors import UserError, visible
+from fl_privacy.auditing.app.scripts import called, constant, dotted, parsed
+from fl_privacy.errors import visible
 from fl_privacy.site.gate.entries import epsilon_of
 
-MOST_ROUNDS, MOST_FILES, MOST_BYTES, MOST_TOGETHER = 1_000_000, 2000, 1 << 20, 1 << 25
-"""Largest number of rounds and of files that are reviewed, and largest size of a file and of all in bytes."""
+MOST_ROUNDS = 1_000_000
+"""Largest number of rounds that an epsilon is for."""
 
 DEFENSES = {
     "fixedclipping_mod": "clips each client's update; without noise of the server that bounds nothing",
@@ -139,7 +138,8 @@ def review_app(path: str | Path) -> Review:
         settings={key: value for key, value in app.config.items() if _PRIVACY.search(key)},
         pins={text: "==" in text or " @ " in text for text in app.dependencies},
     )
-    trees = _parsed(app.folder, found)
+    files = parsed(app.folder, found.unread)
+    trees = {path.relative_to(app.folder).as_posix(): file.tree for path, file in files.items()}
     defaults, clients = Defaults(trees.values(), app.config), _classes_of_clients(trees)
     for name, tree in trees.items():
         file = _File(tree, name, found, defaults)
@@ -156,28 +156,6 @@ def review_app(path: str | Path) -> Review:
             found.unread.append(name)
     found.claims.extend(_central_claims(app, found))
     return found
-
-
-def _parsed(folder: Path, found: Review) -> dict[str, ast.Module]:
-    """Parse the files of a project by name; ``found`` gets the names of those that can't be."""
-    sources = (path for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ipynb"))) if not path.is_symlink())
-    parts = ((path, path.relative_to(folder).parts) for path in sources if path.is_file())
-    files = list(islice((f for f, names in parts if not any(n.startswith(".") for n in names)), MOST_FILES + 1))
-    if len(files) > MOST_FILES:
-        found.unread.append(f"files after the first {MOST_FILES}")
-    trees, together = dict[str, ast.Module](), 0
-    for path in files[:MOST_FILES]:
-        name = path.relative_to(folder).as_posix()
-        try:
-            if (size := path.stat().st_size) > MOST_BYTES or together + size > MOST_TOGETHER:
-                most, whose = (MOST_BYTES, "") if size > MOST_BYTES else (MOST_TOGETHER, "with those before it ")
-                found.unread.append(f"{name} ({whose}larger than {most >> 10} KiB)")
-                continue
-            together += size
-            trees[name] = ast.parse("\n".join(cells_of(path)))
-        except (UserError, SyntaxError, ValueError, RecursionError, MemoryError, OSError):
-            found.unread.append(name)
-    return trees
 
 
 def _classes_of_clients(trees: Mapping[str, ast.Module]) -> set[str]:

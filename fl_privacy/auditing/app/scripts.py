@@ -17,8 +17,8 @@ CLIENTS = {"start_client", "start_numpy_client"}
 STARTS = SIMULATIONS | SERVERS | CLIENTS
 """Names of Flower's functions that start a simulation, a server or a client."""
 
-MOST_FILES, MOST_BYTES, MOST_LISTED = 2000, 4 << 20, 100_000
-"""Largest number of files that are searched, size of one in bytes, and number of files that are listed."""
+MOST_FILES, MOST_BYTES, MOST_TOGETHER, MOST_LISTED = 2000, 4 << 20, 1 << 25, 100_000
+"""Largest number of files that are parsed, size of one and of all in bytes, and number of files that are listed."""
 
 MOST_PLACES = 6
 """Largest number of folders that are added to a project's search path."""
@@ -221,20 +221,29 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 """Cells in another language, and IPython's own lines, also without a sign before them."""
 
 
-def parsed(folder: Path) -> dict[Path, SourceFile]:
-    """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed."""
-    found: dict[Path, SourceFile] = {}
+def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
+    """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed.
+
+    With ``unread``, which gets the names of what can't be parsed, tests are parsed as well.
+    """
+    found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))
     for path in sorted(islice(sources, MOST_LISTED)):
-        inner = path.relative_to(folder).parts
-        if len(found) >= MOST_FILES or _LEFT_OUT & set(inner) or any(part.startswith(".") for part in inner):
+        inner = path.relative_to(folder)
+        left_out = unread is None and _LEFT_OUT & set(inner.parts)
+        if left_out or any(part.startswith(".") for part in inner.parts) or path.is_symlink() or not path.is_file():
             continue
+        if len(found) >= MOST_FILES:
+            gone.append(f"files after the first {MOST_FILES}")
+            break
         try:
-            if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            if (size := path.stat().st_size) > min(MOST_BYTES, MOST_TOGETHER - together):
+                gone.append(f"{inner.as_posix()} (larger than {MOST_BYTES >> 10} KiB, or with those before it)")
                 continue
+            together += size
             found[path] = SourceFile(path, ast.parse("\n".join(cells_of(path))))
-        except (UserError, SyntaxError, ValueError, RecursionError, MemoryError):
-            continue
+        except (UserError, SyntaxError, ValueError, RecursionError, MemoryError, OSError):
+            gone.append(inner.as_posix())
     return {path: SourceFile(path, each.tree, frozenset(_imports(each, folder, found))) for path, each in found.items()}
 
 
