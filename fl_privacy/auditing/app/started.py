@@ -205,19 +205,16 @@ class _Clients:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Restore the networks and optimizers that clients hold when the block ends."""
-        parts = chain.from_iterable(_parts(made.get("client")) for made in self._made.values())
+        clients = [made.get("client") for made in self._made.values()]
+        holders = chain(clients, *(getattr(client, "__dict__", {}).values() for client in clients))
+        inner = chain.from_iterable(getattr(h, "__dict__", {}).values() for h in holders if not isinstance(h, type))
+        parts = (each for each in inner if isinstance(each, torch.nn.Module | torch.optim.Optimizer))
         held = [(each, copy.deepcopy(each.state_dict())) for each in parts]
         try:
             yield
         finally:
             for each, state in held:
                 each.load_state_dict(state)
-
-
-def _parts(client: Any) -> list[Any]:
-    holders = [client, *getattr(client, "__dict__", {}).values()]
-    held = (getattr(holder, "__dict__", {}).values() for holder in holders if not isinstance(holder, type))
-    return [each for each in chain.from_iterable(held) if isinstance(each, torch.nn.Module | torch.optim.Optimizer)]
 
 
 class _Runner:

@@ -229,7 +229,13 @@ def _of_value(value: Any, where: str, key: str, loaded: Loaded) -> Iterator[Leak
     elif (told := _statistic(value, key, loaded)) is not None:
         yield leak_of("statistic", where, *told)
     elif _EXAMPLE_COUNTS.search(key) and isinstance(value, int | float) and value < 2:
-        yield _few_examples(float(value), loaded.examples, where)
+        what, seen = f"the client says that it has {value:g} example{'s' * (value != 1)}", loaded.examples
+        why = "An update of a single example is the worst case: the whole upload is about one person."
+        if value != seen:
+            has = f"it was seen to load {seen} for training" if seen else "nothing that it was seen to load says so"
+            what = f"{what}, but {has}: perhaps a placeholder"
+            why = "Where the number is right, the whole upload is about one person; else the app fills in one."
+        yield Leak(severity="facts" if value == seen else "look", what=what, where=where, why=why)
 
 
 def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]:
@@ -245,16 +251,6 @@ def _of_numbers(array: np.ndarray, where: str, loaded: Loaded) -> Iterator[Leak]
         yield leak_of("histogram", where, int(array.sum()))
     elif len(array) > 1 and len(array) == loaded.examples:
         yield leak_of("scores", where, len(array))
-
-
-def _few_examples(stated: float, seen: int, where: str) -> Leak:
-    what = f"the client says that it has {stated:g} example{'s' * (stated != 1)}"
-    if stated == seen:
-        why = "An update of a single example is the worst case: the whole upload is about one person."
-        return Leak(severity="facts", what=what, where=where, why=why)
-    has = f"it was seen to load {seen} for training" if seen else "nothing that it was seen to load says so"
-    why = "Where the number is right, the whole upload is about one person; else the app fills in one."
-    return Leak(severity="look", what=f"{what}, but {has}: perhaps a placeholder", where=where, why=why)
 
 
 def stated_privacy(sent: Sent) -> dict[str, float]:
