@@ -71,8 +71,8 @@ def sampled(
 ) -> StepProblem:
     """Return the problem with ``number`` true examples of the ``pool``: those equal to a guess, then others at random.
 
-    An example is preferred if it alone equals a guess, in data in which equality is no coincidence; a sample drawn
-    blindly from many examples would miss it. ``others`` are inputs (N, ...) of other clients.
+    An example is preferred if it alone equals a guess, and equality is no coincidence. ``others`` are inputs (N, ...)
+    of other clients.
     """
     flat = pool.flatten(1).double()
     order = torch.randperm(len(flat), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -57,7 +57,7 @@ class AppAuditRequest:
     Attributes:
         nodes: number of clients; ``None`` takes the app's own, or ten.
         run_config: overrides, as in ``flwr run --run-config``.
-        node_config: config of every node, as in ``flower-supernode --node-config``; ``{partition}`` becomes its own.
+        node_config: config of every node; ``{partition}`` becomes its own.
         mirror: folder of data sets by hub name; ``None`` lets the app load anything.
         stand_in: draw examples where the app's data are missing.
         seconds: time after which no further attack begins.
@@ -88,8 +88,7 @@ def audit_app(
 ) -> "AppAudit":
     """Run ``app`` in this process and write a page on the leakage of its clients.
 
-    The app's code is executed, with all its side effects. ``tell`` gets the progress, ``show`` the records instead of
-    files.
+    The app's code is executed. ``tell`` gets the progress, ``show`` the records instead of files.
 
     Raises:
         UserError: the app can't be loaded, or the folder can't be written.

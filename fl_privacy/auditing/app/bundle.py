@@ -151,8 +151,8 @@ class App:
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
     """Load the description of the app in a folder or bundle (.fab) without importing it.
 
-    A bundle is unpacked into a temporary folder. Without Flower's app format, scripts that start Flower are the app, or
-    the only folder in it that has the format.
+    A bundle is unpacked. Without Flower's app format, scripts that start Flower are the app, or the only folder in it
+    that has the format.
 
     Args:
         chosen: options of ``find_scripts``; with a script, the folder's app format is not looked at.

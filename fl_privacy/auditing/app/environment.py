@@ -78,7 +78,7 @@ def around(
 ) -> Iterator[Around]:
     """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
 
-    Packages that are ``absent`` fail only when they are called, or have the modules in a folder.
+    For ``absent`` packages see ``absent_left_out``.
 
     Raises:
         UserError: ``mirror`` is no folder.

@@ -423,8 +423,7 @@ def _of_library() -> bool:
 def absent_left_out(packages: Mapping[str, str] | None = None) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    What an app takes of absent ``packages`` raises ``ModuleNotFoundError`` only when it is called, unless the mapping
-    names a folder that holds their modules. Libraries learn that a tracker is not installed.
+    Absent ``packages`` have the modules of a folder, or raise ``ModuleNotFoundError`` only when they are called.
     """
     missing = packages or {}
     names = (*TRACKERS, *missing)

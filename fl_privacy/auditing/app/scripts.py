@@ -224,7 +224,7 @@ _MAGIC = re.compile(r"^(\s*)([%!].*|(pip3?|conda|apt-get|cd|ls|wget|unzip)\s+[\w
 def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFile]:
     """Parse a project's Python files and notebooks, but not hidden ones, tests and what can't be parsed.
 
-    With ``unread``, which gets the names of what can't be parsed, tests are parsed as well.
+    With ``unread``, for the names of what can't be parsed, tests as well.
     """
     found, together, gone = dict[Path, SourceFile](), 0, [] if unread is None else unread
     sources = chain(folder.rglob("*.py"), folder.rglob("*.ipynb"))

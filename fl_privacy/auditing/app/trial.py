@@ -59,8 +59,7 @@ class Course:
 def try_policy(policy: SitePolicy, app: App, settings: TrialSettings) -> list[str]:
     """Run ``app`` without and with ``policy`` and describe both in lines.
 
-    The app's code is executed in this process. Ledgers are temporary, so that a trial spends nothing; replies do not
-    wait for ``every_seconds``.
+    The app's code is executed in this process. Ledgers are temporary; replies do not wait for ``every_seconds``.
 
     Raises:
         UserError: the app can't be loaded, or a setting is not its own.
