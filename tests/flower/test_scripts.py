@@ -198,8 +198,9 @@ def test_clients_without_a_server_are_asked_by_plain_averaging(tmp_path: Path) -
     assert "starts no server of Flower: FedAvg with its defaults asks site.py with" in " ".join(record["notes"])
 
 
-def test_clients_are_asked_by_plain_averaging_where_their_server_fails(tmp_path: Path) -> None:
-    failing = f"raise ValueError('no certificate')\n{parts.SERVER}"
+@pytest.mark.parametrize("kind", ["ValueError", "PermissionError"])
+def test_clients_are_asked_by_plain_averaging_where_their_server_fails(tmp_path: Path, kind: str) -> None:
+    failing = f"raise {kind}('no certificate')\n{parts.SERVER}"
     folder = project(tmp_path / "a", server=failing, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", "gradient")
     assert counts_in(record)[0]["exact"] == 2 and "no certificate" in " ".join(record["problems"])

@@ -105,7 +105,9 @@ class App:
                     copy = named(Path(each) / "flwr", self.folder)
                     said += f" The copy of Flower in {copy} is not run: the installed one is."
             raise UserError(said) from cause
-        except FileNotFoundError as error:
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):  # such as a port that a sandbox has not
+                raise UserError(f"The app {self.name} raised {in_one_line(error)} when it was imported.") from error
             does = f"opens {error.filename}" if error.filename else f"raised {in_one_line(error)}"
             missing = ", but there is none" * bool(error.filename)
             raise UserError(
