@@ -430,7 +430,8 @@ def _ended(row: Mapping[str, Any]) -> str:
 
 
 def _counts(rows: Sequence[Mapping[str, Any]]) -> str:
-    pages = [row for row in rows if not why_none(row) and "no client trained" not in row["headline"]]
+    untrained = re.compile(r"Not attacked: .*\b(no|before a) client trained")
+    pages = [row for row in rows if not why_none(row) and not untrained.match(row["headline"])]
     return (
         f"{sum(row['format'] == 'scripts' for row in rows)} without Flower's app format, {len(pages)} ended in a page"
         f" on what clients upload, {sum(map(is_measured, pages))} of them with a"

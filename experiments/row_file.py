@@ -19,8 +19,11 @@ class RowFile:
 
     def __init__(self, folder: Path | None) -> None:
         self.path = folder / "rows.jsonl" if folder else None
-        there = self.path is not None and self.path.is_file()
-        self.rows: list[Row] = [json.loads(line) for line in self.path.read_text().splitlines()] if there else []
+        self.rows = self._kept()
+
+    def _kept(self) -> list[Row]:
+        lines = self.path.read_text().splitlines() if self.path is not None and self.path.is_file() else []
+        return [json.loads(line) for line in lines]
 
     def find(self, key: Row) -> Row | None:
         """Find the row whose fields include all of ``key``."""
@@ -29,7 +32,8 @@ class RowFile:
     def add(self, key: Row, figures: Row) -> Row:
         """Keep a row; one of the same key is replaced."""
         row = {**key, **figures}
-        self.rows = [other for other in self.rows if not key.items() <= other.items()] + [row]
+        kept = self.rows if self.path is None else self._kept()  # with those of commands that ran at the same time
+        self.rows = [other for other in kept if not key.items() <= other.items()] + [row]
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, "".join(json.dumps(each) + "\n" for each in self.rows))

@@ -34,3 +34,23 @@ def test_an_app_that_sent_nothing_has_no_page_on_what_it_sends() -> None:
     assert examples.why_none(ended) == "its page says that no client sent anything (the server ended: E: no host)"
     assert not examples.why_none({**row, "uploaded": "weights of 4 parameters and buffers (2 kB)"})
     assert examples.why_none({"reason": "error: No app; --debug shows the traceback."}) == "No app"
+
+
+@pytest.mark.usefixtures("experiments")
+@pytest.mark.parametrize("why", ["no client trained: KeyError: 'x'", "the app's server ended before a client trained"])
+def test_initial_parameters_alone_are_no_page_on_what_clients_upload(why: str) -> None:
+    tries = importlib.import_module("first_tries")
+    row = {"headline": f"Not attacked: {why}", "uploaded": "10 arrays", "findings": [], "problems": []}
+    row |= {"format": "scripts", "traceback": False, "repository": "one/app"}
+    assert ", 0 ended in a page" in tries._counts([row])
+    assert ", 1 ended in a page" in tries._counts([{**row, "headline": "Not attacked: its layer is not known"}])
+
+
+@pytest.mark.usefixtures("experiments")
+def test_commands_that_run_at_once_keep_each_others_rows(tmp_path: Path) -> None:
+    row_file = importlib.import_module("row_file")
+    first, second = row_file.RowFile(tmp_path), row_file.RowFile(tmp_path)
+    first.add({"app": "a"}, {"figure": 1})
+    second.add({"app": "b"}, {"figure": 2})
+    first.add({"app": "a"}, {"figure": 3})
+    assert [row["figure"] for row in row_file.RowFile(tmp_path).rows] == [2, 3]
