@@ -179,7 +179,8 @@ def test_a_projects_copy_of_flower_lends_what_flower_lacks(tmp_path: Path) -> No
     (place / "fedavg.py").write_text(new)
     record = audited(folder, tmp_path / "out", "gradient")
     assert counts_in(record)[0]["exact"] == 2 and not record["problems"]
-    assert "The app names flwr.server.strategy.New, flwr.server.strategy.Changed, which" in " ".join(record["notes"])
+    said = " ".join(record["notes"])
+    assert "flwr.server.strategy.New, " in said and "flwr.server.strategy.Changed, which Flower" in said
     assert not hasattr(strategy, "New")
 
 
@@ -422,8 +423,8 @@ def test_a_question_that_comes_again_gets_another_answer(tmp_path: Path) -> None
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
     assert audited(folder, tmp_path / "out")["models"]
     (folder / "server.py").write_text("while input('Name? ') != 'Eve':\n    pass\n" + parts.SERVER)
-    with pytest.raises(UserError, match=r"asks 'Name.' again and again"):
-        audited(folder, tmp_path / "again")
+    record = audited(folder, tmp_path / "again")  # of the clients alone
+    assert any("asks 'Name?' again and again" in each for each in record["problems"])
 
 
 def test_modules_are_found_in_another_folder_of_the_project(tmp_path: Path) -> None:

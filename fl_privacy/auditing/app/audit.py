@@ -327,8 +327,8 @@ class AppAudit(AuditSession):
             return ""
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
-        if grid.rounds and grid.failures:
-            return f"no client trained: {next(iter(grid.failures))}"
+        if grid.failures:
+            return f"no client {'trained' if grid.rounds else 'was asked to train'}: {next(iter(grid.failures))}"
         none = bool(asked and self.trained and not grid.rounds)
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
