@@ -79,7 +79,7 @@ class Scripts:
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.server in self.clients:
-            said = f"The project starts no server of Flower: FedAvg with its defaults asks {', '.join(names[1:])}"
+            said = f"In place of a server of the project, FedAvg with its defaults asks {', '.join(names[1:])}"
         elif self.clients:
             said += f" as the server, and {', '.join(names[1:])} as the client{'s' * (len(names) > 2)}"
         given = " ".join(self.client_arguments or self.server_arguments)
