@@ -196,9 +196,7 @@ def test_clients_without_a_server_are_asked_by_plain_averaging(tmp_path: Path) -
     folder = project(tmp_path / "a", site=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", "gradient")
     assert record["rounds"] == 1 and counts_in(record)[0]["exact"] == 2
-    assert "In place of a server of the project, FedAvg with its defaults asks site.py with" in " ".join(
-        record["notes"]
-    )
+    assert "In place of a server of the project, FedAvg with its defaults asks site.py" in " ".join(record["notes"])
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "PermissionError"])
