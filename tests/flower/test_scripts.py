@@ -184,6 +184,12 @@ def test_a_projects_copy_of_flower_lends_what_flower_lacks(tmp_path: Path) -> No
     assert not hasattr(strategy, "New")
 
 
+def test_a_package_with_modules_named_as_the_projects_is_still_missing(tmp_path: Path) -> None:
+    main = "from gone_package.utils import scatter\nimport flwr\nflwr.simulation.start_simulation()\n"
+    assert "imports gone_package" in stops_of(read_app(project(tmp_path, main=main, utils="def own(): ...\n")))
+    assert not stops_of(read_app(project(tmp_path, main=main, utils="def scatter(): ...\n")))
+
+
 def test_half_of_a_project_is_told_from_no_project(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has code that starts a server of Flower, but no script that starts a client"):
         read_app(project(tmp_path / "a", server=parts.SERVER))

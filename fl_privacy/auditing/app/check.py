@@ -248,18 +248,28 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
 
 
 def _renamed(names: Iterable[str], files: Mapping[Path, SourceFile]) -> dict[str, str]:
-    """Return those packages in ``names`` whose imported modules all lie in one folder of the project -> that folder."""
-    found, asked = dict[str, str](), {name: set[str]() for name in names}
+    """Return those packages in ``names`` of which one folder of the project has all that is imported -> that folder."""
+    found, asked = dict[str, str](), {name: set[tuple[str, str]]() for name in names}
     for node in (node for file in files.values() for node in ast.walk(file.tree)):
-        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        modules += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        for top, _, inner in (each.partition(".") for each in modules):
+        pairs = [(alias.name, "") for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            pairs = [(node.module, alias.name) for alias in node.names]
+        for (top, _, inner), name in ((module.partition("."), name) for module, name in pairs):
             if top in asked:
-                asked[top].add(inner.partition(".")[0])
+                asked[top].add((inner, name))
     for folder in sorted({path.parent for path in files}, reverse=True):
-        held = {path.stem for path in files if path.parent == folder}
-        found |= {name: str(folder) for name, inner in asked.items() if inner and inner <= held}
+        held = {(path.stem, name) for path in files if path.parent == folder for name in _names_in(files[path].tree)}
+        found |= {name: str(folder) for name, wanted in asked.items() if wanted and wanted <= held}
     return found
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    yield ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+            yield getattr(node, "asname", None) or node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
 
 
 def _is_installed(name: str) -> bool:
