@@ -108,6 +108,22 @@ def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given
     assert found is not None and found.client_arguments == given
 
 
+def test_files_of_settings_are_found_by_the_words_of_their_options(tmp_path: Path) -> None:
+    server, client = (
+        f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{each}_config_file', required=True)\n"
+        for each in ("server", "client")
+    )
+    folder = project(
+        tmp_path, server=server + parts.SERVER, client=f"{client}import flwr\nflwr.client.start_client()\n"
+    )
+    (folder / "config").mkdir()
+    for name in ("flower_server.cfg", "flower_clients.cfg", "other.ini"):
+        (folder / "config" / name).touch()
+    found = find_scripts(folder)
+    assert found is not None and found.server_arguments[1] == str(folder / "config" / "flower_server.cfg")
+    assert found.client_arguments == ("--client_config_file", str(folder / "config" / "flower_clients.cfg"))
+
+
 @pytest.mark.parametrize(("guard", "given"), [("", ("1",)), ("if len(sys.argv) > 1: ", ())])
 def test_a_server_gets_a_place_in_argv_that_it_reads_whatever_is_given(
     tmp_path: Path, guard: str, given: tuple[str, ...]

@@ -47,6 +47,7 @@ _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
 _NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
+_SETTINGS, _SUFFIXES = re.compile(r"(config|cfg|conf|settings)"), {".cfg", ".ini", ".conf", ".yaml", ".yml", ".json"}
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
@@ -188,7 +189,7 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        return tuple(_guessed([each.tree for each in near], of_client=of_client))
+        return tuple(_guessed([each.tree for each in near], folder, of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -328,8 +329,8 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
+def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> Iterator[str]:
+    """Yield a command line for what the scripts' parsers ask for: a client's number, a file of settings."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -351,6 +352,7 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
                 kind, example = dotted(told.get("type", tree)), _EXAMPLE.search(str(constant(told.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
+                known = (*known, _settings_for(name, folder) if _SETTINGS.search(name) else None)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
                 counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
@@ -360,6 +362,18 @@ def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
+
+
+def _settings_for(name: str, folder: Path) -> str | None:
+    """Return the path of the project's file of settings that has most of the option's words in its path, if any."""
+    near = (path for path in islice(folder.rglob("*"), MOST_LISTED) if "/." not in str(path.relative_to(folder.parent)))
+    files = [path for path in near if path.suffix in _SUFFIXES and path.is_file()]
+
+    def likeness(path: Path) -> tuple[int, int, str]:
+        inner = path.relative_to(folder).as_posix().lower()
+        return sum(word in inner for word in re.findall("[a-z]+", name)), -len(path.parts), inner
+
+    return str(max(files, key=likeness)) if files else None
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:

@@ -170,8 +170,8 @@ def _client_fn(made: Callable[..., Any]) -> Callable[[Context], LegacyClient]:
 
 
 def _as_client(found: Any) -> LegacyClient:
-    asks = getattr(found, "get_parameters", None)
-    if isinstance(found, NumPyClient | LegacyClient) and not inspect.signature(asks or len).parameters:
+    asks: Any = getattr(found, "get_parameters", len)
+    if isinstance(found, NumPyClient | LegacyClient) and not inspect.signature(asks).parameters:
         vars(found)["get_parameters"] = lambda config=None: asks()  # as before Flower 1.0
     return found.to_client() if hasattr(found, "to_client") else found
 
