@@ -89,6 +89,8 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--partition", choices=["iid", "noniid"], required=True)', ("--partition", "iid")),
         ('parser.add_argument("--until_epoch", type=int)', ()),
         ('parser.add_argument("--rounds", type=int)\nparser.add_argument("--batch-size")', ("--rounds", "1")),
+        ('parser.add_argument("--dataset")\nif parser.parse_args().dataset == "mnist": pass', ("--dataset", "mnist")),
+        ('parser.add_argument("--model", required=True)\nmatch model:\n    case "cnn": pass', ("--model", "cnn")),
         ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),
         (
             'parser.add_argument("--client_num")\nparser.add_argument("--cid")\n'
@@ -109,13 +111,11 @@ def test_arguments_are_guessed_from_the_parser(tmp_path: Path, asked: str, given
 
 
 def test_files_of_settings_are_found_by_the_words_of_their_options(tmp_path: Path) -> None:
-    server, client = (
-        f"import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{each}_config_file', required=True)\n"
-        for each in ("server", "client")
+    asks = (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--{}_config_file', required=True)\n"
     )
-    folder = project(
-        tmp_path, server=server + parts.SERVER, client=f"{client}import flwr\nflwr.client.start_client()\n"
-    )
+    client = "import flwr\nflwr.client.start_client()\n"
+    folder = project(tmp_path, server=asks.format("server") + parts.SERVER, client=asks.format("client") + client)
     (folder / "config").mkdir()
     for name in ("flower_server.cfg", "flower_clients.cfg", "other.ini"):
         (folder / "config" / name).touch()

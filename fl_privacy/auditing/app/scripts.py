@@ -47,6 +47,7 @@ _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
 _NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
+_CHOSEN = re.compile(r"data_?set|model|arch|net(work)?$|task")
 _SETTINGS, _SUFFIXES = re.compile(r"(config|cfg|conf|settings)"), {".cfg", ".ini", ".conf", ".yaml", ".yml", ".json"}
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
@@ -342,6 +343,7 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             unset = not told.keys() & {"default", "nargs"}  # None, unless it is given
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
+            compared = next(_compared(name, trees), None) if _CHOSEN.search(name) else None
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -352,16 +354,30 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
                 kind, example = dotted(told.get("type", tree)), _EXAMPLE.search(str(constant(told.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
-                known = (*known, _settings_for(name, folder) if _SETTINGS.search(name) else None)
+                known = (*known, compared, _settings_for(name, folder) if _SETTINGS.search(name) else None)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
             elif unset:
                 counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
-                value = usual_for(name) if counts else None
+                value = usual_for(name) if counts else compared
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
+
+
+def _compared(name: str, trees: Sequence[ast.Module]) -> Iterator[str]:
+    """Yield the texts with which scripts compare an option or a variable of its name."""
+    for node in chain.from_iterable(map(ast.walk, trees)):
+        values = []
+        if isinstance(node, ast.Compare) and dotted(node.left).rpartition(".")[2] == name:
+            values = [constant(each) for each in node.comparators]
+        elif isinstance(node, ast.Match) and dotted(node.subject).rpartition(".")[2] == name:
+            values = [constant(getattr(case.pattern, "value", None)) for case in node.cases]
+        for value in values:
+            yield from (
+                each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)
+            )
 
 
 def _settings_for(name: str, folder: Path) -> str | None:
