@@ -89,6 +89,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--partition", choices=["iid", "noniid"], required=True)', ("--partition", "iid")),
         ('parser.add_argument("--until_epoch", type=int)', ()),
         ('parser.add_argument("--rounds", type=int)\nparser.add_argument("--batch-size")', ("--rounds", "1")),
+        ('parser.add_argument("--data-set", default=None)\nassert data_set in ["a", "b"]', ("--data-set", "a")),
         ('parser.add_argument("--dataset")\nif parser.parse_args().dataset == "mnist": pass', ("--dataset", "mnist")),
         ('parser.add_argument("--model", required=True)\nmatch model:\n    case "cnn": pass', ("--model", "cnn")),
         ('parser.add_argument("--cid", help="starting from 1")', ("--cid", "{partition+1}")),

@@ -342,8 +342,9 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             unset = not told.keys() & {"default", "nargs"}  # None, unless it is given
+            none = isinstance(default := told.get("default"), ast.Constant) and default.value is None
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
-            compared = next(_compared(name, trees), None) if _CHOSEN.search(name) else None
+            compared = next(_compared(name.replace("-", "_"), trees), None) if _CHOSEN.search(name) else None
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -356,7 +357,7 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
                 known = (*known, compared, _settings_for(name, folder) if _SETTINGS.search(name) else None)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
-            elif unset:
+            elif unset or (none and compared):
                 counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
                 value = usual_for(name) if counts else compared
             if value is not None:
