@@ -315,6 +315,9 @@ WRONG: Mapping[str, str] = {
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
     "tranlamm/federated_learning_flower": "its clients' scripts end by a call of exit in their middle",
     "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
+    "tobias-zorzetto/flower-sim": "the package is its own folder, by an earlier name",
+    "nymeria-42/dfanalyzer-with-flower": "options for files of settings were given numbers",
+    "lucacorbucci/FlowerFLTemplate": "its option --dataset_name has no default, and was not given",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
