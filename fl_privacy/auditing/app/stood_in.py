@@ -86,8 +86,7 @@ class Hooks:
             ("torch", "load", drawn(drawing.saved_by_torch)),
             ("torch", "save", partial(_in_made_folder, 1)),
             ("pandas.core.generic", "NDFrame.to_csv", partial(_in_made_folder, 1)),
-            ("torch.hub", "load_state_dict_from_url", fetched(_begun)),
-            ("torchvision.models._api", "load_state_dict_from_url", fetched(_begun)),
+            *((each, "load_state_dict_from_url", fetched(_begun)) for each in ("torch.hub", "torchvision.models._api")),
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
@@ -103,8 +102,7 @@ class Hooks:
             ("glob", "iglob", self.searched),  # of all functions there
             ("os", "mkdir", self.made),
             ("zipfile", "ZipFile.__init__", self.zipped),
-            ("builtins", "open", self.opened),
-            ("io", "open", self.opened),  # of paths
+            *((place, "open", self.opened) for place in ("builtins", "io")),  # also of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
             *(("pathlib", f"Path.{name}", self.there) for name in ("exists", "is_file")),
@@ -115,11 +113,10 @@ class Hooks:
             for place in ("keras.datasets", "keras.src.datasets", "keras._tf_keras.keras.datasets"):
                 for name in stand_in.OF_KERAS:
                     yield f"{place}.{name}", "load_data", fetched(partial(self.keras, name))
-            for place in ("keras.src.utils.file_utils", "keras.utils", "keras._tf_keras.keras.utils"):
-                yield place, "get_file", fetched(_got)
+            for place in ("src.utils.file_utils", "utils", "_tf_keras.keras.utils", "_tf_keras.keras.preprocessing"):
+                yield f"keras.{place}", "get_file", fetched(_got)
+                yield f"keras.{place}", "image_dataset_from_directory", self.folder
             yield "keras.src.legacy.preprocessing.image", "DirectoryIterator.__init__", self.folder
-            for place in ("keras.preprocessing", "keras.utils", "keras._tf_keras.keras.utils"):
-                yield place, "image_dataset_from_directory", self.folder
             yield "keras", "Model.load_weights", _unless_missing
             yield "keras", "Model.save", partial(_in_made_folder, 1)
         yield from ((module, name, hook) for package, module, name, hook in (
