@@ -185,9 +185,7 @@ def _trees(
         rng, draws = np.random.default_rng(seed), range(DRAWN[len(truth) > MANY_ROWS])
         drawn = [pinned_rows(truth, _without(truth, others, rng), categories) for _ in draws]
         unseen, most = drawn[0], (1 + max(round(one.rows * len(truth)) for one in drawn)) / (1 + len(truth))
-        pinned, here = round(scored.rows * len(truth)), np.flatnonzero(scored.guess >= 0)
-        apart = np.nan_to_num(np.abs(truth[here] - guesses[scored.guess[here]]))
-        same = int((apart <= EXACT_ROW * (np.nanmax(truth, 0) - np.nanmin(truth, 0))).all(1).sum())
+        same, pinned = _exact_rows(truth, guesses, scored.guess), round(scored.rows * len(truth))
         chances.append(binomial_tail(pinned, len(truth), most))
         exact, close = exact + same, close + pinned - same
         blind, total = blind + round(unseen.rows * len(truth)), total + len(truth)
@@ -240,6 +238,13 @@ def _without(truth: np.ndarray, others: Sequence[Fitted], rng: np.random.Generat
 
 def _in_any_order(table: np.ndarray) -> list[bytes]:
     return sorted(row.tobytes() for row in table)
+
+
+def _exact_rows(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray) -> int:
+    here = np.flatnonzero(match >= 0)
+    spread = np.nanmax(truth, 0) - np.nanmin(truth, 0)
+    apart = np.abs(truth[here] - guesses[match[here]])
+    return int((np.nan_to_num(apart) <= EXACT_ROW * spread).all(1).sum())
 
 
 def _shown(truth: np.ndarray, guesses: np.ndarray, match: np.ndarray, right: np.ndarray) -> list[Shown]:

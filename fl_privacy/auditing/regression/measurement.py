@@ -33,7 +33,7 @@ from fl_privacy.rng import derive_generator, derive_seed
 from fl_privacy.runs.build import attack_called
 from fl_privacy.runs.distractors import MOST, at_random, others_among
 from fl_privacy.runs.folder import Attacker, read_run
-from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Upload, VictimId
+from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors, Upload, VictimId
 from fl_privacy.types.plan import Normalization
 
 
@@ -200,10 +200,7 @@ def measure_training(
     for index in range(images // batch_size):
         rows, drawn = slice(index * batch_size, (index + 1) * batch_size), derive_seed(seed, "upload", index)
         change = _change(network, train, examples[rows], drawn)
-        tensors, state = change.parameters, ClientState()
-        noise = torch.Generator().manual_seed(derive_seed(drawn, "defense"))
-        for hook in guard.upload:
-            tensors = hook(tensors, state, noise)
+        tensors = _defended(change.parameters, guard, drawn)
         upload = Upload(tensors=tensors, buffers=change.buffers, num_examples=batch_size)
         truth = Batch(torch.stack(pixels[rows]).clamp(0, 1), torch.tensor([label for _, label in examples[rows]]))
         observations.append(_observation(network, observed, upload, index, tuple(truth.inputs.shape[1:])))
@@ -283,6 +280,13 @@ def _expect_on_upload(defense: Defense) -> Defense:
             " (fl_privacy.flower.train_step)."
         )
     return defense
+
+
+def _defended(change: Tensors, defense: Defense, seed: int) -> Tensors:
+    state, rng = ClientState(), torch.Generator().manual_seed(derive_seed(seed, "defense"))
+    for hook in defense.upload:
+        change = hook(change, state, rng)
+    return change
 
 
 def _observation(
