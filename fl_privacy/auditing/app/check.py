@@ -248,7 +248,7 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
 
 
 def _renamed(names: Iterable[str], files: Mapping[Path, SourceFile]) -> dict[str, str]:
-    """Return those packages in ``names`` of which one folder of the project has all that is imported -> that folder."""
+    """Return packages of which one folder of the project has all imported names -> that folder."""
     found, asked = dict[str, str](), {name: set[tuple[str, str]]() for name in names}
     for node in (node for file in files.values() for node in ast.walk(file.tree)):
         pairs = [(alias.name, "") for alias in node.names] if isinstance(node, ast.Import) else []

@@ -155,7 +155,7 @@ def moved_names_lent() -> Iterator[list[str]]:
 
 
 def _lends(stack: ExitStack, module: Any, find: Callable[[str], Any]) -> None:
-    """Let ``module`` have the names that it lacks and ``find`` does not return ``None`` for, until the stack closes."""
+    """Let ``module`` have names that it lacks by ``find``, until the stack closes."""
     before = vars(module).get("__getattr__")
 
     def lend(name: str) -> Any:

@@ -154,8 +154,8 @@ def find_scripts(
 ) -> Scripts | None:
     """Find the scripts of the project in ``folder`` that start Flower, without running them.
 
-    Given scripts are relative to the folder, and no others are searched for; command lines are guessed by default, and
-    scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
+    Given scripts are relative to the folder, and no others are searched for; command lines are guessed by default.
+    Scripts in ``but`` are left out. With ``alone``, clients need no server. ``None`` if no script starts Flower.
 
     Raises:
         UserError: a given script does not exist, or nothing in the folder starts a client when it is run.
@@ -368,7 +368,7 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
 
 
 def _compared(name: str, trees: Sequence[ast.Module]) -> Iterator[str]:
-    """Yield the texts with which scripts compare an option or a variable of its name."""
+    """Yield the texts with which scripts compare an option."""
     for node in chain.from_iterable(map(ast.walk, trees)):
         values = []
         if isinstance(node, ast.Compare) and dotted(node.left).rpartition(".")[2] == name:
@@ -382,7 +382,7 @@ def _compared(name: str, trees: Sequence[ast.Module]) -> Iterator[str]:
 
 
 def _settings_for(name: str, folder: Path) -> str | None:
-    """Return the path of the project's file of settings that has most of the option's words in its path, if any."""
+    """Return the file of settings whose path has most words of an option."""
     near = (path for path in islice(folder.rglob("*"), MOST_LISTED) if "/." not in str(path.relative_to(folder.parent)))
     files = [path for path in near if path.suffix in _SUFFIXES and path.is_file()]
 
