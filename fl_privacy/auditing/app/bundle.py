@@ -67,7 +67,7 @@ class App:
         return None
 
     def load(self, stops: Callable[["App"], str]) -> "Started":
-        """Import server and client app, or run scripts up to their start, which executes the app's code.
+        """Import server and client app, or run scripts up to their start.
 
         Args:
             stops: says why the app can't start, if a module is missing.

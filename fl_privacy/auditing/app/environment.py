@@ -58,7 +58,7 @@ class Around:
         data: names of data sets that the app loaded from the mirror.
         missing: sentence on files that were not copied, if any.
         audits: an entry for each of its own audits that was left out.
-        lent, silent: moved names of Flower that it uses, and packages that report elsewhere, which it goes without.
+        lent, silent: moved names of Flower, and packages that report elsewhere, which it goes without.
         devices: devices that it names and this machine lacks.
         keras: ``True`` if its Keras runs on PyTorch.
     """

@@ -283,7 +283,7 @@ def holders(folder: Path, module: str, near: Path) -> list[str]:
 
 
 def reached(paths: Sequence[Path], files: Mapping[Path, SourceFile]) -> list[SourceFile]:
-    """Return the files at ``paths`` and all files of the project that they import, directly or not."""
+    """Return the files at ``paths`` and all that they import, directly or not."""
     seen, left = set(paths), [path for path in paths if path in files]
     found = []
     while left:

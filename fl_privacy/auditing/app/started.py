@@ -83,7 +83,7 @@ _Calls = defaultdict[str, list[dict[str, Any]]]
 def start_scripts(scripts: Scripts, folder: Path) -> Started:
     """Run the server's script up to its start, and return apps that Flower runs.
 
-    Scripts of clients run when their client is first asked, each in modules of its own.
+    Scripts of clients run when their client is first asked, in modules of their own.
 
     Raises:
         UserError: a script raises an error, or ends without a start.
