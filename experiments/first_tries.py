@@ -315,6 +315,7 @@ WRONG: Mapping[str, str] = {
     "arnogeimer/flwr-contributions": "the drawn data are fewer than those that it divides, an error of ours",
     "tranlamm/federated_learning_flower": "its clients' scripts end by a call of exit in their middle",
     "celestial-d/SplitFed_flwr": "its own changed copy of Flower has that strategy; the installed Flower is run",
+    "phrp720/flower-testbed": "the address of its database is not set, and one of a server was taken",
     "tobias-zorzetto/flower-sim": "the package is its own folder, by an earlier name",
     "nymeria-42/dfanalyzer-with-flower": "options for files of settings were given numbers",
     "lucacorbucci/FlowerFLTemplate": "its option --dataset_name has no default, and was not given",

@@ -15,7 +15,7 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
-from fl_privacy.auditing.app.scripts import cells_of, find_scripts
+from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed
 from fl_privacy.auditing.app.started import _Clients, _Runner
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
@@ -204,7 +204,10 @@ def test_a_projects_copy_of_flower_lends_what_flower_lacks(tmp_path: Path) -> No
 def test_a_package_with_modules_named_as_the_projects_is_still_missing(tmp_path: Path) -> None:
     main = "from gone_package.utils import scatter\nimport flwr\nflwr.simulation.start_simulation()\n"
     assert "imports gone_package" in stops_of(read_app(project(tmp_path, main=main, utils="def own(): ...\n")))
-    assert not stops_of(read_app(project(tmp_path, main=main, utils="def scatter(): ...\n")))
+    folder = project(tmp_path, main=main, utils="def scatter(): ...\n")
+    assert not stops_of(read_app(folder))
+    files = parsed(folder)
+    assert [path.name for path in files[folder / "main.py"].imports] == ["utils.py"]
 
 
 def test_half_of_a_project_is_told_from_no_project(tmp_path: Path) -> None:

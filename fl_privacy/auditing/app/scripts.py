@@ -262,6 +262,9 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
             if name.partition(".")[0] == "flwr":  # the installed one is run, not a copy
                 continue
             inner = Path(*(part for part in name.split(".") if part)) if name.strip(".") else Path()
+            sibling = file.path.parent.joinpath(*inner.parts[1:]).with_suffix(".py")  # of a package that was renamed
+            if len(inner.parts) > 1 and sibling in files and sibling != file.path:
+                yield sibling
             for root in {folder, file.path.parent, file.path.parent.parent}:
                 for path in (root / inner.with_suffix(".py") if inner.parts else root, root / inner / "__init__.py"):
                     if path in files and path != file.path:

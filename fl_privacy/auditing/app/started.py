@@ -326,7 +326,8 @@ class _Runner:
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
         """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""
         asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
-        if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
+        stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
+        if (found := original(key, default)) is not None or stored or not asker.is_relative_to(self.folder):
             return found
         words = key.lower().split("_")
         names = ["_".join(words[n:]) for n in range(len(words))]
