@@ -119,7 +119,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             raise UserError(why)
         files = session.folder / f"files{f'-{number}' if number else ''}"
         make_out_folder(files, session.folder, asked.out)
-        session.absent, session.problems = {**dict.fromkeys(checked.missing, ""), **checked.renamed}, list(said)
+        session.absent, session.problems = tuple(checked.missing), list(said)
         try:
             session.run(app, config, node_config, files)
         except UserError as error:
@@ -195,7 +195,7 @@ class AppAudit(AuditSession):
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
-        self.absent: Mapping[str, str] = {}
+        self.absent: tuple[str, ...] = ()
         self.failed: Sequence[str] = ()
         try:
             self.digest = files_digest(app.folder)
@@ -214,12 +214,8 @@ class AppAudit(AuditSession):
             stack.callback(self.leave)
             Score.asked.clear()
             there = stack.enter_context(around(app.folder, files, asked.mirror, inner, self.absent))
-            if gone := ", ".join(name for name, place in self.absent.items() if not place):
-                self.notes.append(f"Not installed here, and left out until it is called: {gone}.")
-            moved = {name: named(Path(place), app.folder) for name, place in self.absent.items() if place}
-            self.notes += [
-                f"No folder is named {name}: its modules were taken from {at}." for name, at in moved.items()
-            ]
+            if self.absent:
+                self.notes.append(f"Not installed here, and left out until it is called: {', '.join(self.absent)}.")
             self.problems += [there.missing] if there.missing else []
             if asked.stand_in:
                 self.drawing = stack.enter_context(drawn_for(app, files, asked.mirror, asked.seed or 0))

@@ -76,7 +76,6 @@ class Check:
         python: version that the app requires, if this Python does not meet it.
         modules: modules that its ``pyproject.toml`` names and the folder does not have.
         above: modules that it lacks -> the folder around its own that holds them.
-        renamed: packages that it names and lacks -> its folder that holds their modules.
         lent: names of Flower that have moved since, as ``module.name``.
         nodes, rounds: numbers that it names itself; 0: none.
     """
@@ -89,7 +88,6 @@ class Check:
     python: str = ""
     modules: list[str] = field(default_factory=list)
     above: dict[str, str] = field(default_factory=dict)
-    renamed: dict[str, str] = field(default_factory=dict)
     lent: list[str] = field(default_factory=list)
     data: list[DataAsked] = field(default_factory=list)
     network: list[str] = field(default_factory=list)
@@ -183,8 +181,6 @@ def check_app(app: App) -> Check:
     with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
     missing = absent(needed - set(TRACKERS))
-    renamed = _renamed(missing, files)
-    missing = {name: text for name, text in missing.items() if name not in renamed}
     outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
@@ -193,12 +189,11 @@ def check_app(app: App) -> Check:
         app=app.name,
         runs=app.scripts.in_words(app.folder).rstrip(".") if app.scripts else f"{app.server} and {app.client}",
         missing=missing,
-        later={name: text for name, text in absent(optional | needed).items() if name not in missing | renamed},
+        later={name: text for name, text in absent(optional | needed).items() if name not in missing},
         versions=list(_unmet(app.dependencies)),
         python=unmet,
         modules=modules,
         above={name: str(each) for each, name in held},
-        renamed=renamed,
         lent=sorted(set(_lent(near))),
         data=list({each.what: each for each in data}.values()),
         network=sorted({name for name in needed | optional if name in NETWORK - {"wandb"}}),  # switched off there
@@ -245,31 +240,6 @@ def _imports(files: Sequence[SourceFile]) -> tuple[set[str], set[str]]:
     for file in files:
         visit(file.tree.body, needed)
     return needed, optional - needed
-
-
-def _renamed(names: Iterable[str], files: Mapping[Path, SourceFile]) -> dict[str, str]:
-    """Return packages of which one folder of the project has all imported names -> that folder."""
-    found, asked = dict[str, str](), {name: set[tuple[str, str]]() for name in names}
-    for node in (node for file in files.values() for node in ast.walk(file.tree)):
-        pairs = [(alias.name, "") for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            pairs = [(node.module, alias.name) for alias in node.names]
-        for (top, _, inner), name in ((module.partition("."), name) for module, name in pairs):
-            if top in asked:
-                asked[top].add((inner, name))
-    for folder in sorted({path.parent for path in files}, reverse=True):
-        held = {(path.stem, name) for path in files if path.parent == folder for name in _names_in(files[path].tree)}
-        found |= {name: str(folder) for name, wanted in asked.items() if wanted and wanted <= held}
-    return found
-
-
-def _names_in(tree: ast.Module) -> Iterator[str]:
-    yield ""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
-            yield getattr(node, "asname", None) or node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
 
 
 def _is_installed(name: str) -> bool:

@@ -9,7 +9,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,6 @@ from flwr.serverapp.strategy import Strategy
 
 from fl_privacy.auditing.app import lent
 from fl_privacy.auditing.app.check import TABLES
-from fl_privacy.auditing.app.scripts import holders
 from fl_privacy.auditing.clear_text.findings import Loaded
 from fl_privacy.auditing.instrument.fitted import Fitted
 from fl_privacy.auditing.instrument.program import tensors_in
@@ -74,11 +73,11 @@ class Around:
 
 @contextmanager
 def around(
-    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Mapping[str, str] | None = None
+    app: Path, files: Path, mirror: Path | None, inner: Path | None = None, absent: Collection[str] = ()
 ) -> Iterator[Around]:
     """Let an app work in ``inner`` of the folder ``files``, with data sets from ``mirror``.
 
-    For ``absent`` packages see ``absent_left_out``.
+    Packages that are ``absent`` fail only when they are called.
 
     Raises:
         UserError: ``mirror`` is no folder.
@@ -99,10 +98,7 @@ def around(
 
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
-        moved = stack.enter_context(lent.moved_names_lent())
-        silent = stack.enter_context(lent.absent_left_out(absent))
-        copies = [Path(each) / "flwr" for each in holders(app, "flwr", app)]
-        stack.enter_context(lent.copy_lent(copies[0] if copies else None, moved))
+        moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code))

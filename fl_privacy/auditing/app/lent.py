@@ -1,6 +1,5 @@
 """What apps are lent: moved names of Flower, packages that only report, and the CPU in place of a GPU."""
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -8,7 +7,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from importlib import metadata
@@ -206,40 +205,6 @@ def _present(place: str, asked: list[str], name: str) -> Any:
     return None
 
 
-@contextmanager
-def copy_lent(folder: Path | None, asked: list[str]) -> Iterator[None]:
-    """Lend what a project's copy of Flower in ``folder`` has and Flower lacks; add the names to ``asked``."""
-
-    def find(homes: Mapping[str, tuple[str, str]], place: str, name: str) -> Any:
-        if name not in homes or folder is None:
-            return None
-        home, own = homes[name]
-        module = importlib.import_module(home)
-        if own not in vars(module):  # of a file that the copy changed
-            path = folder.joinpath(*home.split(".")[1:]).with_suffix(".py")
-            spec: Any = importlib.util.spec_from_file_location(f"{home}_of_copy", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        asked.extend({f"{place}.{name}"} - {*asked})
-        return getattr(module, own)
-
-    with ExitStack() as stack:
-        for path in sorted(folder.rglob("__init__.py")) if folder is not None else ():
-            place = ".".join(("flwr", *path.parent.relative_to(folder or path).parts))
-            module: Any = attempt(partial(importlib.import_module, place))
-            if isinstance(module, Failure):
-                continue
-            module.__path__.append(str(path.parent))  # behind its own
-            stack.callback(module.__path__.remove, str(path.parent))
-            homes = dict[str, tuple[str, str]]()
-            for each in ast.parse(path.read_text(encoding="utf-8", errors="replace")).body:
-                if isinstance(each, ast.ImportFrom) and each.module:
-                    home = importlib.util.resolve_name("." * each.level + each.module, place)
-                    homes |= {alias.asname or alias.name: (home, alias.name) for alias in each.names}
-            _lends(stack, module, partial(find, homes, place))
-        yield
-
-
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
     """Make a loader of PyTorch that starts no processes, which a sandbox may not have and no hook sees."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
@@ -325,6 +290,9 @@ def older_names_lent(code: str) -> Iterator[None]:
                 continue
             for name in used:
                 home, _, last = f"{place}.{name}".rpartition(".")
+                stands = attempt(partial(resolve_name, names[name]))
+                if isinstance(stands, Failure):  # of a package that can't be imported, such as Keras without a backend
+                    continue
                 owner: Any = attempt(partial(resolve_name, home))
                 if isinstance(owner, Failure):  # a module that is no more
                     owner = sys.modules[home] = ModuleType(home)
@@ -333,7 +301,7 @@ def older_names_lent(code: str) -> Iterator[None]:
                     warnings.simplefilter("ignore")
                     there = hasattr(owner, last)
                 if not there:
-                    setattr(owner, last, resolve_name(names[name]))
+                    setattr(owner, last, stands)
                     stack.callback(delattr, owner, last)
         yield
 
@@ -420,12 +388,12 @@ def _of_library() -> bool:
 
 
 @contextmanager
-def absent_left_out(packages: Mapping[str, str] | None = None) -> Iterator[list[str]]:
+def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
     """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
 
-    Absent ``packages`` have the modules of a folder, or raise ``ModuleNotFoundError`` only when they are called.
+    What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries learn
+    that a tracker is not installed.
     """
-    missing = packages or {}
     names = (*TRACKERS, *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
     asked = list[str]()
@@ -434,10 +402,6 @@ def absent_left_out(packages: Mapping[str, str] | None = None) -> Iterator[list[
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            if missing.get(top):
-                spec = ModuleSpec(name, None, is_package=True)
-                spec.submodule_search_locations = [missing[top]]
-                return spec if name == top else None
             known = top not in absent or (top not in missing and _of_library())
             if known or (name == top and not _is_codeless(PathFinder.find_spec(name, path))):
                 return None

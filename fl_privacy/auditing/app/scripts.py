@@ -47,8 +47,6 @@ _OF_TYPE = {"int": "1", "float": "0.1"}
 _FROM_ONE = re.compile(r"(start|begin|count)\w* (from|at|with) (1|one)\b", re.IGNORECASE)
 _NUM = re.compile(r"num(?!ber)", re.IGNORECASE)
 _EXAMPLE = re.compile(r"""(?:e\.g\.|such as|example|like)[,:]?\s+['"`]?([\w./-]+\w)""", re.IGNORECASE)
-_CHOSEN = re.compile(r"data[-_]?set|model|arch|net(work)?$|task")
-_SETTINGS, _SUFFIXES = re.compile(r"(config|cfg|conf|settings)"), {".cfg", ".ini", ".conf", ".yaml", ".yml", ".json"}
 _PATH = re.compile(r"(^|[-_])(dir|directory|folder|root)$")
 _ADDRESS = re.compile(r"(^|[-_])(address|addr|ip|host|url)$")
 
@@ -190,7 +188,7 @@ def find_scripts(
         if given is not None:
             return tuple(given)
         near = [files[path], *(files[each] for each in files[path].imports)] if path in files else []
-        return tuple(_guessed([each.tree for each in near], folder, of_client=of_client))
+        return tuple(_guessed([each.tree for each in near], of_client=of_client))
 
     return Scripts(
         server=chosen,
@@ -240,7 +238,8 @@ def parsed(folder: Path, unread: list[str] | None = None) -> dict[Path, SourceFi
             break
         try:
             if (size := path.stat().st_size) > min(MOST_BYTES, MOST_TOGETHER - together):
-                gone.append(f"{inner.as_posix()} (larger than {MOST_BYTES >> 10} KiB, or with those before it)")
+                most, whose = (MOST_BYTES, "") if size > MOST_BYTES else (MOST_TOGETHER, "with those before it ")
+                gone.append(f"{inner.as_posix()} ({whose}larger than {most >> 10} KiB)")
                 continue
             together += size
             found[path] = SourceFile(path, ast.parse("\n".join(cells_of(path))))
@@ -262,9 +261,6 @@ def _imports(file: SourceFile, folder: Path, files: Mapping[Path, SourceFile]) -
             if name.partition(".")[0] == "flwr":  # the installed one is run, not a copy
                 continue
             inner = Path(*(part for part in name.split(".") if part)) if name.strip(".") else Path()
-            sibling = file.path.parent.joinpath(*inner.parts[1:]).with_suffix(".py")  # of a package that was renamed
-            if len(inner.parts) > 1 and sibling in files and sibling != file.path:
-                yield sibling
             for root in {folder, file.path.parent, file.path.parent.parent}:
                 for path in (root / inner.with_suffix(".py") if inner.parts else root, root / inner / "__init__.py"):
                     if path in files and path != file.path:
@@ -333,8 +329,8 @@ def _unnumbered(path: Path, folder: Path) -> str:
     return re.sub(r"[-_ ]?(\d+|(?<=[-_ ])[a-d]|one|two|three)(?=/|$|[-_ ])", "", inner)
 
 
-def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> Iterator[str]:
-    """Yield a command line for what the scripts' parsers ask for: a client's number, a file of settings."""
+def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
+    """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -345,9 +341,7 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
             empty = constant(told.get("default")) == 0 and bool(_ENDS.match(name))
             needed = not flag.startswith("-") or constant(told.get("required")) is True or empty
             unset = not told.keys() & {"default", "nargs"}  # None, unless it is given
-            none = isinstance(default := told.get("default"), ast.Constant) and default.value is None
             first = 1 if _FROM_ONE.search(str(constant(told.get("help")))) else _first_of_range(told.get("choices"))
-            compared = next(_compared(name.replace("-", "_"), trees), None) if _CHOSEN.search(name) else None
             value: str | None = None
             if flag in own and _NUM.search(flag) and not all(map(_NUM.search, filter(None, own))):  # next to its own
                 value = "{nodes}"
@@ -358,42 +352,15 @@ def _guessed(trees: Sequence[ast.Module], folder: Path, *, of_client: bool) -> I
                 kind, example = dotted(told.get("type", tree)), _EXAMPLE.search(str(constant(told.get("help"))))
                 last = "{partition}" if of_client else "." if _PATH.search(name) else "0"
                 known = *map(str, choices[:1]), usual_for(name), None if first is None else str(first)
-                known = (*known, compared, _settings_for(name, folder) if _SETTINGS.search(name) else None)
                 value = next(filter(None, (*known, _OF_TYPE.get(kind), example and example[1], last)))
-            elif unset or (none and compared):
+            elif unset:
                 counts = dotted(told.get("type", tree)) in _OF_TYPE and not _ENDS.match(name)
-                value = usual_for(name) if counts else compared
+                value = usual_for(name) if counts else None
             if value is not None:
                 yield from (flag, value) if flag.startswith("-") else (value,)
         if asked:
             return
     yield from _of_argv(trees[0], of_client=of_client) if trees else ()
-
-
-def _compared(name: str, trees: Sequence[ast.Module]) -> Iterator[str]:
-    """Yield the texts with which scripts compare an option."""
-    for node in chain.from_iterable(map(ast.walk, trees)):
-        values = []
-        if isinstance(node, ast.Compare) and dotted(node.left).rpartition(".")[2] == name:
-            values = [constant(each) for each in node.comparators]
-        elif isinstance(node, ast.Match) and dotted(node.subject).rpartition(".")[2] == name:
-            values = [constant(getattr(case.pattern, "value", None)) for case in node.cases]
-        for value in values:
-            yield from (
-                each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, str)
-            )
-
-
-def _settings_for(name: str, folder: Path) -> str | None:
-    """Return the file of settings whose path has most words of an option."""
-    near = (path for path in islice(folder.rglob("*"), MOST_LISTED) if "/." not in str(path.relative_to(folder.parent)))
-    files = [path for path in near if path.suffix in _SUFFIXES and path.is_file()]
-
-    def likeness(path: Path) -> tuple[int, int, str]:
-        inner = path.relative_to(folder).as_posix().lower()
-        return sum(word in inner for word in re.findall("[a-z]+", name)), -len(path.parts), inner
-
-    return str(max(files, key=likeness)) if files else None
 
 
 def usual_for(name: str, *, of_client: bool = False) -> str | None:

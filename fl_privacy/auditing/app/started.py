@@ -327,10 +327,10 @@ class _Runner:
         """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""
         asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
         stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
-        if (found := original(key, default)) is not None or stored or not asker.is_relative_to(self.folder):
+        if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
             return found
         words = key.lower().split("_")
-        names = ["_".join(words[n:]) for n in range(len(words))]
+        names = [] if stored else ["_".join(words[n:]) for n in range(len(words))]
         usual = (usual_for(name, of_client=of_client) for of_client in (False, True) for name in names)
         value = next((_filled(each, partition, nodes) for each in usual if each), None)
         if value is None:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from io import BytesIO
 from itertools import islice, takewhile
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -95,13 +94,11 @@ class Hooks:
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
-            ("flwr_datasets.partitioner", "SizePartitioner._post_ds_validate_partition_sizes", self.sizes),
             ("datasets", "Dataset.select", self.selected),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
             ("glob", "iglob", self.searched),  # of all functions there
             ("os", "mkdir", self.made),
-            ("zipfile", "ZipFile.__init__", self.zipped),
             *((place, "open", self.opened) for place in ("builtins", "io")),  # also of paths
             ("PIL.Image", "open", drawn(drawing.picture)),
             *(("os.path", name, self.there) for name in ("exists", "isfile")),
@@ -185,12 +182,6 @@ class Hooks:
             lengths[0] += held - sum(lengths)
         return original(dataset, lengths, *args, **kwargs)
 
-    def sizes(self, original: Any, partitioner: Any) -> None:
-        total, held = sum(partitioner._partition_sizes), len(partitioner.dataset)
-        if self.drawing.asked and total > held:
-            partitioner._partition_sizes = [each * held // total or 1 for each in partitioner._partition_sizes]
-        original(partitioner)
-
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
         original(made, dataset, self._few(indices, len(dataset)))
 
@@ -241,12 +232,6 @@ class Hooks:
                 raise
             self._elsewhere.append(Path(path))
             return self.made(original, path)
-
-    def zipped(self, original: Any, made: Any, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-        """Open an empty archive in place of a missing one."""
-        file = self._twin(file, reads=mode == "r")
-        empty = BytesIO(b"PK\x05\x06" + bytes(18))  # an archive's end alone
-        original(made, empty if mode == "r" and _is_missing(file) else file, mode, *args, **kwargs)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
         """Return the path of what the app names by a path of Windows, or from another of its folders."""
@@ -338,7 +323,7 @@ class Hooks:
         given = inspect.signature(original).bind(*args, **kwargs)
         name = "root" if "root" in given.arguments else "directory"
         root = Path(str(given.arguments[name]))
-        if not (root.is_dir() and any(each.is_dir() for each in root.iterdir())):
+        if not (root.is_dir() and any(each.is_dir() or name == "directory" for each in root.iterdir())):
             given.arguments[name] = str(self.drawing.folder(root))
         return original(*given.args, **given.kwargs)
 

@@ -352,13 +352,8 @@ def _alike(leak: Leak) -> tuple[str, str, str]:
 
 
 def _copied(context: Context) -> Context:
-    return SimulatedContext(
-        run_id=context.run_id,
-        node_id=context.node_id,
-        node_config=dict(context.node_config),
-        state=copy.deepcopy(context.state),
-        run_config=dict(context.run_config),
-    )
+    held = {name: dict(getattr(context, name)) for name in ("node_config", "run_config")}
+    return replace(context, state=copy.deepcopy(context.state), **held)
 
 
 def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
