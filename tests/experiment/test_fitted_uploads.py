@@ -10,8 +10,9 @@ from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 
-from fl_privacy.auditing.fitted_uploads import FittedUploads, _chance_there
+from fl_privacy.auditing.fitted_uploads import FittedUploads
 from fl_privacy.auditing.instrument.fitted import Fitted, FittedBy
+from fl_privacy.measure.counts import Counts
 
 MODELS = Path(__file__).parents[1] / "trees" / "models"
 
@@ -137,16 +138,23 @@ def test_a_row_for_another_and_a_row_alone_are_read_of_sums() -> None:
 def test_a_row_of_values_that_many_have_is_in_a_table_by_chance() -> None:
     rng = np.random.default_rng(0)
     binary, numbers = rng.integers(0, 2, (60, 4)).astype(float), rng.normal(size=(60, 6))
-    assert _chance_there(binary[0], binary) > 0.5
-    assert _chance_there(numbers[0], numbers) < 0.001 < _chance_there(numbers[0] + 1, numbers) == 1.0
     mixed = np.column_stack([binary[:, :3], numbers[:, 0].round()])
-    shuffled = np.mean([(rng.permuted(mixed, axis=0) == mixed[0]).all(1).any() for _ in range(500)])
-    assert shuffled - 0.06 < _chance_there(mixed[0], mixed) and shuffled > 0.1
-    kept = FittedUploads()
-    for last in (59, 60):
-        _sums(kept, binary[:last], binary[:last, 0].astype(int))
-    (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
-    assert answer.counts is not None and answer.counts.read == 1 and not answer.above_chance
+
+    def last_row(table: np.ndarray, other: float = 0.0) -> Counts:
+        """Return the counts of the attack on the last of 60 rows, which is not the one that came if ``other``."""
+        kept = FittedUploads()
+        for last in (59, 60):
+            _sums(kept, table[:last], binary[:last, 0].astype(int))
+        kept.fits[0][-1].rows[-1] += other
+        (answer,) = kept.attack_all(clients=1, seed=0, seconds=60.0)
+        assert answer.counts is not None and answer.above_chance == (table is numbers and not other)
+        return answer.counts
+
+    assert last_row(binary).chance > 0.5 and last_row(binary).read == 1
+    assert last_row(numbers).chance < 0.001 and last_row(numbers).exact == 1
+    assert last_row(numbers, other=1.0).chance == 1.0 and last_row(numbers, other=1.0).read == 0
+    shuffled = np.mean([(rng.permuted(mixed, axis=0) == mixed[-1]).all(1).any() for _ in range(500)])
+    assert shuffled - 0.06 < last_row(mixed).chance and shuffled > 0.1
 
 
 def test_values_that_are_none_are_a_reason_on_their_own_answer() -> None:

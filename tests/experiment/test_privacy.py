@@ -97,9 +97,9 @@ def test_without_guarantee_there_is_a_reason_and_no_epsilon():
     "defense",
     [
         ("defense=dp_sgd", "federation.plan.batch_size=250"),
-        pytest.param(("defense=dp_sgd", "federation=fedavg", "partition=dirichlet"), marks=pytest.mark.fuzz),
+        ("defense=dp_sgd", "federation=fedavg", "partition=dirichlet"),
         ("defense=dp_noise", "defense.clip_norm=0.5"),
-        pytest.param(("defense=dp_noise", "defense.clip_norm=0.5", "defense.clip_scope=layer"), marks=pytest.mark.fuzz),
+        ("defense=dp_noise", "defense.clip_norm=0.5", "defense.clip_scope=layer"),
     ],
 )
 def test_noise_for_a_budget_spends_it(defense):

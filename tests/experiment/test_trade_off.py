@@ -85,6 +85,15 @@ def test_a_killed_sweep_ends_with_the_same_table(grid: Path, page: Path, tmp_pat
     assert {path: at for path, at in stamps(out).items() if path in finished} == before
 
 
+def test_what_a_kill_left_unfinished_is_done_again_and_no_more(grid: Path, page: Path) -> None:
+    wanted, before = table(page), stamps(page.parent)
+    (half, *_) = sorted(path.parent for path in page.parent.glob("*/images.jsonl"))
+    (half / "summary.json").unlink()
+    assert table(finish(grid, page.parent)) == wanted
+    after = stamps(page.parent)
+    assert {path for path in before if before[path] != after.get(path)} == {half / "metrics.jsonl"}
+
+
 @pytest.mark.long
 def test_a_worker_has_the_environment_and_the_folder_of_its_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

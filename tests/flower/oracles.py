@@ -298,29 +298,29 @@ def _defended(raises: bool, memory: str, defense: Defense = NOISE) -> Make:
 
 PRIVATE: dict[str, Make] = {
     "defense_mod(dp_noise)": _modded(""),
-    "defense_mod(dp_noise), buffers kept": _modded("", buffers="kept"),
-    "defense_mod(dp_noise), an app that raises": _modded("raises"),
-    "defense_mod(dp_noise), an app that replies an error": _modded("replies an error"),
-    "defense_mod(dp_noise), an app that leaves arrays out": _modded("leaves out"),
-    "guard_mod, defense_mod(dp_noise)": _modded("raises", guarded=True),
-    "defend(NumPyClient), context": _defended(False, "context"),
     "defend(NumPyClient), context, raises": _defended(True, "context"),
+    "Gate, an app that raises": lambda b, folder: gated(b, folder, "raises"),
+    "defense_mod(dp_noise), an app that raises": _modded("raises"),
+    "guard_mod, defense_mod(dp_noise)": _modded("raises", guarded=True),
     "defend(NumPyClient), its state, raises": _defended(True, "state"),
     "defend(class), raises": _defended(True, "class"),
     "PrivacyClient, dp_noise, gradient": lambda b, _: own(b, NOISE, "gradient"),
-    "PrivacyClient, dp_noise, delta": lambda b, _: own(b, NOISE, "delta"),
-    "PrivacyClient, dp_noise, weights, context.state": lambda b, _: own(b, NOISE, memory="state"),
     "PrivacyClient, dp_noise at each gradient": lambda b, _: own(b, dp_noise(clip_norm=1.0, scale=50.0, at="gradient")),
-    "PrivacyClient, dp_noise by layer": lambda b, _: own(b, dp_noise(clip_norm=1.0, scale=50.0, clip_scope="layer")),
-    "PrivacyClient, dp_sgd": lambda b, _: own(b, SGD),
+    "PrivacyClient, dp_noise, weights, context.state": lambda b, _: own(b, NOISE, memory="state"),
     "PrivacyClient itself, dp_sgd": lambda b, _: directly(lambda c: PrivacyClient(own_client(b, SGD), c.state)),
     "DPClient": lambda b, _: of_class(b, DPClient, {"clip_norm": 1.0, "scale": 50.0}),
     "train_step(dp_sgd), answer_once_mod": lambda b, _: stepping(b, SGD),
-    "Gate": gated,
-    "Gate, an app that raises": lambda b, folder: gated(b, folder, "raises"),
     "Gate, an app that leaves arrays out": lambda b, folder: gated(b, folder, "leaves out"),
+    "defense_mod(dp_noise), buffers kept": _modded("", buffers="kept"),
+    "defense_mod(dp_noise), an app that replies an error": _modded("replies an error"),
+    "defense_mod(dp_noise), an app that leaves arrays out": _modded("leaves out"),
+    "defend(NumPyClient), context": _defended(False, "context"),
+    "PrivacyClient, dp_noise, delta": lambda b, _: own(b, NOISE, "delta"),
+    "PrivacyClient, dp_noise by layer": lambda b, _: own(b, dp_noise(clip_norm=1.0, scale=50.0, clip_scope="layer")),
+    "PrivacyClient, dp_sgd": lambda b, _: own(b, SGD),
+    "Gate": gated,
 }  # fmt: skip
-"""Clients that promise differential privacy: nothing but noised values may depend on the bit."""
+"""Clients that promise differential privacy: nothing but noised values may depend on the bit. One of each kind first."""
 
 OTHERS: dict[str, Make] = {
     "defense_mod(pruning)": _modded("", pruning(rate=0.9)),

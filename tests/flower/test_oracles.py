@@ -12,7 +12,10 @@ from tests.selection import few
 ASKED = 8
 
 
-@pytest.mark.parametrize("name", few(PRIVATE, 3))
+ONE_OF_EACH = 14
+
+
+@pytest.mark.parametrize("name", few(PRIVATE, 3, all_but_fuzz=ONE_OF_EACH))
 def test_nothing_of_a_private_client_s_reply_tells_a_bit(name: str, tmp_path: Path) -> None:
     dark, bright = worlds(PRIVATE[name], name, tmp_path)
     assert all(world.ask(ordinary()).has_content() for world in (dark, bright))
@@ -27,7 +30,7 @@ def test_nothing_of_a_private_client_s_reply_tells_a_bit(name: str, tmp_path: Pa
     assert answered >= ASKED // 2, "a client that refuses everything tells nothing, and trains nobody"
 
 
-@pytest.mark.parametrize("name", few(PRIVATE, 3))
+@pytest.mark.parametrize("name", few(PRIVATE, 3, all_but_fuzz=ONE_OF_EACH))
 def test_an_evaluation_of_a_private_client_tells_no_bit_either(name: str, tmp_path: Path) -> None:
     both = worlds(PRIVATE[name], name, tmp_path)
     for question in (ordinary("evaluate"), *questions(3, ("evaluate",))):
@@ -36,7 +39,7 @@ def test_an_evaluation_of_a_private_client_tells_no_bit_either(name: str, tmp_pa
         assert "loss" not in str(dark.get("figures")) or name.startswith("train_step"), "which states NaN"
 
 
-@pytest.mark.parametrize("name", few(OTHERS, 4))
+@pytest.mark.parametrize("name", few(OTHERS, 4, all_but_fuzz=len(OTHERS)))
 def test_errors_of_other_clients_are_alike_and_counted(name: str, tmp_path: Path) -> None:
     dark, bright = worlds(OTHERS[name], name, tmp_path)
     for question in questions(ASKED):

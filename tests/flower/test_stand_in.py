@@ -81,7 +81,7 @@ loader = DataLoader(TensorDataset(torch.tensor(rows).float(), torch.tensor(label
 
 
 @pytest.mark.usefixtures("few_evaluations")
-@pytest.mark.parametrize("kind", few(LOADERS, 1))
+@pytest.mark.parametrize("kind", few(LOADERS, 1, all_but_fuzz=3))
 def test_missing_data_are_drawn_and_the_page_says_so(tmp_path: Path, kind: str) -> None:
     inputs, classes, loading = LOADERS[kind]
     folder = tmp_path / "app"

@@ -214,7 +214,7 @@ def slow(folder: str, number: int, done: Done) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.fuzz), signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_of_a_command_that_is_ended(number: int, tmp_path) -> None:
     command = [sys.executable, "-c", ORPHANS, str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) as process:

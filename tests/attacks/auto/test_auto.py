@@ -27,7 +27,7 @@ from tests.attacks.victims import CLASSES, error, examples, observations, observ
 SHORT = AutoAttack(evaluations=200)
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_reads_more_than_a_preset_of_the_same_length():
     seen = observations(smooth_net(), 3)
     found, plain = SHORT(seen, seed=0), inverting_gradients(iterations=200)(seen, seed=0)
@@ -38,7 +38,7 @@ def test_reads_more_than_a_preset_of_the_same_length():
         assert ours.member and torch.equal(ours.batch.labels, own.labels)
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_gradients_that_shrink_towards_the_input_are_read():
     """Behind sigmoids with PyTorch's initialization, the first layer has a thousandth of the output layer's.
 
@@ -241,7 +241,7 @@ def test_a_smooth_picture_is_read_from_a_thinned_update():
     assert error(found.batch, picture) < error(plain.batch, picture)
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_a_client_that_tells_of_adam_is_read_no_less() -> None:
     """One step of Adam keeps little but signs; told of it, the attack replays the step instead of matching signs."""
     model = smooth_net()

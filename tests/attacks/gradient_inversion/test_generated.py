@@ -82,7 +82,7 @@ def test_labels_can_be_optimized_with_the_latents() -> None:
     assert all(one.label_source == "optimized" for one in many)
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_evolution_finds_them_without_gradients() -> None:
     pytest.importorskip("cma", reason="the extra cma is not installed")
     batches = made(3)
@@ -106,7 +106,7 @@ def test_a_missing_package_is_one_line_that_names_the_extra(monkeypatch: pytest.
         ggl(generator=generator_file(), optimizer="cma")
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_features_reach_images_that_no_latent_makes() -> None:
     """And each stage is taken only where it fits the update better."""
     rng = torch.Generator().manual_seed(5)
@@ -224,7 +224,7 @@ def test_every_victim_has_an_untrained_network_of_its_own(shape: tuple[int, ...]
         torch.testing.assert_close(alone[0], images[row], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.fuzz
+@pytest.mark.long
 def test_an_untrained_network_as_the_space_of_any_attack() -> None:
     rng = torch.Generator().manual_seed(0)
     smooth = torch.nn.functional.interpolate(torch.rand(2, 3, 2, 2, generator=rng), size=8, mode="bilinear").double()
