@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from fl_privacy.files import make_private_folder, write_private
 from fl_privacy.measure.registry import IMAGE_METRIC, TABLE_METRIC
 from fl_privacy.report.charts import Curve, line_chart
+from fl_privacy.report.headline import capital
 from fl_privacy.report.words import metric, title
 from fl_privacy.runs.folder import Film, Pair, Run, Sentence, TextFilm
 from fl_privacy.runs.folder.pictures import Pixels, RowGuess, RowPair
@@ -128,13 +129,13 @@ def extremes(ranked: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str
 
 def described(record: Mapping[str, Any], kind: str, metrics: Sequence[str], more: Sequence[str] = ()) -> dict[str, Any]:
     """Return the fields of an example's view: place, known ``metrics``, ``more`` figures, label and failure."""
-    right, certainty = record.get("label_correct"), record["certainty"]
+    right, certainty, place = record.get("label_correct"), record["certainty"], place_of(record, kind)
     label = "" if right is None else "label found" if right else "label wrong"
     if (taken := record.get("label")) is not None:
         label = f"taken for class {taken}"
     said = [label, "" if certainty == Certainty.APPROXIMATE else str(certainty), record["member"]]
     return {
-        "where": f"Round {record['round']}, {place_of(record, kind)}",
+        "where": f"Round {record['round']}, {place}" if record["round"] else capital(place),
         "figures": caption(record, metrics, more),
         "label": "" if record.get("failure") else ", ".join(filter(None, said)),
         "failure": record.get("failure"),

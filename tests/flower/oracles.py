@@ -320,7 +320,7 @@ PRIVATE: dict[str, Make] = {
     "PrivacyClient, dp_sgd": lambda b, _: own(b, SGD),
     "Gate": gated,
 }  # fmt: skip
-"""Clients that promise differential privacy: nothing but noised values may depend on the bit. One of each kind first."""
+"""Clients that promise differential privacy: nothing but noised values may depend on it. One of each kind first."""
 
 OTHERS: dict[str, Make] = {
     "defense_mod(pruning)": _modded("", pruning(rate=0.9)),

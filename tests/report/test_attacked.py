@@ -33,8 +33,10 @@ def trained(out, sizes=(300, 400), **options):
 
 @pytest.mark.parametrize(("kind", "title"), [(kinds.attack, "Without training"), (kinds.texts, "Round 1")])
 def test_the_bar_of_an_attack_without_training_names_no_round(tmp_path, kind, title):
-    found = re.findall(r'<li class="bar">.*?</li>', write_report([kind(tmp_path)]).read_text(), re.DOTALL)
+    page = write_report([kind(tmp_path)]).read_text()
+    found = re.findall(r'<li class="bar">.*?</li>', page, re.DOTALL)
     assert len(found) == 1 and title in found[0]
+    assert "Round 0" not in page
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ class EvaluatorPlan:
     def __post_init__(self) -> None:
         for name, least in (("levels", 2), ("epochs", 1), ("batch_size", 1)):
             checks.whole(name, getattr(self, name), at_least=least, example=20)
-        checks.shape("widths", self.widths, example="try [128,256,512]")
+        object.__setattr__(self, "widths", checks.shape("widths", self.widths, example="try [128,256,512]"))
         checks.number("lr", self.lr, above=0, example=1e-4)
 
 
@@ -224,9 +224,9 @@ class WordEvaluator(nn.Module):
         super().__init__()
         self.input_shape: tuple[int, ...] = checks.shape("width", width, example="try 64")
         self.widths: tuple[int, ...] = checks.shape("widths", widths, example="try [64,64]")
-        convolutions = (nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *widths]))
+        convolutions = (nn.Conv1d(a, b, 3, padding=1) for a, b in pairwise([width, *self.widths]))
         self.layers: nn.ModuleList = nn.ModuleList(convolutions)
-        self.head: nn.Linear = nn.Linear(widths[-1], 1)
+        self.head: nn.Linear = nn.Linear(self.widths[-1], 1)
 
     def word_logits(self, words: Tensor, there: Tensor) -> Tensor:
         """Return the log odds (N, L) that words (N, L, d) are random; ``there`` (N, L) masks padding."""

@@ -22,7 +22,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.files import networks as network_files
 from fl_privacy.models.gradients import loss_gradients
-from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, train_evaluator
+from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, WordEvaluator, train_evaluator
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -434,3 +434,9 @@ def test_both_ways_of_matching_integrate_alike_for_a_single_image():
         defense = refiner(epsilon=1e6, match=match, weights="integrated_gradients", evaluator=small_evaluator())
         uploads.append(flat(run(defense, clean_gradient(step), step)))
     torch.testing.assert_close(*uploads, rtol=1e-4, atol=1e-6)
+
+
+def test_one_width_alone_is_a_network_of_one_layer():
+    assert EvaluatorPlan(widths=5).widths == WordEvaluator(width=3, widths=5).widths == (5,)
+    with pytest.raises(UserError, match="widths is expected to be whole numbers of at least 1, but got 0"):
+        EvaluatorPlan(widths=0)
