@@ -20,23 +20,20 @@ class EvaluationNetwork(nn.Module):
 
     def __init__(self, *, input_shape: Sequence[int], widths: Sequence[int] = (128, 256, 512)) -> None:
         super().__init__()
-        if len(input_shape) != 3 or min(*input_shape, *widths) < 1:
-            raise UserError(
-                f"An evaluation network is expected to get a shape (C, H, W) and widths of at least 1, but got"
-                f" {tuple(input_shape)} and {tuple(widths)}."
-            )
-        self.input_shape: tuple[int, ...] = tuple(input_shape)
-        self.widths: tuple[int, ...] = tuple(widths)
+        if len(input_shape) != 3:
+            raise UserError(f"input_shape is expected to be (C, H, W), but got {tuple(input_shape)}; try (3, 32, 32).")
+        self.input_shape: tuple[int, ...] = checks.shape("input_shape", input_shape, example="try [3,32,32]")
+        self.widths: tuple[int, ...] = checks.shape("widths", widths, example="try [128,256,512]")
         channels, height, width = input_shape
         layers: list[nn.Module] = []
         self.multiply_adds: int = 0
         """Multiply-adds for one image."""
-        for inner, outer in pairwise([channels, *widths]):
+        for inner, outer in pairwise([channels, *self.widths]):
             layers += [nn.Conv2d(inner, outer, 3, stride=2, padding=1), nn.ReLU()]
             height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
             self.multiply_adds += 9 * inner * outer * height * width
         self.features: nn.Sequential = nn.Sequential(*layers)
-        self.head: nn.Linear = nn.Linear(widths[-1] * height * width, 1)
+        self.head: nn.Linear = nn.Linear(self.widths[-1] * height * width, 1)
         self.multiply_adds += self.head.in_features
 
     def logits(self, images: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.federation import Client
 from fl_privacy.files import networks as network_files
 from fl_privacy.models.gradients import loss_gradients
-from fl_privacy.models.pretrained.evaluator import EvaluatorPlan, WordEvaluator, train_evaluator
+from fl_privacy.models.pretrained.evaluator import EvaluationNetwork, EvaluatorPlan, WordEvaluator, train_evaluator
 from fl_privacy.models.pretrained.evaluator_files import load_evaluator, save_evaluator
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, LocalPlan, ModelState
@@ -440,3 +440,5 @@ def test_one_width_alone_is_a_network_of_one_layer():
     assert EvaluatorPlan(widths=5).widths == WordEvaluator(width=3, widths=5).widths == (5,)
     with pytest.raises(UserError, match="widths is expected to be whole numbers of at least 1, but got 0"):
         EvaluatorPlan(widths=0)
+    with pytest.raises(UserError, match="widths is expected to be whole numbers of at least 1, but got"):
+        EvaluationNetwork(input_shape=(1, 8, 8), widths=())
