@@ -298,7 +298,8 @@ def policy_of(messages: list[dict[str, Any]], digest: str, mirror: Path) -> str:
             lists = reply.get("arrays", {}).get("lists")
             if lists is not None or not all(_shapes(record) in shapes for record in each["arrays"].values()):
                 lists = dict(lists or {})
-                for key, (_, (most, *row), _) in each["arrays"][name].items():
+                for key, (_, shape, _) in each["arrays"][name].items():
+                    most, *row = shape or [1]  # a number alone is refused
                     lists[key] = [max(1, most, *lists.get(key, [])[:1]), *row]
                 reply["arrays"] = {"lists": lists, "record": name, "dtype": sorted(dtypes) or ["float32"]}
             else:

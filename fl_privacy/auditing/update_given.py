@@ -179,7 +179,8 @@ def named_as_in(network: nn.Module, arrays: Mapping[str, Tensor], what: str) -> 
         if target is None:
             raise UserError(
                 f"{what} is expected to hold the model's parameters, but the model has no {name} {tuple(value.shape)};"
-                f" it has {', '.join(list(own)[:2])}: give the model that was trained."
+                f" it has {', '.join(list(own)[:2])}: give the model that was trained, or save its"
+                " state_dict()."
             )
         if value.shape != own[target].shape:
             raise UserError(
@@ -209,9 +210,8 @@ def _written_names(network: nn.Module) -> dict[str, str]:
     for path, part in network.named_modules():
         if isinstance(part, kind):
             start, own = f"{path}." if path else "", part.state_dict()
-            names = list(own)
-            numbers = {n: torch.tensor(float(place)).expand(own[n].shape) for place, n in enumerate(names)}
-            return {f"{start}{n}": start + names[int(number.max())] for n, number in written(part, numbers).items()}
+            names = {id(value): name for name, value in own.items()}  # values that are only renamed stay the same
+            return {start + n: start + names[id(v)] for n, v in written(part, own).items() if id(v) in names}
     return {}
 
 

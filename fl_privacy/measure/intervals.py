@@ -1,15 +1,16 @@
 """Statistics with confidence intervals, and the probability that guesses made without the update score as well."""
 
-import importlib
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from functools import partial
+from importlib import import_module
 
 import numpy as np
 
 from fl_privacy.errors import UserError
 
+_special = partial(import_module, "scipy.special")  # its import takes as long as all else of `advise`
 ANY_VALUE = (-math.inf, math.inf)
 FEW = 5  # with fewer independent groups an interval says little: Student's factor is 2.8 with five and 12.7 with two
 
@@ -111,7 +112,7 @@ def share_at_most(count: int, n: int, *, groups: int | None = None) -> float:
     """
     number = n if groups is None else min(n, groups)
     seen = math.ceil(count * number / n)
-    if seen == 0 < number:  # the same bits without scipy, whose import takes as long as all else of `advise`
+    if seen == 0 < number:  # the same bits without scipy
         return -math.expm1(math.log1p(-0.95) / number)
     return 1.0 if seen >= number else float(_special().betaincinv(seen + 1, number - seen, 0.95))
 
@@ -176,10 +177,6 @@ def _interval(
     squared = np.square(alone).sum() - 2 * (alone * together**2).sum() + np.square(together).sum() ** 2
     half = float(_special().stdtrit(trace**2 / squared, 0.975)) * math.sqrt(variance)
     return max(mean - half, within[0]), min(mean + half, within[1])
-
-
-def _special() -> ModuleType:
-    return importlib.import_module("scipy.special")
 
 
 GREEN_BELOW, RED_ABOVE = 1.0, 40.0

@@ -175,6 +175,17 @@ def test_names_are_those_that_transformers_writes(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], value) for name, value in vit.state_dict().items())
 
 
+def test_values_that_transformers_splits_are_refused_by_their_names(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 11}
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "num_local_experts": 2}
+    experts = transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **heads))
+    assert named_as_in(experts, experts.state_dict(), "BEFORE")[0].keys() == dict(experts.named_parameters()).keys()
+    experts.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"the model has no .*w\d.weight \(8, 8\).* or save its state_dict\(\)"):
+        named_as_in(experts, read_arrays(tmp_path / "model.safetensors").arrays, "BEFORE")
+
+
 def test_names_may_have_prefixes_and_arrays_none() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     own = net.state_dict()

@@ -1,5 +1,6 @@
 """What passes the engine and what does not, as functions of records."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -329,19 +330,50 @@ WHOLE = some.one_of(some.integers(-(1 << 65), 1 << 65), some.sampled_from(EDGES)
 def test_whole_numbers_that_pass_are_those_that_flower_writes(value: Any, digits: int) -> None:
     shape = {"length": 3, "shorter": True} if isinstance(value, list) else {}
     several = value if isinstance(value, list) else [value]
-    fits = all(-(1 << 63) <= one < 1 << 64 for one in several)
+    most = 1 << (63 if min(several, default=0) < 0 else 64)  # of a list with signs, and of one without
+    fits = all(-(1 << 63) <= one < most for one in several)
     for rule in (Rule(exact=True, **shape), Rule(digits=digits, at_least=-1e30, at_most=1e30, **shape)):
         try:
             passed = rule.apply("x", value)
         except RefusedError:
             assert not fits
             continue
-        assert fits
+        assert fits or not rule.exact  # 2^63 is rounded to a smaller number
         if rule.exact:
             assert passed == value
-        signed = any(one < 0 for one in several)
-        if not (signed and any(one >= 1 << 63 for one in several)):  # no message brings both in one list
-            assert config_record_from_proto(config_record_to_proto(ConfigRecord({"x": passed}))) == {"x": passed}
+        assert config_record_from_proto(config_record_to_proto(ConfigRecord({"x": passed}))) == {"x": passed}
+
+
+def test_numbers_that_become_whole_are_those_that_flower_writes() -> None:
+    rule = Rule(integer=True, exact=True, length=2)
+    for sent, left in (([-1.0, 2.0], [-1, 2]), ([1.0, 1e19], [1, 10**19])):
+        assert rule.apply("x", sent) == left
+        assert config_record_to_proto(ConfigRecord({"x": left}))
+    with pytest.raises(RefusedError, match="no message holds"):
+        rule.apply("x", [-1.0, 1e19])
+    for value, left in ((2.0, 2), (0, 0), (0.5, 0.5), (1e30, 1e30), (10**30, 1e30), (-1e30, -1e30), (None, None)):
+        assert repr(Rule(value=value).fixed) == repr(left)
+
+
+def test_a_byte_of_true_or_false_holds_nothing_else() -> None:
+    flags = policy(LISTS.replace("dtype: [float64, uint8]", "dtype: [float64, bool]"))
+    for content, passes in ((b"\0\1", True), (b"\1\2", False), (b"PA", False)):
+        made = raw_array(np.zeros(2, bool))
+        reply = Records(arrays={"survival": {"T": T, "E": replace(made, data=made.data[:-2] + content)}})
+        if passes:
+            assert release(flags, "query", Records(), reply) == reply
+        else:
+            with pytest.raises(RefusedError, match="its bytes are something else"):
+                release(flags, "query", Records(), reply)
+
+
+def test_the_size_of_a_message_counts_what_lists_hold() -> None:
+    large = Records(config={"config": {"17": [b"a" * (1 << 20)] * 2, "n": [1, 2], "x": 0.5}})
+    assert large.size >= 2 << 20
+    text = LISTS.replace("most_bytes: 4, length: 2", f"most_bytes: {1 << 20}, length: 2")
+    text = text.replace("receives: {", "receives: {max_mib: 1, ")
+    with pytest.raises(RefusedError, match="a message of"):
+        admit(policy(text), "query", Records(config={"config": {"stage": "keys", "17": large.config["config"]["17"]}}))
 
 
 def test_rows_leave_in_the_policy_s_shape_alone() -> None:
@@ -372,6 +404,8 @@ def test_a_rule_of_all_other_settings_is_for_messages_alone() -> None:
     ("before", "after", "line"),
     [
         ("{lists: {T", "{like: received, lists: {T", "one of like and lists"),
+        ("record: survival", "record: 0", "record is expected to be a name, but got 0"),
+        ("record: survival", "record: []", "record is expected to be a name"),
         ("{lists: {T", "{counters: received, lists: {T", "one of counters and lists"),
         ("{T: 3, E", "{T: 0, E", "lists.T is expected"),
         ("{T: 3, E", "{T: [3, 0], E", "lists.T is expected"),
@@ -399,5 +433,11 @@ def test_lists_and_bytes_are_sentences_and_count_as_bits() -> None:
     bounds = "An app can write examples into {} in reply to query; nothing bounds that."
     assert not any("pk1" in sentence for sentence in open_), "four bytes hold no example"
     more = "{few: {length: 3, exact: true}, many: {length: 9}, rate: {}, one: {exact: true}, pk1: {most_bytes: 300}}"
-    sizes = "24 bytes of few, 17 bytes of many and 300 bytes of pk1"
-    assert bounds.format(sizes) in warnings_of(policy(LISTS.replace("{pk1: {most_bytes: 4}}", more)))
+    open_ = warnings_of(policy(LISTS.replace("{pk1: {most_bytes: 4}}", more)))
+    assert bounds.format("354 bytes of few, many, one, pk1 and rate") in open_
+    twice = "{pk1: {most_bytes: 4}}}\n    metrics: {allow: {pk1: {length: 9}}"
+    assert bounds.format("23 bytes of pk1") in warnings_of(policy(LISTS.replace("{pk1: {most_bytes: 4}}", twice)))
+    many = f"[{', '.join(f'k{place}' for place in range(10, 20))}]"
+    assert any(
+        "bytes of k10, k11" in said for said in warnings_of(policy(LISTS.replace("{pk1: {most_bytes: 4}}", many)))
+    )

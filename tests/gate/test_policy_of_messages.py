@@ -45,6 +45,16 @@ def test_rows_of_the_app_s_choice_pass_up_to_the_largest_number(vertical: SitePo
                 release(vertical, "query.embed", Records(), reply)
 
 
+def test_a_number_that_is_no_list_is_written_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    from run_bundles import policy_of  # noqa: PLC0415
+
+    heard = [message("heard", "query", arrays={"arrays": {"n": ()}})]
+    policy = parse_policy(policy_of(heard, FAB, Path("/data")).encode(), "site.yaml", Path("/site"))
+    with pytest.raises(RefusedError, match="n is of shape"):
+        release(policy, "query", Records(), Records(arrays={"arrays": {"n": raw_array(np.ones((), np.float32))}}))
+
+
 def test_a_message_without_a_reply_is_answered_by_nothing(vertical: SitePolicy) -> None:
     gradient = {"gradients": {"g": raw_array(np.ones((7, 4), np.float32))}}
     assert admit(vertical, "train.step", Records(arrays=gradient)).arrays == gradient

@@ -86,11 +86,9 @@ class LoopbackFederation:
         self.start("superlink", command)
 
         def listens() -> bool:
-            try:
-                socket.create_connection((ADDRESS, self.port), timeout=1).close()
-            except OSError:
-                return False
-            return True
+            with suppress(OSError), socket.create_connection((ADDRESS, self.port), timeout=1):
+                return True
+            return False
 
         self.wait_for("superlink", listens, "listen")
 
@@ -110,10 +108,8 @@ class LoopbackFederation:
         """Start a node by ``fl-privacy supernode``, with another SuperLink's address or authority if given."""
         command = [sys.executable, "-m", "fl_privacy", "supernode", "--superlink", superlink or self.address]
         command += ["--port", str(free_port()), "--node-config", _written(config), *extra]
-        if self.secured:
-            command += ["--root-certificates", str(authority or self.secured.authority)]
-        else:
-            command += ["--insecure"]
+        trusted = authority or (self.secured and self.secured.authority)
+        command += ["--root-certificates", str(trusted)] if trusted else ["--insecure"]
         if key:
             command += ["--auth-supernode-private-key", str(key)]
         self.start(name, command)
@@ -159,9 +155,7 @@ class LoopbackFederation:
         """Wait until ``ready()`` is true; ``UserError`` if the process ends or ``seconds`` pass."""
         deadline = time.monotonic() + seconds
         while not ready():
-            if (status := self.ended(name)) is not None:
-                if ready():
-                    return
+            if (status := self.ended(name)) is not None and not ready():
                 raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
             if time.monotonic() > deadline:
                 raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not; see {self.log(name)}.")
@@ -171,8 +165,8 @@ class LoopbackFederation:
         try:
             return self._processes[name].wait(seconds)
         except subprocess.TimeoutExpired as error:
-            late = f"within {seconds:g} s, but did not: {_last(self.said(name))}"
-            raise UserError(f"{name} is expected to end {late}") from error
+            said = _last(self.said(name))
+            raise UserError(f"{name} is expected to end in {seconds:g} s, but did not: {said}") from error
 
     def stop(self) -> None:
         for process in self._processes.values():
@@ -244,8 +238,7 @@ def check_deployment(folder: Path, say: Callable[[str], None]) -> int:
         own = [node / name for node in nodes for name in ("node.key", "state.key")]
         for key in (deployment.superlink / "superlink.key", *own):
             if stat.S_IMODE(key.stat().st_mode) & 0o077:
-                others = "others may read it; run chmod 600 on it"
-                raise UserError(f"{key} is expected to be its owner's alone, but {others}.")
+                raise UserError(f"{key} is expected to be its owner's alone, but others may read it; chmod 600 it.")
 
     def certificate() -> str:
         end = expect_valid(deployment.superlink / "superlink.crt", deployment.authority[0], deployment.host)

@@ -119,8 +119,7 @@ class Entry:
         if not isinstance(found, dict):
             raise ValueError("no entry")
         entry = cls(**found)
-        texts: list[object] = [entry.kind, entry.outcome, entry.run, entry.app, entry.policy, entry.before, entry.boot]
-        texts += [entry.fab, entry.approved_by, entry.left]
+        texts = [value for name, value in vars(entry).items() if name not in ("number", "when", "rho", "clock", "up")]
         numbers = entry.when, entry.up, entry.moment.clock, entry.rho or 0.0
         if not (type(entry.number) is int and all(type(one) is str for one in texts)):
             raise ValueError("no number or text")

@@ -50,7 +50,8 @@ class Records:
     def size(self) -> int:
         arrays = sum(len(array.data) for record in self.arrays.values() for array in record.values())
         values = [v for held in (self.metrics, self.config) for record in held.values() for v in record.values()]
-        return arrays + sum(8 * len(v) if isinstance(v, str | bytes | list | tuple) else 8 for v in values)
+        each = [one for v in values for one in (v if isinstance(v, list | tuple) else (v,))]
+        return arrays + sum(8 * max(1, len(v)) if isinstance(v, str | bytes) else 8 for v in each)
 
 
 def admit(policy: SitePolicy, kind: str, content: Records) -> Records:
@@ -220,6 +221,8 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
         header = _header(array.dtype, shape, fortran)
         if array.data.startswith(header) and len(array.data) == len(header) + size * dtype.itemsize:
             values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
+            if dtype.kind == "b" and values.view(np.uint8).max(initial=0) > 1:
+                break  # a byte holds 8 bits, but true or false is one
             return values.reshape(shape, order="F" if fortran else "C")
     raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
 

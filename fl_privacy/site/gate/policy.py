@@ -17,7 +17,7 @@ from fl_privacy.site.gate.entries import FACTORS, Limits
 from fl_privacy.site.gate.ledger import Ledger
 from fl_privacy.site.gate.plain_yaml import listed, mapping, names, place_of, table
 from fl_privacy.site.gate.protecting import Noising
-from fl_privacy.site.gate.rules import LARGEST_BYTES, Rule
+from fl_privacy.site.gate.rules import Rule
 
 VERSION = 1
 LARGEST_POLICY = 1 << 20
@@ -304,10 +304,8 @@ def _reply(kind: str, given: object) -> Reply | None:
     if told.get("arrays") not in (None, False):
         stated = table(where, told["arrays"], "like", "finite", "dtype", "counters", "record", "lists")
         held = mapping(f"{where}.lists", stated.get("lists"))
-        shapes = {key: tuple(most) if most and isinstance(most, list) else (most,) for key, most in held.items()}
-        for key in names(f"{where}.lists", [*shapes]):
-            for most in shapes[key]:
-                checks.whole(f"{where}.lists.{key}", most, at_least=1, at_most=LARGEST_BYTES, example=1000)
+        keys = names(f"{where}.lists", [*held])
+        shapes = {key: checks.shape(f"{where}.lists.{key}", held[key], example="try 1000") for key in keys}
         lists = shapes if "lists" in stated else None
         counters = stated.get("counters", "received" if lists is None else "sent")
         if lists is None:
@@ -319,7 +317,7 @@ def _reply(kind: str, given: object) -> Reply | None:
         dtype = stated.get("dtype", "float32")
         for one in (dtypes := tuple(dtype) if isinstance(dtype, list) else (dtype,)):
             checks.one_of(f"{where}.dtype", one, DTYPES if lists is None else (*DTYPES, *COUNTERS))
-        record = stated.get("record") or (None if lists is None else "arrays")
+        record = "arrays" if lists is not None and stated.get("record") is None else stated.get("record")
         if not isinstance(record, str | None):
             raise UserError(f"{where}.record is expected to be a name, but got {record!r}.")
         arrays = Arrays(dtypes=dtypes, counters=counters, record=record, lists=lists)
@@ -388,9 +386,7 @@ def _app(given: object, folder: Path, *, brought: bool) -> AppLimits:
 
 
 def _values(where: str, given: object, records: tuple[str, ...], rule: Rule, *, star: bool = False) -> Values:
-    if given is None or given is False:
-        return Values(records=records)
-    told = table(where, given, "records", "allow")
+    told = table(where, None if given is False else given, "records", "allow")
     named = names(f"{where}.records", told["records"]) if "records" in told else records
     if not named:
         raise UserError(f"{where}.records is expected to list names, but lists none; leave it out.")

@@ -137,7 +137,11 @@ class Rule:
         if not isinstance(value, list | tuple) or not (0 if self.shorter else self.length) <= len(value) <= self.length:
             most = "at most " * self.shorter
             raise RefusedError("type", f"{where} is {_short(value)}, and a list of {most}{self.length} is expected")
-        return [self._one(where, each) for each in value]
+        found = [self._one(where, each) for each in value]
+        wholes = [one for one in found if type(one) is int]
+        if wholes and min(wholes) < 0 and max(wholes) >= 1 << 63:
+            raise RefusedError("range", f"{where} has numbers below 0 and above 2^63 - 1, which no message holds")
+        return found
 
     def _one(self, where: str, value: Any) -> int | float | str | bytes:
         if self.one_of is not None:
@@ -172,7 +176,9 @@ class Rule:
 
     @property
     def fixed(self) -> int | float | None:
-        return int(self.value) if self.value is not None and self.value == int(self.value) else self.value
+        if self.value is None or not -(1 << 63) <= self.value < 1 << 64:
+            return self.value and float(self.value)  # no message holds a larger whole number
+        return int(self.value) if self.value == int(self.value) else self.value
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from fl_privacy.site.gate.bundles import APPROVE, Runs
 from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
 from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, MOST_CELLS, AppLimits, Reply, SitePolicy
 
-LARGE_BITS = 128  # a value of this size can hold a person's record
+LARGE_BITS = 128  # a person's record fits into these
 UNITS = {
     "client": "the site's update of a round from no update",
     "any_data": "any two data sets that the site could hold",
@@ -41,9 +41,10 @@ def warnings_of(policy: SitePolicy) -> list[str]:
             "Nothing bounds what the weights carry: an app can write examples into them. Only noise bounds that."
         )
     for kind, reply in sorted(policy.sends.items()):
-        rules = {**reply.metrics.rules, **reply.config.rules}
-        if sizes := [f"{int(one.bits) // 8} bytes of {key}" for key, one in rules.items() if one.bits >= LARGE_BITS]:
-            found.append(f"An app can write examples into {_listed(sizes)} in reply to {kind}; nothing bounds that.")
+        if reply.bits >= LARGE_BITS:
+            free = {key for values in (reply.metrics, reply.config) for key, one in values.rules.items() if one.bits}
+            into = f"{math.ceil(reply.bits / 8)} bytes of {_listed(sorted(free))}"
+            found.append(f"An app can write examples into {into} in reply to {kind}; nothing bounds that.")
     if policy.noising is not None and (kinds := [kind for kind, reply in policy.sends.items() if reply.bits > 2]):
         found.append(f"Epsilon does not cover the numbers that leave next to the weights for {_listed(sorted(kinds))}.")
     if not policy.every_seconds:
