@@ -61,9 +61,7 @@ def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.date
     try:
         held.verify_directly_issued_by(signer)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise UserError(
-            f"{certificate} is expected to be signed by {authority}, but is not; write both anew."
-        ) from error
+        raise UserError(f"{certificate} is expected to be signed by {authority}, but is not; write both.") from error
     if not held.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= held.not_valid_after_utc:
         raise UserError(f"{certificate} is expected to be valid now, but ends {held.not_valid_after_utc:%Y-%m-%d}.")
     names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -78,7 +76,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is expected to be a certificate, but is none: {error}; write it anew.") from error
+        raise UserError(f"{path} is expected to be a certificate, but can't be read: {error}; make it anew.") from error
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
