@@ -352,8 +352,9 @@ def _alike(leak: Leak) -> tuple[str, str, str]:
 
 
 def _copied(context: Context) -> Context:
-    held = {name: dict(getattr(context, name)) for name in ("node_config", "run_config")}
-    return replace(context, state=copy.deepcopy(context.state), **held)
+    copied = replace(context, state=copy.deepcopy(context.state))
+    copied.node_config, copied.run_config = dict(context.node_config), dict(context.run_config)
+    return copied
 
 
 def _described(content: RecordDict, direction: str, kind: str, number: int, node: int) -> Sent:
