@@ -50,7 +50,7 @@ def spn(
             The paper has "fully connected polarization layers" (section 3.1), without number, widths or activation.
     """
     _expect(alpha1, alpha2, bits, bound, margin)
-    layers = () if widths is None else checks.shape("defense.widths", widths, example="write defense.widths=[64,64]")
+    layers = _layers(widths)
 
     def on_model(model: nn.Module, state: ClientState, rng: torch.Generator) -> nn.Module:
         return _with_private_head(model, rng, layer=layer, bits=bits, bound=bound, widths=layers)
@@ -86,6 +86,19 @@ def _expect(alpha1: float, alpha2: float, bits: int, bound: float | None, margin
     if bound is not None:
         checks.number("defense.bound", bound, above=0, example=0.3)
     checks.number("defense.margin", margin, at_least=1, example=1.0)
+
+
+def _layers(widths: Sequence[int] | None) -> tuple[int, ...]:
+    if widths is None:
+        return ()
+    if isinstance(widths, str) or not isinstance(widths, Sequence):
+        raise UserError(
+            f"defense.widths is expected to be a list of widths, but got {widths!r}; write defense.widths=[64,64], or"
+            " leave it out for a single private layer."
+        )
+    for width in widths:
+        checks.whole("defense.widths", width, at_least=1, example="[64,64]")
+    return tuple(widths)
 
 
 def _with_private_head(

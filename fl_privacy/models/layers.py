@@ -163,7 +163,11 @@ def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example:
 
 def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> tuple[int, ...]:
     """Return ``strides`` or else ``default``; ``UserError`` unless they are whole numbers above 0."""
-    return default if strides is None else checks.shape("model.strides", strides, example=f"try {list(default)}")
+    if strides is None:
+        return default
+    if not isinstance(strides, Sequence):  # a single stride is no list of them
+        raise UserError(f"model.strides is expected to be a list such as {list(default)}, but got {strides}.")
+    return checks.shape("model.strides", strides, example=f"try {list(default)}")
 
 
 def require_positive(**sizes: int) -> None:

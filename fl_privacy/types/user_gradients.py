@@ -384,7 +384,7 @@ def read_update(
         )
     if not isinstance(plan, LocalPlan):
         raise UserError(f"plan is expected to be a LocalPlan, but got {type(plan).__name__}; LocalPlan(lr=0.1, ...).")
-    whole("num_examples", num_examples, at_least=1, example="give the number of examples that the client trained on")
+    whole("num_examples", num_examples, at_least=1, example="an update does not show it; give num_examples=8")
     plain, inner = plain_model(used, shape), unwrapped(used)
     sent, replied = _values("before", inner, before), _values("after", inner, after)
     own = set(plain_names(inner).values()) & {plain_names(inner).get(n, n) for n in first_names(inner)}
