@@ -22,7 +22,7 @@ from row_file import Row, RowFile, takes_rows
 
 from fl_privacy.measure.images import psnr
 from fl_privacy.runs.config import compose_run
-from fl_privacy.types import Knowledge, VictimId
+from fl_privacy.types import Knowledge, Reconstruction, VictimId
 
 FORMS: Mapping[str, Mapping[str, list[str]]] = {
     "by element": {"lbfgs": ["attack=sapag", "attack.per=element"]},
@@ -43,39 +43,49 @@ def overrides_of(cell: Row) -> list[str]:
     return [*data, *model, *attack, f"attack.iterations={cell['iterations']}"]
 
 
-def attacked(cell: Row, number: int) -> float:
-    """Return the PSNR of image ``number`` of the test split, whose label is searched, too."""
+def attacked(cell: Row, numbers: range) -> list[float]:
+    """Return the PSNR of each of these images of the test split, attacked at once; their labels are searched, too."""
     config = compose_run(overrides_of(cell))
-    step = client_steps(config, number + 1)[number]
-    view = observation(VictimId(0, 0, number), step, gradient(step, step.batch.inputs))
-    view = replace(view, num_classes=100 if cell.get("data") == "cifar100" else 10)
-    (found,) = attack_of(config)([replace(view, knowledge=Knowledge())], seed=0)
+    steps = client_steps(config, numbers.stop)[numbers.start :]
+    views = [
+        observation(VictimId(0, 0, n), s, gradient(s, s.batch.inputs)) for n, s in zip(numbers, steps, strict=True)
+    ]
+    classes = 100 if cell.get("data") == "cifar100" else 10
+    views = [replace(view, num_classes=classes, knowledge=Knowledge()) for view in views]
+    found = attack_of(config)(views, seed=0)
+    return [psnr_of(one, step.batch.inputs) for one, step in zip(found, steps, strict=True)]
+
+
+def psnr_of(found: Reconstruction, truth: torch.Tensor) -> float:
     if found.failure and "finite" not in found.failure:
         raise RuntimeError(found.failure)
     if found.batch is None or not bool(torch.isfinite(found.batch.inputs).all()):
         return 0.0
-    return float(psnr(found.batch.inputs, step.batch.inputs))
+    return float(psnr(found.batch.inputs, truth))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mnist", choices=list(DATA), help="cifar100: the samples `cifar100_samples`")
     parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--together", type=int, default=1, help="images that one program attacks")
     parser.add_argument("--optimizers", nargs="+", default=["lbfgs", "adamw"], choices=["lbfgs", "adamw"])
     parser.add_argument("--adamw-iterations", type=int, default=20_000)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop before the next image after so many")
     takes_rows(parser)
     options = parser.parse_args()
     kept, end = RowFile(options.out), time.monotonic() + 60 * options.minutes
-    for number, optimizer, init, form in product(range(options.images), options.optimizers, INITS, FORMS):
+    together = options.together
+    for first, optimizer, init, form in product(range(0, options.images, together), options.optimizers, INITS, FORMS):
         iterations = 500 if optimizer == "lbfgs" else options.adamw_iterations
         data = {} if options.data == "mnist" else {"data": options.data}
         cell: Row = {**data, "form": form, "optimizer": optimizer, "init": init, "iterations": iterations}
         before = (kept.find(cell) or {"each": [], "seconds": 0.0}) | {}
-        if len(before["each"]) > number or time.monotonic() > end:
+        numbers = range(len(before["each"]), min(first + together, options.images))
+        if not numbers or time.monotonic() > end:
             continue
         began = time.process_time()
-        each = [*before["each"], round(attacked(cell, number), 2)]
+        each = [*before["each"], *(round(one, 2) for one in attacked(cell, numbers))]
         figures = {"psnr": statistic(torch.tensor(each)), "above_15": sum(one > 15 for one in each)}
         seconds = round(before["seconds"] + time.process_time() - began, 1)
         kept.add(cell, {**figures, "images": len(each), "each": each, "seconds": seconds})
