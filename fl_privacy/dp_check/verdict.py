@@ -177,11 +177,8 @@ class ClaimVerdict:
         if self.status is Status.UNSUPPORTED:
             return "Ask for the missing facts, or count on the larger, recomputed number."
         if self.status is Status.OPEN and lower is not None:
-            seen = f"rules out a level below {shown_epsilon(lower)}" if lower > 0 else "rules out no level"
-            return (
-                f"What was observed {seen}; the true one may be anything above. A false claim is noticed only where it"
-                " is far enough off, as said below."
-            )
+            seen = f"an epsilon of at least {shown_epsilon(lower)}" if lower > 0 else "nothing about epsilon"
+            return f"The tests show {seen}; the true one may be larger. The table says which one they could notice."
         return "This does not mean that it is safe."
 
     def as_plain(self) -> dict[str, Any]:

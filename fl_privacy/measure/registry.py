@@ -191,8 +191,8 @@ METRICS: dict[str, Metric] = {
         function=_in("images", "bpki"),
         leaks="high",
         title="BPKI",
-        description="Bayesian privacy loss: KL of a uniform histogram to that of the guess; 10 intervals, 1 pixel added"
-        " to each unless bpki says otherwise. Up to 0.3 counts as safe.",
+        description="Bayesian privacy loss: divergence KL(uniform, guess) of histograms of pixel values, with 10 bins"
+        " and one pixel added to each unless bpki sets others. Values up to 0.3 count as safe.",
         of_papers=True,
     ),
     "rmse": Metric(

@@ -150,7 +150,8 @@ class AuditRecord:
         elif self._of("facts"):
             approval = f"Not before the facts sent in the clear are judged; {found_none}"
         asked = ("Can anyone find out whether a person is in the data?", "Can this training be approved?")
-        return list(zip(asked, (". ".join(person) or "Not tested", approval), strict=True))
+        untested = f"Not tested{', but facts about the data are sent in the clear' * bool(self._of('facts'))}"
+        return list(zip(asked, (". ".join(person) or untested, approval), strict=True))
 
     @property
     def next_step(self) -> str:
@@ -353,7 +354,7 @@ def _read(step: Answer) -> str:
         of = of if step.scenario.examples == 1 else f"{counts.read} of {_number(counts.judged, 'upload')}"
     number, later = step.scenario.examples, ", in the last round" if step.scenario.name == "later" else ""
     made = "one example" if number == 1 else f"{number} examples"
-    return f"{how} {of} from uploads of {made} in one step{later}"
+    return f"{how} {of} from {'one upload' if counts.groups == 1 < number else 'uploads'} of {made} in one step{later}"
 
 
 OBSERVERS: Mapping[str, str] = {"server": "The server", "another_site": "Another site", "outsider": "Everybody"}

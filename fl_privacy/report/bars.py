@@ -40,11 +40,10 @@ class Bar:
 
     @property
     def numbers(self) -> str:
-        if self.interval is None:
-            return ""
-        low, high = (100 * end for end in self.interval)
-        said = f"{low:.0f} to {high:.0f}\N{NO-BREAK SPACE}%"
-        return said if self.control is None else f"{said}; control {100 * self.control:.0f}\N{NO-BREAK SPACE}%"
+        low, high = self.interval or (0.0, 0.0)
+        interval = f"{100 * low:.0f} to {100 * high:.0f}\N{NO-BREAK SPACE}%" * bool(self.interval)
+        control = "" if self.control is None else f"control {100 * self.control:.0f}\N{NO-BREAK SPACE}%"
+        return "; ".join(filter(None, [interval, control]))
 
 
 def bars_of(answers: Sequence[Answer]) -> list[Bar]:
@@ -70,10 +69,12 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of ``counts`` over the examples that could be scored."""
+    """Return the bar of ``counts`` over the examples that could be scored; no interval if so few uploads have none."""
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
-    aside = "; ".join(filter(None, [aside, failed, unknown]))
+    bounded = counts.share is None or counts.interval != (0.0, 1.0)
+    few = "" if bounded else f"{'one upload' if counts.groups == 1 else 'few uploads'}: others may differ"
+    aside = "; ".join(filter(None, [aside, few, failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
     return Bar(
@@ -82,17 +83,17 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
         aside=aside,
         red=red,
         share=counts.share,
-        interval=counts.interval,
+        interval=counts.interval if bounded else None,
         control=None if control is None else control.share,
     )
 
 
 def _of_examples(step: Answer) -> Bar:
     title = SHORT.get(step.scenario.name, step.scenario.title)
+    own = step.scenario.uploads.rpartition(", of ")[2] if step.scenario.name == "all" else ""
     if step.counts is None:
-        own = step.scenario.uploads.rpartition("uploads, of ")[2] if step.scenario.name == "all" else ""
         return Bar(title=title, aside=own or step.reason.partition(";")[0].partition(". ")[0])
-    aside = "" if step.scenario.leaves else "never leaves the client"
+    aside = own if step.scenario.leaves else "never leaves the client"
     if step.scenario.name == "batch":
         aside = f"{step.scenario.examples} examples"
     control = step.control if isinstance(step.control, Counts) else None

@@ -289,7 +289,7 @@ def best_rows_in_words(run: Run) -> str:
     shown, said = from_many(rank_by(run, TABLE_METRIC), 3, "row"), []
     if found := [r["control_cells"] for r in run.of_kind("image") if r.get("control_cells") is not None]:
         share = metric(sum(found) / len(found), TABLE_METRIC)
-        said.append(f"95 % of guesses without any update get at most {share} of a row's cells right (mean of rows).")
+        said.append(f"Without the update, 95 % of guesses get at most {share} of a row's cells right on average.")
     if _equal(run, TABLE_METRIC) and len(shown) > 1:
         said.append("All rows have the same share of right cells.")
     else:

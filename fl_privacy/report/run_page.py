@@ -296,7 +296,7 @@ def _bars(verdict: Verdict, last: Sequence[LeakageResult]) -> list[Bar]:
     several = len({reading.attacker for reading in shown}) > 1
     return [
         bar_of_counts(
-            (f"Round {reading.round}" if reading.round else "Without training")
+            (f"Round {reading.round}" if reading.round else "Not trained in this run")
             + (f", {reading.attacker} attacker" if several else ""),
             reading.counts,
             red=tone_of([reading], verdict.facts.source) == LEAK,

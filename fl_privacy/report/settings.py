@@ -139,9 +139,9 @@ MEANINGS = {
     "error_bound": "Bound on the relative error of that input by the theorem; infinite if its condition does not hold.",
     "condition": "Condition number of that system with all rows: the largest over the smallest bias gradient.",
     "solvable": "Share of the updates for which that condition holds.",
-    "upload_bytes": "Bytes of one client's update in one round of training, as it is encoded.",
-    "defense_seconds": "Time of the defense for one client in one round, on top of the training's own pass, which"
-    " includes further terms of the loss.",
+    "upload_bytes": "Bytes of one client's encoded update in one round of training.",
+    "defense_seconds": "Time that the defense adds to one client's training in one round; terms that it adds to the"
+    " loss count as training.",
     "node_cpu_seconds": "CPU time of a client's whole round on one core of this machine, with the memory of a small"
     " device (`fl-privacy node-cost`).",
     "node_peak_bytes": "Peak private memory of that process, PyTorch included.",

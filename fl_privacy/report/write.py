@@ -19,7 +19,7 @@ from fl_privacy.files.foreign import expect_file_name
 from fl_privacy.measure import METRICS
 from fl_privacy.measure.registry import IMAGE_METRIC
 from fl_privacy.report import ppc
-from fl_privacy.report.advice import answer, goal_in_words, kind_in_words, read_of
+from fl_privacy.report.advice import answer, goal_in_words, kind_in_words, read_of, withheld
 from fl_privacy.report.charts import EXACT, INK, SERIES, ChartPoint, draw_bound, draw_svg, reach, top_of, widen
 from fl_privacy.report.comparison import render_comparison
 from fl_privacy.report.gallery import caption, grid_picture, rank_by
@@ -221,11 +221,10 @@ def _headline(candidates: Sequence[Candidate], best: Candidate | None, psnr_belo
     if not candidates:
         return "Nothing was both trained and attacked yet"
     if best is not None:
-        kind, few = kind_in_words(best), ", and few uploads were attacked" * best.rests_on_few
-        none = (
-            f"reconstructed none of {best.images} {kind}s" if best.images > 1 else f"did not reconstruct the one {kind}"
-        )
-        return f"Behind {best.name}, the attacks {none}; up to {100 * best.at_most:.0f} % of such {kind}s may leak{few}"
+        kind = kind_in_words(best)
+        none = f"none of {best.images} {kind}s was" if best.images > 1 else f"the one {kind} was not"
+        left = "the attack may have failed" if withheld(best) else f"up to {100 * best.at_most:.0f} % may leak"
+        return f"Behind {best.name}, {none} reconstructed; {left}"
     if (plain := unread_undefended(candidates)) is not None:
         return f"The attacks reconstructed nothing undefended either: {read_of(plain)}"
     defended = [candidate for candidate in candidates if not candidate.undefended]

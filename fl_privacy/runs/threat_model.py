@@ -165,11 +165,9 @@ def _attacked(audit: Audit, others: int = 0) -> list[str]:
     sentences = []
     if audit.probes or not audit.listens:
         size = "one example" if audit.batch_size == 1 else f"{audit.batch_size} examples"
-        sends = "Each client uploads its defended update of such a batch, as if it were all its data"
+        sends = "Each client uploads its usual update of such a batch, as if it were all its data"
         if others:
-            sends = (
-                "The other sites upload their defended updates of equal parts of such a batch, as if of all their data"
-            )
+            sends = "The other sites upload their updates of equal parts of such a batch, as if of all their data"
         batches = f"The attack targets {len(audit.probes)} extra batches of {size}."
         sentences.append(f"{batches} {sends}; the model is not trained on these uploads.")
     if audit.listens:

@@ -17,10 +17,10 @@ THREATS = [
     "The server is honest but curious: it follows the protocol and analyzes what it receives.",
     "Not tested: malicious parameters, malicious architecture, inconsistent models, Sybils.",
     "Each client uploads the gradient of one batch.",
-    "The attack targets 6 extra batches of one example. Each client uploads its defended update of such a batch, as if"
+    "The attack targets 6 extra batches of one example. Each client uploads its usual update of such a batch, as if"
     " it were all its data; the model is not trained on these uploads.",
     "The attacker knows the architecture, the values each client was sent, and the local plan.",
-    "The attacker knows nothing beyond the protocol.",
+    "The attacker has no further knowledge.",
     "This is a simulation: all client randomness, including noise, is derived from the run's seed, which the attacker"
     " does not know. Deployed clients use secrets of their own.",
     "Privacy: no guarantee, since nothing is drawn at random.",

@@ -523,7 +523,7 @@ def test_texts_that_were_not_measured_are_measured_by_the_grid_of_texts(capfd: p
         (["data=nowhere"], "data has no option 'nowhere'; allowed: "),
         (["accuracy_loss=much"], "accuracy_loss is expected to be a number"),
         (["threat=evil"], "threat is expected to be one of honest, adaptive"),
-        (["--grid", "tiny", "out=nowhere"], "too few did; run `fl-privacy trade-off tiny out=nowhere`"),
+        (["--grid", "tiny", "out=nowhere"], "but 0 finished; run `fl-privacy trade-off tiny out=nowhere`"),
     ],
 )
 def test_what_does_not_fit_is_one_line(

@@ -31,7 +31,7 @@ def trained(out, sizes=(300, 400), **options):
     return read_run(folder.path)
 
 
-@pytest.mark.parametrize(("kind", "title"), [(kinds.attack, "Without training"), (kinds.texts, "Round 1")])
+@pytest.mark.parametrize(("kind", "title"), [(kinds.attack, "Not trained in this run"), (kinds.texts, "Round 1")])
 def test_the_bar_of_an_attack_without_training_names_no_round(tmp_path, kind, title):
     page = write_report([kind(tmp_path)]).read_text()
     found = re.findall(r'<li class="bar">.*?</li>', page, re.DOTALL)

@@ -169,7 +169,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
         study_entry("Pruning", "rate 0.9", guarded, {"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind Pruning (rate 0.9), the attacks reconstructed none of 6 texts; up to" in page
+    assert "Behind Pruning (rate 0.9), none of 6 texts was reconstructed; up to" in page
     assert "Token F1 under dager" in page and "PSNR" not in page
 
 

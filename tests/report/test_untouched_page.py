@@ -129,7 +129,7 @@ def pictured(page: AuditRecord) -> list[str]:
 
 def test_the_first_screen_has_a_bar_for_each_scenario_with_the_apps_own_uploads_last() -> None:
     own = step("All its examples", None, reason="too many steps; this is no protection")
-    own = replace(own, scenario=replace(own.scenario, uploads="the training's own uploads, of 9 examples in 3 steps"))
+    own = replace(own, scenario=replace(own.scenario, uploads="the training's own upload, of 9 examples in 3 steps"))
     red = replace(step("One", 2), control=Counts(nothing=2), shown=[*step("One", 2).shown] * 5)
     gray, red, open_, last = pictured(AuditRecord(app="a", answers=[own, GRADIENT, red, step("Batch", 0)]))
     assert "never leaves the client" in gray and 'class="gray"' in gray and 'class="control"' not in gray
@@ -149,6 +149,18 @@ def test_what_failed_is_not_among_what_was_not_reconstructed() -> None:
     assert "No example was scored; the attack failed on 3" in render_audit(page) and "Look at" not in page.next_step
     (bar,) = pictured(page)
     assert ">not known</text>" in bar and "the attack failed on 3" in bar and 'class="gray"' not in bar
+
+
+def test_one_upload_of_a_batch_has_no_interval() -> None:
+    """It shows what leaks of this batch, and says nothing of others."""
+    scenario = Scenario(name="batch", title="Batch", examples=32, uploads="1 upload")
+    counts = Counts(identified=17, nothing=15, groups=1, candidates=1000)
+    page = AuditRecord(app="a", answers=[replace(step("Batch", 1), scenario=scenario, counts=counts)])
+    (bar,) = pictured(page)
+    assert "32 examples; one upload: others may differ" in bar
+    assert 'class="red"' in bar and 'class="interval"' not in bar
+    assert page.headline == "The server reconstructed 17 of 32 images from one upload of 32 examples in one step"
+    assert "17 of 32 reconstructed; control none: one upload" in render_audit(page)
 
 
 def test_the_best_reconstructions_come_first_and_none_is_shown_that_does_not_count() -> None:

@@ -40,7 +40,7 @@ def test_the_page_shows_rows_for_their_owner_alone(run: Path) -> None:
     assert "2 of 2 attacked rows" in page and 'class="token right"' in page
     assert "<b>job " in page, "what is proven is certain"
     assert (
-        "95 % of guesses without any update get at most" in page
+        "Without the update, 95 % of guesses get at most" in page
         and "without\u00a0the\u00a0update:\u00a0up\u00a0to" in page
     )
     (stored,) = (run / "reconstructions").glob("rows-*.json")
