@@ -313,7 +313,7 @@ def read_result(content: RecordDict, sent: ModelState) -> LocalResult:
     """
     arrays = content.array_records
     if more := sorted(arrays.keys() - {PARAMETERS, BUFFERS}):
-        raise UserError(f"arrays are expected in {PARAMETERS} and {BUFFERS}, got others in {more[0]}")
+        raise UserError(f"Arrays are expected in {PARAMETERS} and {BUFFERS} alone, but got {more[0]}; take it out.")
     metrics = content.metric_records[METRICS]
     number = partial(finite_number, metrics)
     withheld = metrics.get(LOSS_WITHHELD) == 1

@@ -111,7 +111,10 @@ def noise_for_budget(config: RunSettings) -> dict[str, float | None]:
     setup = build_setup(config)
     candidates = guarantees(setup, delta=delta, accountant=accountant)
     if (missing := candidates[0].missing) is not None:
-        raise UserError(f"privacy.epsilon is expected with a defense that gives a guarantee, but {missing}.")
+        raise UserError(
+            f"privacy.epsilon is expected with a defense that gives a guarantee, but {missing}; choose another defense,"
+            " or leave privacy.epsilon out."
+        )
     number = rounds_taken_part(setup)[-1]
     factor = max(
         noise_multiplier_for(

@@ -324,7 +324,7 @@ def sweep_table(plan: StudyPlan[Study], grid: str, overrides: Sequence[str]) -> 
     known, unknown = measured_rows(rows, is_whole=lambda row: row.complete, asked=asked)
     command = f"fl-privacy trade-off {grid} {' '.join(overrides)}".rstrip()
     if len(known) < 2:
-        raise UserError(f"Runs of the grid {grid} are expected to have finished, but too few did; run `{command}`.")
+        raise UserError(f"At least 2 trainings of {grid} are expected, but {len(known)} finished; run `{command}`.")
     deciding = [override for override in overrides if not override.startswith("out=")]
     settings = [s for s in merge_overrides(study.settings, overrides) if not s.startswith("out=")]
     trained = next(iter(plan.points[0].trainings.values())).config.federation.plan["batch_size"] or "null"

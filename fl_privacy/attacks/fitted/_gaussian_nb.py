@@ -35,7 +35,7 @@ class Moments:
             raise UserError(f"Counts are expected one a class, but got {self.counts.shape} for {len(self.means)}.")
         held = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
         if not all(np.isfinite(values).all() for values in held):
-            raise UserError("Means, variances and counts are expected to be finite, but some are not.")
+            raise UserError("Finite means, variances and counts are expected, but some are not; fit the model again.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

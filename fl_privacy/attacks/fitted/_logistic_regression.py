@@ -25,7 +25,7 @@ class LogisticOptimum:
                 f" {self.weights.shape}, {self.intercepts.shape} and {self.inverse_penalty}."
             )
         if not (np.isfinite(self.weights).all() and np.isfinite(self.intercepts).all()):
-            raise UserError("Weights and intercepts are expected to be finite, but some are not.")
+            raise UserError("Finite weights and intercepts are expected, but some are not; fit the model again.")
 
     def residuals(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Return (N, K) residuals y - p of rows (N, F), in one column for two classes."""

@@ -104,7 +104,7 @@ class AttributeWatch:
             known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
             return known, own[: len(known)].to(read.device)
         if self.settings.adaptive or read.public is None or read.public_attributes is None:
-            raise UserError("Public examples with known attributes are expected, but there are none.")
+            raise UserError("Public examples with attributes are expected, but got none; use data that has them.")
         public = read.public.first(min(self.settings.public, len(read.public)))
         known = sketched_examples(model, sent, public, read.victims[0][1].plan, sketch)
         return known, read.public_attributes[: len(known)].to(read.device)

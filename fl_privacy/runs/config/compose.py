@@ -298,7 +298,7 @@ def _values(override: Override) -> list[str]:
         if isinstance(value, RangeSweep):
             span = (value.stop or 0) - (value.start or 0)
             if not abs(span) <= MOST_JOBS * abs(value.step):
-                raise UserError(f"At most {MOST_JOBS} values are expected of {override.input_line}; list fewer.")
+                raise UserError(f"At most {MOST_JOBS} values are expected, but got {override.input_line}; list fewer.")
         values = [f"{key}={text}" for text in itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)]
     except (HydraException, ValueError, AssertionError) as error:
         raise UserError(

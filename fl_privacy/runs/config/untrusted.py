@@ -173,7 +173,7 @@ def _expect_trusted(key: str, target: object, trust: Collection[str], where: str
             with own_modules(module):
                 found = getattr(importlib.import_module(module), name, None)
         except ImportError as error:
-            raise UserError(f"trust={module} is expected to be a module, but can't be imported ({error}).") from error
+            raise UserError(f"trust expects a module, but {module} can't be imported ({error}); correct it.") from error
         home = str(getattr(found, "__module__", ""))
         if home == module or home.startswith(f"{module}."):
             return

@@ -63,11 +63,11 @@ def expect_valid(certificate: Path, authority: Path, host: str) -> datetime.date
     except (ValueError, TypeError, InvalidSignature) as error:
         raise UserError(f"{certificate} is expected to be signed by {authority}, but is not; write both.") from error
     if not held.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= held.not_valid_after_utc:
-        raise UserError(f"{certificate} is expected to be valid now, but ends {held.not_valid_after_utc:%Y-%m-%d}.")
+        raise UserError(f"{certificate} is expected to be valid, but ends {held.not_valid_after_utc:%Y-%m-%d}; renew.")
     names = held.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if _general_name(host) not in list(names):
         held_by = ", ".join(str(name.value) for name in names)
-        raise UserError(f"{certificate} is expected to be for {host}, but is for {held_by}.")
+        raise UserError(f"{certificate} is expected to be for {host}, but is for {held_by}; write another.")
     return held.not_valid_after_utc
 
 
