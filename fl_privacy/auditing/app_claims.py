@@ -49,7 +49,7 @@ class _Started(BaseException):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClaimedApp:
-    """The parts of an app; without strategy and initial model if that is a legacy one, or none was started."""
+    """The parts of an app; strategy and initial model are ``None`` for a legacy strategy, or if none was started."""
 
     folder: Path
     client: ClientApp

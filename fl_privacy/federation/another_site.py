@@ -32,7 +32,7 @@ class AnotherSite:
     """Sites that pool their updates and subtract them from the global model's change.
 
     Attributes:
-        plan: server's rule; ``rest`` is called for each round, as moments last.
+        plan: server's rule; call ``rest`` for every round, since the optimizer's moments carry over.
         knows_numbers: ``True`` if sites are given all numbers of examples; else they estimate their share of a mean.
         shares: estimated share of a round's mean and how it was found, the last one last.
     """

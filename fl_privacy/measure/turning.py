@@ -348,7 +348,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Posed(Way):
-    """The pose and place of greatest likeness to each image."""
+    """The pose (turn and scale) and the place of a guess at which it resembles each image most."""
 
     side: int
     placed: _Placed  # the guess next to each original

@@ -23,7 +23,7 @@ EVERYBODY = -1  # client id if all are sent the same model
 
 
 def expect_named(section: Mapping[str, Any], group: str) -> None:
-    """Raise ``UserError`` unless ``section``, which has no target, has a name."""
+    """Raise ``UserError`` unless ``section`` (settings without ``_target_``) has a name."""
     if not isinstance(name := section.get("name"), str):
         raise UserError(f"{group}.name is expected to be text, but got {name!r}; leave it to {group}=NAME.")
 

@@ -1,4 +1,4 @@
-"""Find the first layer, which the pixels enter, and solve for them: of fully connected layers, b x^T = W for V victims.
+"""Find the layer that the pixels enter, and solve for them: b x^T = W of V victims if it is fully connected.
 
 W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
 """

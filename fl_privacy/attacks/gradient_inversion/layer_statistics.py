@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of an explicit gradient (V, *shape); if the target has bounds, of g plus the distance to them."""
+    """Statistics of an explicit gradient (V, *shape), compared with the target or the nearest value in its bounds."""
 
     gradient: Tensor
     target: Target

@@ -206,7 +206,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
 
 
 def loaded_here(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-    """Make a loader of PyTorch that starts no processes, which a sandbox may not have and no hook sees."""
+    """Make a PyTorch loader without worker processes: a sandbox may start none, and hooks do not reach them."""
     given = inspect.signature(original).bind(loader, *args, **kwargs)
     for name in ("num_workers", "prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
         given.arguments.pop(name, None)

@@ -38,7 +38,7 @@ class Watched:
     """Observations while a client answered one message.
 
     Attributes:
-        modules: outermost, with parameters, called with gradients on.
+        modules: outermost modules with parameters that were called with gradients on.
         before: their parameters and buffers at the first call, by name.
         names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
         batches: tensors of the first training batches from loaders.

@@ -28,8 +28,8 @@ from fl_privacy.types import Tensors
 class LayerCall:
     """One call of a layer during the pass over all victims.
 
-    ``names``: layer's name of each wanted parameter -> the model's. ``inputs`` are (V, B, ...), ``deltas`` (V, B, ...)
-    the gradient of the victims' losses by the outputs.
+    ``names``: name of each wanted parameter in the layer -> its name in the model. ``inputs`` are (V, B, ...),
+    ``deltas`` (V, B, ...) the gradient of the victims' losses by the outputs.
     """
 
     module: nn.Module

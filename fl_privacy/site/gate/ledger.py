@@ -118,9 +118,9 @@ class Ledger:
         return found
 
     def _next(self, account: Account, **told: Any) -> Entry:
-        """Make the next entry at the ledger's own time, which goes on from its last line or the last call.
+        """Make the next entry, dated by the ledger's own time: that of the last line plus the time passed since.
 
-        A clock set forward frees nothing, and one set back locks nothing for longer than a day; then the clock is
+        Setting the clock forward frees no budget. Setting it back locks budget for at most a day; then the clock is
         trusted.
         """
         now = self._clock()
