@@ -26,12 +26,12 @@ COURSE = (1, 10, 50, 100)
 
 @app.command()
 def check(site: Site) -> None:
-    """Explain each rule of a policy in one sentence, and what the policy leaves open."""
+    """Say what a policy leaves open, and explain each rule in one sentence."""
     from fl_privacy.site.gate.policy import read_policy  # noqa: PLC0415  (NumPy: other commands go without)
     from fl_privacy.site.gate.sentences import rules_in_words, warnings_of  # noqa: PLC0415
 
     policy = read_policy(site)
-    for sentence in (*rules_in_words(policy), "", *(f"Open: {sentence}" for sentence in warnings_of(policy))):
+    for sentence in (*(f"Open: {sentence}" for sentence in warnings_of(policy)), *rules_in_words(policy)):
         say(sentence)
 
 

@@ -70,7 +70,7 @@ class Server:
         tamper: change of the model sent to a client, if any.
         tampered: rounds with tampering; ``None`` is all.
         learns: ``True`` if the model also moves in those rounds.
-        heard: callback with the mean of the replies of those rounds; of all rounds without ``tamper``.
+        heard: callback with the mean reply of each tampered round, or of each round if there is no ``tamper``.
         personal: ``True`` if clients train a private part on the new model at the end of a round.
         tested: rounds after which these clients also test their models.
     """

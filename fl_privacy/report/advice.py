@@ -119,7 +119,6 @@ def advice_from(
 def _measured_against(
     threat: Threat, undefended: MeasuredDefense, defended: Sequence[MeasuredDefense]
 ) -> list[MeasuredDefense]:
-    """Return the defenses measured against ``threat``; ``UserError`` if it was not measured."""
     known = [d for d in defended if threat in d.by_threat]
     if threat in undefended.by_threat and known:
         return known
@@ -201,7 +200,6 @@ def _withheld(unread: Sequence[MeasuredDefense], table: MeasuredTable, threat: T
 
 
 def _kept_back(defense: MeasuredDefense, threat: Threat, table: MeasuredTable) -> str:
-    """Explain why ``defense`` is not recommended despite no reconstructions; empty if it is."""
     found = defense.by_threat[threat]
     if not modality_judged_by(found.judged_by).continuous:
         told = [each.partition("=")[::2] for each in (*table.settings, *table.attackers, *defense.overrides)]

@@ -45,7 +45,7 @@ def part_of_page(template: str, **values: Any) -> Markup:
 
 @cache
 def environment() -> Environment:
-    """Return the environment."""
+    """Make Jinja's environment: templates and filters."""
     made = Environment(
         loader=PackageLoader("fl_privacy.report"),
         autoescape=True,

@@ -306,8 +306,8 @@ PICTURED_OF_PAPER = 6  # most images in a row of a paper's picture
 def paper_view_of(run: Run) -> dict[str, Any] | None:
     """Return the view of a paper's table whose first run is ``run``, or ``None``.
 
-    ``printed``: the paper has figures of each column; ``orders``: ours order the lines alike by their 95 % intervals,
-    and not without; ``strips``: rows of images as data URIs, without those of runs that are gone.
+    ``printed``: whether the paper has figures of each column; ``orders``: column -> whether our 95 % intervals order
+    the lines as the paper does; ``strips``: rows of images as data URIs, without deleted runs.
     """
     if (record := read_paper(run.path)) is None:
         return None

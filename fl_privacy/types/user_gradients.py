@@ -337,7 +337,7 @@ class _Evidence:
         return bool((rows[:, rows.any(0)] == 0).any())
 
     def _is_of_one(self) -> bool:
-        """Return ``True`` if the gradient of one or two outputs is that of a single example, to all digits."""
+        """Return ``True`` if the gradient of a layer with one or two outputs equals that of a single example."""
         names = [(f"{name}.weight", f"{name}.bias") for name in self.vectors]
         names = [own for own in names if set(own) <= self.gradients.keys() & self.parameters.keys()]
         names = [own for own in names if len(self.gradients[own[1]]) == self.num_classes]

@@ -77,7 +77,7 @@ def _first_free(folder: Path, names: Iterable[str]) -> Path:
 
 
 def new_file(folder: Path, name: str, attacker: Attacker, suffix: str) -> Path:
-    """Return the path of a new file in a private folder, numbered from the second one of an attacker on."""
+    """Return the path of a new file in a private folder; an attacker's second and later files have a number."""
     name = name if attacker == Attacker.PLAIN else f"{name}-{attacker}"
     return _first_free(folder, (f"{each}{suffix}" for each in chain([name], (f"{name}-{k}" for k in count(1)))))
 

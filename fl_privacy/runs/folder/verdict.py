@@ -59,7 +59,7 @@ class Ground(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Bound by differential privacy on any attacker, by ``unit`` (example or client): ``identification_bound``."""
+    """Bound on any attacker by differential privacy of a ``unit`` (example or client)."""
 
     epsilon: float
     delta: float
