@@ -34,7 +34,7 @@ def expect_strategy(strategy: object) -> None:
     """Raise ``UserError`` unless ``strategy`` is a Flower strategy that trains a network."""
     kind = strategy if isinstance(strategy, type) else type(strategy)
     if isinstance(strategy, FedXgbBagging | FedXgbCyclic):
-        raise UserError(f"A strategy that trains a network is expected, but {kind.__name__} trains trees.")
+        raise UserError(f"A network is expected to be trained, but {kind.__name__} trains trees; use `audit APP`.")
     if isinstance(strategy, Strategy):
         return
     if isinstance(strategy, type) and issubclass(strategy, Strategy):

@@ -332,5 +332,5 @@ def _most_examples(server: Server, traffic: Traffic, timeout: float) -> int:
     numbers = sorted(n for n in told if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST_EXAMPLES)
     if not numbers:
         reason = next((r.reason for r in replies if isinstance(r, Failure)), "none is positive")
-        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}")
+        raise UserError(f"Nodes are expected to say how many examples they have, but failed: {reason}; see their logs.")
     return int(min(numbers[-1], server.plan.norm_factor * numbers[(len(numbers) - 1) // 2]))

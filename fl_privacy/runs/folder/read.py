@@ -86,7 +86,7 @@ def read_run(path: Path) -> Run:
     register_plugin_metrics()
     path = run_folder_of(path).resolve()
     if not path.is_dir():
-        raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder.")
+        raise UserError(f"{path} is expected to be the folder of a run, but there is no such folder; check its name.")
     if not (path / IDENTITY).is_file():
         raise UserError(
             f"{path} is expected to be the folder of a run, but has no run.json; give the folder that"
