@@ -219,7 +219,7 @@ class _Placed:
 
 @dataclass(frozen=True, eq=False)
 class Turning(Once):
-    """A guess next to the rivals, whatever the originals are."""
+    """A guess and the candidates that it is compared with, for any originals."""
 
     others: Gallery
     guess: Tensor  # (1, C, H, W) in [0, 1]

@@ -258,8 +258,8 @@ class HiddenGradient:
     """Gradients that a client's secret loss adds at the features.
 
     Attributes:
-        strength: expected size of an element, relative to the factor of the cross entropy, over the root mean square of
-            the private head's weights to the power of ``layers``, above 0; the unit of guesses.
+        strength: expected size of an element, divided by the factor of the cross entropy and by the ``layers``-th power
+            of the private head's root mean square weight; above 0, the unit of guesses.
     """
 
     weight: str  # name of the weight of the linear layer that the features enter

@@ -260,7 +260,7 @@ def inputs_up_to_a_factor(layer: Convolution, gradient: Tensor) -> BlindInputs |
 
 
 def _normal_matrix(shifts: Tensor, taps: Tensor) -> Tensor:
-    """Return the matrix (R N, R N) of the squared residual of ``taps`` (K, O, R) X = Y ``shifts`` (K, P, N), best Y."""
+    """Return the matrix (R N, R N) of ||``taps`` (K, O, R) X - Y ``shifts`` (K, P, N)||^2, minimized over Y."""
     count, places, rank = len(shifts), shifts.shape[2], taps.shape[2]
     often = shifts.square().sum((0, 2)).clamp_min(1)
     products = torch.einsum("kor,los->klrs", taps, taps).reshape(count * count, -1)

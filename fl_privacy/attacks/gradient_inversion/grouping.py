@@ -30,7 +30,7 @@ _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mix
 
 
 def as_mixture(observation: Observation) -> Observation:
-    """Return ``observation`` as that of a single mixed image, on which alone its update depends."""
+    """Return ``observation`` without the defense's mixing, so that the mixed image is reconstructed."""
     known = observation.knowledge
     if mixing(known.defense) is None:
         return observation

@@ -236,8 +236,8 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
     """Return the rows of the tensor ``name`` in updates with the same plan and model.
 
-    Weight decay is subtracted, and so is the median row of a head, tied or not, since the model expects most tokens
-    alike, and of rows rounded to one value.
+    Weight decay is subtracted. The median row is subtracted from heads, whose other rows are nearly equal, and from
+    rows rounded to one value.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan

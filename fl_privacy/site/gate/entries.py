@@ -70,11 +70,11 @@ class Entry:
     states the outcome; an entry without one counts as a reply that left.
 
     Attributes:
-        when: seconds since 1970, never below those of an earlier entry, as far as they have surely passed.
+        when: seconds since 1970 by the ledger's own time, never below those of an earlier entry.
         kind: kind of message, ``train``, ``evaluate`` or ``query``; ``mended`` in place of a torn line,
             ``run`` for a run that is refused.
         outcome: ``sent``, ``ASKED``, or the reason why nothing left, ``refused`` or ``failed``.
-        rho: zCDP of a change that is there or not; 0 without weights; ``None`` without noise. With noise, a refused
+        rho: zCDP spent on the change of weights; 0 without weights; ``None`` without noise. With noise, a refused
             reply costs as much as a sent one, since an app may choose to fail.
         policy: beginning of the SHA-256 of the policy's file.
         before: SHA-256 of the line before.
