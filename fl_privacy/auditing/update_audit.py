@@ -154,7 +154,7 @@ class UpdateAudit(AuditSession):
                 title=title,
                 uploads=f"{what} of {_of(examples, 'example')} in {_of(steps, 'step')}, as assumed",
                 examples=examples,
-                source=f"{what}, taken for {_of(examples, 'example')} in {_of(steps, 'step')}",
+                source=f"{what}, assumed to hold {_of(examples, 'example')} in {_of(steps, 'step')}",
             )
             self.tell(f"Attacking {scenario.source}")
             begun = time.perf_counter()

@@ -80,9 +80,9 @@ def test_facts_state_what_is_assumed_and_when_the_learning_rate_is_too_low(place
 
 def test_nothing_reconstructed_is_said_of_the_assumption_alone(place: Path) -> None:
     audit = UpdateAudit(asked(place), network_of(f"{place}/nets.py:Net"), lambda text: None)
-    scenario = Scenario(name="update 1 3", source="the update, taken for 1 example in 3 steps")
+    scenario = Scenario(name="update 1 3", source="the update, assumed to hold 1 example in 3 steps")
     audit.answers = [Answer(kind="image", counts=Counts(nothing=1, groups=1), scenario=scenario)]
-    assert "0 of 1 image from the update, taken for 1 example in 3 steps, no more than" in audit.record().headline
+    assert "0 of 1 image from the update, assumed to hold 1 example in 3 steps, no more than" in audit.record().headline
 
 
 @pytest.mark.parametrize(
