@@ -163,7 +163,7 @@ def _attacked(audit: Audit, others: int = 0) -> list[str]:
     if audit.uploads != "probe":
         return [f"The attack targets the training updates of {clients}."]
     sentences = []
-    if audit.probes or not audit.listens:
+    if audit.probes:
         size = "one example" if audit.batch_size == 1 else f"{audit.batch_size} examples"
         sends = "Each client uploads its usual update of such a batch, as if it were all its data"
         if others:
@@ -176,7 +176,7 @@ def _attacked(audit: Audit, others: int = 0) -> list[str]:
             f" round{'s' * (len(audit.rounds) != 1)}; the attacker holds the examples that it asks about, with their"
             " classes."
         )
-    return sentences
+    return sentences or ["No upload is attacked."]
 
 
 @dataclass(frozen=True)

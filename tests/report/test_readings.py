@@ -174,7 +174,7 @@ def test_a_defense_at_one_strength_is_none_the_less_a_defense(silent, tmp_path):
 def test_the_trade_off_judges_by_the_same_rule(adaptive, silent, tmp_path):
     outcomes = [study_entry(name, "1", path, {"DLG": path}) for name, path in (("read", adaptive), ("silent", silent))]
     text = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind silent (1), none of 6 images was reconstructed; up to 39\N{NO-BREAK SPACE}% may leak" in text
+    assert "Behind silent (1), none of 6 images was reconstructed; the attack may have failed" in text
     assert 'class="chosen"' in text
     few = record(tmp_path, label="few", changes=defended(scale=0.9), noise=0.9, victims=3)
     outcomes[1] = study_entry("few", "1", few, {"DLG": few})

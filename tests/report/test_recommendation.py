@@ -10,6 +10,7 @@ from fl_privacy.report import write_report, write_trade_off
 from fl_privacy.report.advice import answer
 from fl_privacy.report.settings import FIGURES, figures_of
 from fl_privacy.report.words import below
+from fl_privacy.report.write import _headline
 from fl_privacy.runs.folder import Candidate
 from fl_privacy.runs.folder.defense_choice import best_unread
 from fl_privacy.runs.folder.summary import summarize
@@ -93,6 +94,15 @@ def test_what_was_read_is_no_choice_whatever_its_mean() -> None:
     assert "Only 3 separate uploads were attacked" in answer([OPEN, replace(USELESS, groups=3)])
 
 
+@pytest.mark.parametrize(
+    ("over_control", "end"), [(1.0, "up to 14 % may leak"), (-1.0, "the attack may have failed"), (None, "have failed")]
+)
+def test_a_headline_says_what_may_leak_unless_the_attack_may_have_failed(over_control, end):
+    best = replace(GOOD, over_control=over_control)
+    said = _headline([OPEN, best], best, None)
+    assert said.startswith("Behind good, none of 20 images was reconstructed; ") and said.endswith(end)
+
+
 def test_the_answer_names_it_with_its_price():
     text = answer([OPEN, GOOD, USELESS])
     assert text.startswith("2 of 3 meet the goal (no attacked image reconstructed)")
@@ -169,7 +179,7 @@ def test_texts_are_ranked_by_what_is_said_of_texts(tmp_path):
         study_entry("Pruning", "rate 0.9", guarded, {"dager": guarded}),
     ]
     page = write_trade_off(outcomes, tmp_path / "trade_off.html").read_text()
-    assert "Behind Pruning (rate 0.9), none of 6 texts was reconstructed; up to" in page
+    assert "Behind Pruning (rate 0.9), none of 6 texts was reconstructed; the attack may have failed" in page
     assert "Token F1 under dager" in page and "PSNR" not in page
 
 
