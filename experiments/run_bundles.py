@@ -7,7 +7,8 @@
 Each example runs twice, against a SuperLink with TLS and registered keys on loopback: with Flower's own SuperNodes, and
 with `fl-privacy supernode --policy`, whose policy names exactly what the first run's messages held and changes nothing.
 All replies that the server got are compared, bit for bit. Both runs have the same `sitecustomize.py` on their nodes and
-server: it takes data sets from a folder instead of the hub, seeds each call of an app, and writes down messages.
+server: it takes data sets from a folder instead of the hub, prepares them in one process (children hang once JAX has
+threads), seeds each call of an app, and writes down messages.
 """
 
 import argparse
@@ -81,6 +82,10 @@ def _datasets(module):
         kind = KINDS[Path(next(iter(files.values()))[0]).suffix]
         return original(kind, data_files=files, split=split)
     module.load_dataset = load_dataset
+    in_processes = module.Dataset.map
+    def here(data, *args, num_proc=None, **more):
+        return in_processes(data, *args, **more)
+    module.Dataset.map = here
 
 KINDS = {".parquet": "parquet", ".csv": "csv", ".jsonl": "json", ".json": "json"}
 

@@ -23,6 +23,18 @@ def reviewed(folder: Path, client: str, config: str = "") -> Review:
     return review_app(app)
 
 
+@pytest.mark.parametrize("encoding", ["utf-7", "no-such", "rot13"])
+def test_code_is_reviewed_in_the_encoding_in_which_python_runs_it(encoding: str, tmp_path: Path) -> None:
+    app = write(tmp_path, "app_reviewed", PLAIN)
+    code = f"# coding: {encoding}\n# about the data+AAo-import requests+AAo-exec(requests.get(1).text)\n"
+    (app / "hidden.py").write_text(code)
+    found = review_app(app)
+    if encoding == "utf-7":
+        assert [note.where for note in (*found.network, *found.runs)] == ["hidden.py:3", "hidden.py:4"]
+    else:
+        assert found.unread == ["hidden.py"], "Python does not run it either"
+
+
 @pytest.mark.parametrize(
     ("code", "config", "off"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr import common
 from flwr.server import strategy
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
@@ -23,6 +24,8 @@ from tests.flower import project_parts as parts
 from tests.flower.untouched_apps import attacked_only, written_once
 
 pytestmark = pytest.mark.usefixtures("few_evaluations")
+
+PARAMETERS = common.ndarrays_to_parameters([np.zeros(2)])
 
 
 def project(folder: Path, **files: str) -> Path:
@@ -264,6 +267,22 @@ def test_strategies_take_options_as_before_flower_1(name: str) -> None:
         more |= {"initial_parameters": []} if name == "FedAdam" else {}
         made = kind(fraction_eval=0.5, min_eval_clients=3, eval_fn=len, **more)
         assert (made.fraction_evaluate, made.min_evaluate_clients, made.evaluate_fn(1, [2, 2], {})) == (0.5, 3, 2)
+
+
+def test_replies_without_a_status_are_noted_and_unknown_arguments_are_errors() -> None:
+    with moved_names_lent() as lent:
+        common.FitRes(status=common.Status(common.Code.OK, ""), parameters=PARAMETERS, num_examples=3, metrics={})
+        assert not lent
+        for _ in range(2):
+            early = common.FitRes(parameters=PARAMETERS, num_examples=3, num_examples_ceil=4, fit_duration=0.5)  # type: ignore[call-arg]
+            assert (early.num_examples, early.metrics, early.status.code) == (3, {}, common.Code.OK)
+        assert common.EvaluateRes(loss=1.0, num_examples=3, accuracy=0.5).loss == 1.0  # type: ignore[call-arg]
+        assert common.GetParametersRes(parameters=PARAMETERS).parameters is PARAMETERS  # type: ignore[call-arg]
+        names = ("FitRes", "EvaluateRes", "GetParametersRes")
+        assert lent == [f"flwr.common.{name} without status" for name in names]
+        for more in ({"status": early.status}, {}):
+            with pytest.raises(TypeError, match="num_exmples"):
+                common.FitRes(parameters=PARAMETERS, num_exmples=3, **more)  # type: ignore[call-arg,arg-type]
 
 
 def test_an_evaluation_of_the_weights_alone_is_one_as_before_flower_1() -> None:

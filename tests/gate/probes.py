@@ -297,6 +297,20 @@ def processes_outside(places: Places) -> object:
 
 
 @probe
+def memory_is_dumped(places: Places) -> object:
+    """Lower the limit to 0, which bounds files, but not a program of ``core_pattern``; 1 bounds both (core(5))."""
+    core, dumped = resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)
+    new = (ctypes.c_ulong * 2)(0, 0)
+    return reached(
+        limit=lambda: dumped != (1, 1),
+        set=lambda: resource.setrlimit(core, (0, 0)),
+        another=lambda: resource.prlimit(0, core, (0, 0)),
+        old_call=lambda: _call(160, core, new),
+        high_bits=lambda: _call(302, 0, ctypes.c_ulong(1 << 32 | core), new, 0),
+    )
+
+
+@probe
 def environment_is_the_users(places: Places) -> object:
     return ", ".join(name for name in os.environ if name in places["variables"])
 

@@ -1,5 +1,7 @@
 """What passes the engine and what does not, as functions of records."""
 
+import io
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -365,6 +367,29 @@ def test_a_byte_of_true_or_false_holds_nothing_else() -> None:
         else:
             with pytest.raises(RefusedError, match="its bytes are something else"):
                 release(flags, "query", Records(), reply)
+
+
+def claimed(shape: tuple[int, ...]) -> RawArray:
+    """Make an array whose header states ``shape``, with as many bytes, but at most 256 KiB."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return RawArray("float32", shape, NUMPY, header.getvalue() + bytes(4 * min(max(0, math.prod(shape)), 1 << 16)))
+
+
+@given(shape=some.lists(some.integers(-3, 3) | some.sampled_from([1, 1 << 31]), max_size=70).map(tuple))
+def test_an_array_of_any_shape_is_decoded_or_refused_by_name(shape: tuple[int, ...]) -> None:
+    try:
+        assert array_values("x", claimed(shape)).shape == shape
+    except RefusedError as error:
+        assert error.reason in {"shape", "bytes"}
+        assert len(shape) > 32 or min(shape) < 0 or abs(math.prod(shape)) > 1 << 16 or max(shape) == 1 << 31
+
+
+@pytest.mark.parametrize("shape", [(1,) * 65, (-1, -1), (0, 1 << 31, 1 << 31, 1 << 31)])
+def test_a_shape_that_numpy_can_not_make_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RefusedError, match="claims the shape") as error:
+        array_values("x", claimed(shape))
+    assert error.value.reason == "shape"
 
 
 def test_the_size_of_a_message_counts_what_lists_hold() -> None:

@@ -105,6 +105,9 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
         ("version: !!python/name:os.system 1", "expected to be YAML"),
         ("version: 1\nreceives: {guard: maybe}", "guard is expected"),
         ("[" * 5000, "expected to be YAML"),
+        ("version: 1\nsends: {train: {metrics: {allow: {17: {}, '17': {digits: 9}}}}}", "'17' stands twice"),
+        ("version: 1\nsends: {train: {metrics: {allow: {true: {}, 'True': {digits: 9}}}}}", "'True' stands twice"),
+        ("version: 1\nsends: {train: {metrics: {allow: {1: {}, 1.0: {digits: 9}}}}}", "1.0 stands twice"),
     ],
 )
 def test_what_is_no_policy_is_one_line(text: str, line: str) -> None:
@@ -155,6 +158,8 @@ def test_a_policy_that_others_may_write_is_refused(tmp_path: Path) -> None:
         ({"digits": 2, "at_most": 1}, 0.999, 1.0),
         ({"most_bytes": 3}, b"abc", b"abc"),
         ({"most_bytes": 3, "length": 2}, [b"", b"abc"], [b"", b"abc"]),
+        ({"exact": True}, True, True),
+        ({"exact": True, "length": 2}, [True, False], [True, False]),
     ],
 )
 def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, passed: object) -> None:
@@ -185,6 +190,9 @@ def test_numbers_pass_as_the_rule_says(rule: dict[str, object], value: object, p
         ({"most_bytes": 3}, b"abcd", "size"),
         ({"most_bytes": 3}, "abc", "type"),
         ({"most_bytes": 3, "length": 2}, [b"abc"], "type"),
+        ({"length": 2}, [True, False], "type"),
+        ({"exact": True, "length": 2, "at_most": 1}, [True, False], "type"),
+        ({"exact": True, "length": 2, "integer": True}, [True, False], "type"),
     ],
 )
 def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, reason: str) -> None:

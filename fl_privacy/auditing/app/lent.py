@@ -99,6 +99,9 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
 _OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
 """Earlier option of Flower's strategies -> its present name."""
 
+_EARLY_FIGURES = {"num_examples_ceil", "fit_duration", "accuracy"}
+"""Arguments of replies before Flower 1.0."""
+
 TRACKERS = (
     *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
     *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
@@ -137,7 +140,7 @@ def moved_names_lent() -> Iterator[list[str]]:
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
         common: Any = importlib.import_module("flwr.common")
         for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
-            stack.enter_context(replaced(kind, "__init__", partial(_with_present_fields, common)))
+            stack.enter_context(replaced(kind, "__init__", partial(_with_present_fields, common, asked)))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -183,11 +186,13 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
-def _with_present_fields(common: Any, original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:
-    fields = inspect.signature(original).parameters
-    if not args:  # before Flower 1.0, replies had no status, and further figures
-        kwargs = {"status": common.Status(common.Code.OK, ""), "metrics": {}, **kwargs}
-    original(reply, *args, **{name: value for name, value in kwargs.items() if name in fields})
+def _with_present_fields(common: Any, asked: list[str], original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:
+    if not args and "status" not in kwargs:  # before Flower 1.0, replies had no status, and further figures
+        asked.extend({f"flwr.common.{type(reply).__name__} without status"} - {*asked})
+        metrics = {"metrics": {}} if "metrics" in inspect.signature(original).parameters else {}
+        kwargs = {"status": common.Status(common.Code.OK, ""), **metrics, **kwargs}
+        kwargs = {name: value for name, value in kwargs.items() if name not in _EARLY_FIGURES}
+    original(reply, *args, **kwargs)
 
 
 def _present(place: str, asked: list[str], name: str) -> Any:

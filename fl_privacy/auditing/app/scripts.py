@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import Path
 
@@ -206,13 +207,12 @@ def cells_of(path: Path) -> list[str]:
         UserError: it can't be read.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
         if path.suffix != ".ipynb":
-            return [text]
-        cells = [cell for cell in json.loads(text)["cells"] if cell.get("cell_type") == "code"]
+            return [decode_source(path.read_bytes())]  # in the encoding that its first lines state, as Python runs it
+        cells = [cell for cell in json.loads(path.read_bytes())["cells"] if cell.get("cell_type") == "code"]
         texts = (text for cell in cells if not _OF_SHELL.match(text := "".join(cell["source"])))
         return ["\n".join(_MAGIC.sub(r"\1pass", line) for line in text.splitlines()) for text in texts]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, SyntaxError) as error:
         raise UserError(f"{path} is expected to be a script or a notebook, but can't be read.") from error
 
 

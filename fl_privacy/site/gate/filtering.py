@@ -195,9 +195,7 @@ def _kept(
         found[name] = {}
         for key, rule in values.rules.items():
             if rule.value is None and key in record:
-                value, bounds = record[key], (rule.at_least, rule.at_most, rule.length)
-                plain = isinstance(value, bool) and rule.exact and not rule.integer and bounds == (None, None, None)
-                found[name][key] = value if plain else rule.apply(f"{name}/{key}", value)
+                found[name][key] = rule.apply(f"{name}/{key}", record[key])
     fixed = {key: rule.fixed for key, rule in values.rules.items() if rule.value is not None}
     if fixed:  # whatever the app replies or omits
         found.setdefault(values.records[0], {}).update(fixed)
@@ -223,7 +221,10 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
             values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
             if dtype.kind == "b" and values.view(np.uint8).max(initial=0) > 1:
                 break  # a byte holds 8 bits, but true or false is one
-            return values.reshape(shape, order="F" if fortran else "C")
+            try:
+                return values.reshape(shape, order="F" if fortran else "C")
+            except (ValueError, OverflowError) as error:  # negative, or more dimensions than NumPy has
+                raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}") from error
     raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
 
 

@@ -353,6 +353,7 @@ def _landlock(wishes: Wishes, held: Isolation, own_root: bool) -> None:
 
 
 def _limit(wishes: Wishes, slack: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    dumped = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)  # at 1, not even a program of core_pattern gets it
+    resource.setrlimit(resource.RLIMIT_CORE, (dumped, dumped))
     resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.most_bytes, wishes.most_bytes))
     resource.setrlimit(resource.RLIMIT_DATA, (wishes.most_bytes + slack, wishes.most_bytes + slack))

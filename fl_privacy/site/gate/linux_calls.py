@@ -7,10 +7,12 @@ and arm64).
 import ctypes
 import os
 import platform
+import resource
 import struct
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
@@ -91,6 +93,7 @@ DENIED = {
 x86-64 and arm64."""
 
 _SOCKET, _CLONE, _CLONE3, _MMAP = (41, 198), (56, 220), (435, 435), (9, 222)
+_SETRLIMIT, _PRLIMIT = (160, 164), (302, 261)
 _SHARED_NOWHERE = 0x21
 """Flags of shared memory without a file."""
 
@@ -192,7 +195,7 @@ class _Program(ctypes.Structure):
 
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
-    """Refuse the calls ``DENIED``, shared memory and sockets not allowed here, by EPERM; ``OSError`` if it fails."""
+    """Refuse the calls ``DENIED``, shared memory, other sockets and limits of core dumps; ``OSError`` if it fails."""
     if machine() not in _AUDIT:
         raise OSError(f"there is no filter of calls for {machine()}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
@@ -206,35 +209,43 @@ def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
 def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
     """Return the filter's instructions: operation, jumps if true and if false, operand."""
     place = list(_AUDIT).index(machine())
-    refuse, none, allow = 0x50001, 0x50026, 0x7FFF0000  # EPERM, ENOSYS
-    # final instructions come last, since jumps go forward by a number of instructions
-    lines: list[tuple[int, int, str, str]] = [
-        (0x20, 4, "", ""),  # load the architecture
-        (0x15, _AUDIT[machine()], "", "refuse"),
-        (0x20, 0, "", ""),  # load the number
-        (0x35, _X32, "refuse", ""),
-        (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries fall back to clone
-        *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
-        (0x15, _SOCKET[place], "socket", ""),
-        (0x15, _MMAP[place], "mmap", ""),
-        (0x15, _CLONE[place], "clone", "allow"),
-    ]
-    n = len(lines)
-    where = {"clone": n, "mmap": n + 2, "socket": n + 5, "refuse": n + 9, "none": n + 10, "allow": n + 11}
-    lines += [
-        (0x20, 16, "", ""),
-        (0x45, NEWUSER, "refuse", "allow"),
-        (0x20, 40, "", ""),
-        (0x54, _SHARED_NOWHERE, "", ""),
-        (0x15, _SHARED_NOWHERE, "refuse", "allow"),
-        (0x20, 16, "", ""),
-        (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", ""),
-        (0x15, _AF_INET, "allow" if internet else "refuse", ""),
-        (0x15, _AF_INET6, "allow" if internet else "refuse", "refuse"),
-        (0x06, refuse, "", ""),
-        (0x06, none, "", ""),
-        (0x06, allow, "", ""),
-    ]
+    blocks: dict[str, list[tuple[int, int, str, str]]] = {  # jumps go forward alone
+        "start": [
+            (0x20, 4, "", ""),  # load the architecture
+            (0x15, _AUDIT[machine()], "", "refuse"),
+            (0x20, 0, "", ""),  # load the number
+            (0x35, _X32, "refuse", ""),
+            (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries fall back to clone
+            *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
+            (0x15, _SOCKET[place], "socket", ""),
+            (0x15, _MMAP[place], "mmap", ""),
+            (0x15, _SETRLIMIT[place], "setrlimit", ""),
+            (0x15, _PRLIMIT[place], "prlimit", ""),
+            (0x15, _CLONE[place], "clone", "allow"),
+        ],
+        "clone": [(0x20, 16, "", ""), (0x45, NEWUSER, "refuse", "allow")],
+        "mmap": [(0x20, 40, "", ""), (0x54, _SHARED_NOWHERE, "", ""), (0x15, _SHARED_NOWHERE, "refuse", "allow")],
+        "socket": [
+            (0x20, 16, "", ""),
+            (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", ""),
+            (0x15, _AF_INET, "allow" if internet else "refuse", ""),
+            (0x15, _AF_INET6, "allow" if internet else "refuse", "refuse"),
+        ],
+        "setrlimit": [(0x20, 16, "", ""), (0x15, resource.RLIMIT_CORE, "refuse", "allow")],
+        "prlimit": [
+            (0x20, 24, "", ""),
+            (0x15, resource.RLIMIT_CORE, "", "allow"),
+            (0x20, 32, "", ""),  # both halves of the pointer to a new limit
+            (0x15, 0, "", "refuse"),
+            (0x20, 36, "", ""),
+            (0x15, 0, "allow", "refuse"),
+        ],
+        "refuse": [(0x06, 0x50001, "", "")],  # EPERM
+        "none": [(0x06, 0x50026, "", "")],  # ENOSYS
+        "allow": [(0x06, 0x7FFF0000, "", "")],
+    }
+    lines = [line for block in blocks.values() for line in block]
+    where = dict(zip(blocks, accumulate(map(len, blocks.values()), initial=0), strict=False))
 
     def jump(here: int, name: str) -> int:
         return where[name] - here - 1 if name else 0

@@ -25,9 +25,9 @@ class PlainLoader(yaml.SafeLoader):
             found = self.construct_object(key, deep=True)
             if not isinstance(found, str | int | float | bool | None):
                 raise yaml.constructor.ConstructorError(None, None, "a key is no text", key.start_mark)
-            if found in seen:
+            if seen & {found, str(found)}:  # 17 and '17' name one setting
                 raise yaml.constructor.ConstructorError(None, None, f"{found!r:.80} stands twice", key.start_mark)
-            seen.add(found)
+            seen |= {found, str(found)}
         return super().construct_mapping(node, deep=deep)
 
     def compose_node(self, parent: Any, index: Any) -> Any:

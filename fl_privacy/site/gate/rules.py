@@ -148,9 +148,10 @@ class Rule:
             if same := [one for one in self.one_of if type(one) is type(value) and one == value]:
                 return same[0]  # the policy's own: 0.0 equals -0.0
             raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
+        flags = self.exact and not self.integer and self.at_least is None and self.at_most is None
+        if (isinstance(value, bytes) and len(value) <= (self.most_bytes or -1)) or (isinstance(value, bool) and flags):
+            return value
         if self.most_bytes is not None:
-            if isinstance(value, bytes) and len(value) <= self.most_bytes:
-                return value
             raise RefusedError("size" if isinstance(value, bytes) else "type", f"{where} is {_short(value)}")
         if isinstance(value, str | bytes):
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
