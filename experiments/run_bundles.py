@@ -167,7 +167,7 @@ class Finder(importlib.abc.MetaPathFinder):
             sys.meta_path.insert(0, self)
         if spec is None or spec.loader is None:
             return spec
-        load, after = spec.loader.exec_module, AFTER.pop(name)
+        load, after = spec.loader.exec_module, AFTER[name]  # a spec may be looked for more than once
         def exec_module(module):
             load(module)
             after(module)

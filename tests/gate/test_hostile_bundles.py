@@ -190,6 +190,43 @@ CASES = {
     tries("killed", lambda: os.kill(GATE, 0) or GATE != os.getpid() and Path(f"/proc/{GATE}/cmdline").exists())
     tries("traced", lambda: ctypes.CDLL(None).ptrace(16, GATE, 0, 0) == 0)
 """,
+    "descriptors and folders of others": """
+    for other in (*Path("/proc").glob("[0-9]*"), "/proc/self", "/proc/thread-self"):
+        tries(f"{other}/root", lambda: bool(os.listdir(f"{other}/root{SITE}/site")))
+        tries(f"{other}/cwd", lambda: bool(os.listdir(f"{other}/cwd/../../../../../../..{SITE}/site")))
+        for number in range(64):
+            link = f"{other}/fd/{number}"
+            own = ("pipe:", "anon_inode:", "/dev/", "/proc/", "/usr/", sys.prefix, sys.base_prefix)
+            tries(link, lambda: not os.readlink(link).startswith(own))
+            tries(f"{link}/..", lambda: bool(os.listdir(f"{link}/../../../..{SITE}/site")))
+""",
+    "signals": """
+    import fcntl
+    number = signal.SIGSTOP if secret[0] % 2 else signal.SIGKILL
+    for process in {1, os.getppid(), GATE, -GATE, -1} - {os.getpid(), -os.getpgrp()}:
+        tries("signalled", lambda: os.kill(process, number) and False)
+    for pipe in range(3, 16):
+        tries("owner", lambda: GATE != os.getpid() and fcntl.fcntl(pipe, fcntl.F_SETOWN, GATE) == 0)
+""",
+    "warnings": """
+    import faulthandler, warnings
+    warnings.simplefilter("always")
+    warnings.warn_explicit(secret.hex(), UserWarning, secret.hex(), secret[0])
+    sys.unraisablehook = lambda told: print(secret.hex(), file=sys.__stderr__, flush=True)
+    faulthandler.dump_traceback(all_threads=True)
+    sys.stdout.buffer.write(b"\\r\\x1b[2J" + secret)
+""",
+    "the exit status": "    os._exit(81 + secret[0] % 2)",
+    "a core dump": """
+    import resource
+    tries("limit", lambda: resource.getrlimit(resource.RLIMIT_CORE) != (1, 1))
+    tries("limited", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    tries("dumped", lambda: os.WCOREDUMP(os.wait()[1]))
+""",
+    "numbers too small to be rounded": "    metrics['train_loss'] = 5e-324 * secret[0]",
+    "the size of the app's state": "    context.state['own'] = ConfigRecord({'kept': bytes(secret[0] << 18)})",
 }
 """Channel -> how a bundle's app tries it."""
 
@@ -279,7 +316,8 @@ HONEST = (
     *("files of the site", "writes to the data", "a socket of the internet", "a socket in a file", "the environment"),
     *("the order of arrays", "empty records", "the sign of zero", "the type of a count"),
     *("logs", "low bits of a metric", "low bits of a count", "the order of keys", "the app's state"),
-    *("a process that stays", "the gate's process"),
+    *("a process that stays", "the gate's process", "descriptors and folders of others", "signals", "warnings"),
+    *("a core dump", "numbers too small to be rounded", "the size of the app's state"),
 )
 """Channels after which the reply is an honest one: what was tried came to nothing, or it raises what it reached."""
 

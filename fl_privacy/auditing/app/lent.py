@@ -99,9 +99,6 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
 _OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
 """Earlier option of Flower's strategies -> its present name."""
 
-_EARLY_FIGURES = {"num_examples_ceil", "fit_duration", "accuracy"}
-"""Arguments of replies before Flower 1.0."""
-
 TRACKERS = (
     *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
     *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
@@ -191,7 +188,8 @@ def _with_present_fields(common: Any, asked: list[str], original: Any, reply: An
         asked.extend({f"flwr.common.{type(reply).__name__} without status"} - {*asked})
         metrics = {"metrics": {}} if "metrics" in inspect.signature(original).parameters else {}
         kwargs = {"status": common.Status(common.Code.OK, ""), **metrics, **kwargs}
-        kwargs = {name: value for name, value in kwargs.items() if name not in _EARLY_FIGURES}
+        for name in ("num_examples_ceil", "fit_duration", "accuracy"):
+            kwargs.pop(name, None)
     original(reply, *args, **kwargs)
 
 

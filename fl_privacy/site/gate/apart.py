@@ -228,17 +228,16 @@ def remove(folder: Path) -> None:
 def _relay(said: IO[bytes]) -> None:
     left, since, dropped = float(LINES_AT_ONCE), time.monotonic(), 0
     with said, suppress(OSError, ValueError):
-        while line := said.readline(LONGEST_LINE):
-            now = time.monotonic()
+        while True:
+            line, now = said.readline(LONGEST_LINE), time.monotonic()
             left, since = min(LINES_AT_ONCE, left + (now - since) * LINES_EACH_SECOND), now
-            if left < 1:
+            if line and left < 1:
                 dropped += 1
                 continue
             left -= 1
             if dropped:
                 say(f"app: ({dropped} lines were left out)", aside=True)
                 dropped = 0
+            if not line:
+                return
             say(f"app: {visible(line.decode(errors='replace').rstrip())}", aside=True)
-    if dropped:
-        with suppress(OSError, ValueError):
-            say(f"app: ({dropped} lines were left out)", aside=True)

@@ -92,8 +92,10 @@ DENIED = {
 """Calls that inspect other processes, change the isolation, or hold uncounted memory, by their numbers on
 x86-64 and arm64."""
 
-_SOCKET, _CLONE, _CLONE3, _MMAP = (41, 198), (56, 220), (435, 435), (9, 222)
-_SETRLIMIT, _PRLIMIT = (160, 164), (302, 261)
+_LIMITED = {"socket": (41, 198), "mmap": (9, 222), "clone": (56, 220), "setrlimit": (160, 164), "prlimit": (302, 261)}
+"""Calls that are refused with some arguments, in the same way."""
+
+_CLONE3 = 435  # its flags are in memory: libraries without it fall back to clone
 _SHARED_NOWHERE = 0x21
 """Flags of shared memory without a file."""
 
@@ -209,28 +211,22 @@ def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
 def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
     """Return the filter's instructions: operation, jumps if true and if false, operand."""
     place = list(_AUDIT).index(machine())
+    families = [_AF_UNIX] * unix_sockets + [_AF_INET, _AF_INET6] * internet
+    refused, allowed = (0x06, 0x50001, "", ""), (0x06, 0x7FFF0000, "", "")  # by EPERM
     blocks: dict[str, list[tuple[int, int, str, str]]] = {  # jumps go forward alone
         "start": [
             (0x20, 4, "", ""),  # load the architecture
             (0x15, _AUDIT[machine()], "", "refuse"),
             (0x20, 0, "", ""),  # load the number
             (0x35, _X32, "refuse", ""),
-            (0x15, _CLONE3[place], "none", ""),  # its flags are in memory: libraries fall back to clone
+            (0x15, _CLONE3, "none", ""),
             *((0x15, numbers[place], "refuse", "") for numbers in DENIED.values()),
-            (0x15, _SOCKET[place], "socket", ""),
-            (0x15, _MMAP[place], "mmap", ""),
-            (0x15, _SETRLIMIT[place], "setrlimit", ""),
-            (0x15, _PRLIMIT[place], "prlimit", ""),
-            (0x15, _CLONE[place], "clone", "allow"),
+            *((0x15, numbers[place], name, "") for name, numbers in _LIMITED.items()),
+            allowed,
         ],
         "clone": [(0x20, 16, "", ""), (0x45, NEWUSER, "refuse", "allow")],
         "mmap": [(0x20, 40, "", ""), (0x54, _SHARED_NOWHERE, "", ""), (0x15, _SHARED_NOWHERE, "refuse", "allow")],
-        "socket": [
-            (0x20, 16, "", ""),
-            (0x15, _AF_UNIX, "allow" if unix_sockets else "refuse", ""),
-            (0x15, _AF_INET, "allow" if internet else "refuse", ""),
-            (0x15, _AF_INET6, "allow" if internet else "refuse", "refuse"),
-        ],
+        "socket": [(0x20, 16, "", ""), *((0x15, family, "allow", "") for family in families), refused],
         "setrlimit": [(0x20, 16, "", ""), (0x15, resource.RLIMIT_CORE, "refuse", "allow")],
         "prlimit": [
             (0x20, 24, "", ""),
@@ -240,9 +236,9 @@ def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, 
             (0x20, 36, "", ""),
             (0x15, 0, "allow", "refuse"),
         ],
-        "refuse": [(0x06, 0x50001, "", "")],  # EPERM
+        "refuse": [refused],
         "none": [(0x06, 0x50026, "", "")],  # ENOSYS
-        "allow": [(0x06, 0x7FFF0000, "", "")],
+        "allow": [allowed],
     }
     lines = [line for block in blocks.values() for line in block]
     where = dict(zip(blocks, accumulate(map(len, blocks.values()), initial=0), strict=False))
