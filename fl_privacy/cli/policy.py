@@ -128,7 +128,7 @@ def approve(
     for text, instead in asked.unmet.items():
         say(visible(f"It needs {text}: {instead}."))
     if not refuse:  # also a bundle that no review can read
-        place = approvals.bundle_of(run, asked.fab)
+        place = approvals.place(run, f"{asked.fab}.fab")
         say(review_app(place).in_words())
         with zipfile.ZipFile(place) as archive:
             names = sorted(archive.namelist())

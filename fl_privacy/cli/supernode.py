@@ -49,18 +49,20 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
             " way to run apps."
         )
     _expect_app(app, here=not policy)
-    holds = bool(policy) and _expect_policy(policy, arguments, app)
+    parser = argparse.ArgumentParser(add_help=False)  # abbreviations too, as Flower takes them
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="9094")
+    parser.add_argument("--auth-supernode-private-key", type=Path)
+    of_node = parser.parse_known_args(arguments)[0]
+    holds = bool(policy) and _expect_policy(policy, of_node.auth_supernode_private_key, app)
     from fl_privacy.flower.inside.supernode import run_supernode  # noqa: PLC0415
 
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     hide_memory()
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
     with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
-        parser = argparse.ArgumentParser(add_help=False)
-        parser.add_argument("--host", default="127.0.0.1")
-        parser.add_argument("--port", default="9094")
-        runtime, told = parser.parse_known_args(arguments)[0], Path(folder) / "app"
-        own = ["-m", "fl_privacy.cli.node_worker", f"{runtime.host}:{runtime.port}", app, str(told), policy]
+        told = Path(folder) / "app"
+        own = ["-m", "fl_privacy.cli.node_worker", f"{of_node.host}:{of_node.port}", app, str(told), policy]
         worker = _started(command := [sys.executable, *own], secret)
         _expect_loaded(app, worker, told)
         threading.Thread(target=_keep_alive, args=(worker, command, secret), daemon=True).start()
@@ -82,7 +84,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     return ended.status
 
 
-def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> bool:
+def _expect_policy(policy: str, key: Path | None, app: str) -> bool:
     """Log the policy's gaps, and refuse an app of this package or one that could read ledger, policy or node key.
 
     Return whether runs bring their apps, whose messages don't wait for each other.
@@ -96,10 +98,7 @@ def _expect_policy(policy: str, arguments: Sequence[str], app: str) -> bool:
     own = [] if policy in READY else [Path(policy)]
     own += [found.budget.ledger, found.budget.anchor] if found.budget else []
     own += [found.runs.folder] if found.runs else []
-    parser = argparse.ArgumentParser(add_help=False)  # abbreviations too, as Flower takes them
-    parser.add_argument("--auth-supernode-private-key", type=Path)
-    if (key := parser.parse_known_args(arguments)[0].auth_supernode_private_key) is not None:
-        own.append(key)
+    own += [key] if key is not None else []
     given = [*map(Path, readable(Wishes(temporary=""))), *found.app.reads, *found.app.writes]
     for place in own:
         if within := holder_of(place, given):

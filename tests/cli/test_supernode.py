@@ -189,5 +189,5 @@ def test_a_site_hears_of_a_python_that_follows_links(
     monkeypatch.delattr("tempfile._resetperms", raising=False)
     if mended:
         monkeypatch.setattr("tempfile._resetperms", str, raising=False)
-    supernode._expect_policy("dp", [], "package.module:app")
+    supernode._expect_policy("dp", None, "package.module:app")
     assert ("CVE-2023-6597" in caplog.text) == (not mended)

@@ -290,7 +290,7 @@ def test_a_run_waits_until_the_site_decides_on_its_bundle_and_configuration(
     assert admitted(one, bundle, lr=1) is None and admitted(one, bundle, lr=1) is None
     (waiting,) = one.waiting()
     assert waiting.config == {"lr": 1} and waiting.unmet == {"no-such-thing": "not installed"}
-    assert oct(one.bundle_of("7", bundle.digest).stat().st_mode)[-3:] == "600"
+    assert oct(one.place("7", f"{bundle.digest}.fab").stat().st_mode)[-3:] == "600"
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     one.decide("7", "yes", waiting.token)
     assert not one.waiting()
@@ -451,7 +451,7 @@ def test_a_site_sees_a_review_and_decides(tmp_path: Path, capsys: pytest.Capture
     assert "train" in said and "requests" in said and "no-such-thing: not installed" in said and "\x1b" not in said
     assert " end'" in said and "brought_app.so, pyproject.toml." in said, "all of the configuration and all files"
     assert "Run 7 is approved." in said
-    one.bundle_of("8", bundle.digest).write_bytes(b"what no review can read")
+    one.place("8", f"{bundle.digest}.fab").write_bytes(b"what no review can read")
     assert run_command_line(["policy", "approve", place, "8", "--yes"]) == 2
     assert run_command_line(["policy", "approve", place, "8", "--refuse"]) == 0
     assert admitted(one, bundle, run="7", note="\x1b[2Jx" + " " * 300 + "end")

@@ -136,8 +136,9 @@ def moved_names_lent() -> Iterator[list[str]]:
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
         common: Any = importlib.import_module("flwr.common")
+        lend = partial(_with_present_fields, common.Status(common.Code.OK, ""), asked)
         for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
-            stack.enter_context(replaced(kind, "__init__", partial(_with_present_fields, common, asked)))
+            stack.enter_context(replaced(kind, "__init__", lend))
         for place in sorted(HOMES):
             try:
                 module: Any = importlib.import_module(place)
@@ -183,13 +184,13 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
     original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
 
 
-def _with_present_fields(common: Any, asked: list[str], original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:
+def _with_present_fields(fine: Any, asked: list[str], original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:
     if not args and "status" not in kwargs:  # before Flower 1.0, replies had no status, and further figures
         asked.extend({f"flwr.common.{type(reply).__name__} without status"} - {*asked})
-        metrics = {"metrics": {}} if "metrics" in inspect.signature(original).parameters else {}
-        kwargs = {"status": common.Status(common.Code.OK, ""), **metrics, **kwargs}
-        for name in ("num_examples_ceil", "fit_duration", "accuracy"):
-            kwargs.pop(name, None)
+        fields = inspect.signature(original).parameters.keys()
+        early = {"num_examples_ceil", "fit_duration", "accuracy", "metrics"} - fields
+        kwargs = {"status": fine, "metrics": {}, **kwargs}
+        kwargs = {name: value for name, value in kwargs.items() if name not in early}
     original(reply, *args, **kwargs)
 
 

@@ -17,6 +17,7 @@ from fl_privacy.errors import UserError, say
 from fl_privacy.runs.folder import read_run
 from fl_privacy.runs.folder.ongoing import CONFIG, IDENTITY, METRICS, expect_finished, is_aside, is_finished
 from fl_privacy.runs.folder.records import RecordWriter
+from fl_privacy.site.gate.warden import figures
 
 MIB = 1 << 20
 _CGROUP = Path("/sys/fs/cgroup")
@@ -113,14 +114,10 @@ def _cgroup(memory: int) -> Iterator[Path | None]:
 
 
 def _own_bytes(pid: int) -> int:
-    """Return the anonymous, else the resident memory of a process; 0 once it is gone."""
-    try:
-        told = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
-    value = found.get("RssAnon") or found.get("VmRSS")
-    return int(value.split()[0]) * 1024 if value else 0
+    told = dict[str, int]()
+    with suppress(OSError):  # gone
+        told = figures(Path(f"/proc/{pid}/status").read_bytes())
+    return 1024 * (told.get("RssAnon") or told.get("VmRSS", 0))  # resident memory without an anonymous part
 
 
 ENOUGH_SECONDS = 20.0

@@ -162,11 +162,8 @@ class LoopbackFederation:
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
-        try:
-            return self._processes[name].wait(seconds)
-        except subprocess.TimeoutExpired as error:
-            said = _last(self.said(name))
-            raise UserError(f"{name} is expected to end in {seconds:g} s, but did not: {said}") from error
+        self.wait_for(name, lambda: self.ended(name) is not None, "end", seconds)
+        return int(self._processes[name].returncode)
 
     def stop(self) -> None:
         for process in self._processes.values():

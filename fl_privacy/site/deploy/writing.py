@@ -121,18 +121,16 @@ def _write_texts(deployment: Deployment) -> None:
         _write(folder / name, name, values | {"last": last})
     if not (folder / "constraints.txt").exists():
         write_whole(folder / "constraints.txt", "".join(f"{one}\n" for one in installed_versions()))
-    _write(folder / "register.sh", "register.sh", values, executable=True)
-    _write(deployment.superlink / "start.sh", "superlink.sh", values, executable=True)
+    _write(folder / "register.sh", "register.sh", values)
+    _write(deployment.superlink / "start.sh", "superlink.sh", values)
     _write(deployment.superlink / "fl-privacy-superlink.service", "superlink.service", values)
     services = []
     for number in range(deployment.nodes):
         node, mine = deployment.node(number), values | {"number": number, "runtime": FIRST_RUNTIME_PORT + number}
-        _write(node / "start.sh", "node.sh", mine, executable=True)
+        _write(node / "start.sh", "node.sh", mine)
         _write(node / f"fl-privacy-node-{number}.service", "node.service", mine)
         services.append(_text("compose-node.yaml", mine))
     _write(folder / "compose.yaml", "compose.yaml", values | {"node_services": "".join(services)})
-    (folder / "flwr").mkdir(exist_ok=True)
-    (folder / "app").mkdir(exist_ok=True)
     _write(folder / "flwr" / "config.toml", "config.toml", values | {"ca": json.dumps(str(deployment.authority[0]))})
     _write(folder / "app" / "pyproject.toml", "app.toml", values)
 
@@ -152,9 +150,10 @@ def installed_versions() -> list[str]:
     return [f"{name}=={version}" for name, version in sorted(found.items())]
 
 
-def _write(path: Path, template: str, values: dict[str, object], *, executable: bool = False) -> None:
+def _write(path: Path, template: str, values: dict[str, object]) -> None:
+    path.parent.mkdir(exist_ok=True)
     write_whole(path, _text(template, values))
-    if executable:
+    if path.suffix == ".sh":
         path.chmod(_EXECUTABLE)
 
 

@@ -330,7 +330,7 @@ class Approvals:
         if len(text) > LARGEST_DECISION:
             raise RefusedError("size", f"run {run} has a configuration and packages of {len(text)} bytes")
         self.forget(run)
-        write_private(self.bundle_of(run, bundle.digest), bundle.content)
+        write_private(self.place(run, f"{bundle.digest}.fab"), bundle.content)
         write_private(self.place(run, "json"), text)
         logger.warning("Run %s of %s waits: fl-privacy policy approve SITE.yaml %s", run, bundle.in_words(), run)
         return None
@@ -368,7 +368,7 @@ class Approvals:
 
     def forget(self, run: str) -> None:
         """Remove a run from the waiting ones."""
-        for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}-*.fab")):
+        for place in (self.place(run, "json"), *self.runs.folder.glob(f"{run}.*.fab")):
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
@@ -384,11 +384,8 @@ class Approvals:
         except (OSError, ValueError, TypeError) as error:
             raise UserError(f"{self.runs.folder} is expected to hold waiting runs, but does not: {error}.") from error
 
-    def bundle_of(self, run: str, digest: str) -> Path:
-        """Return the path of a waiting bundle, which its content names: a coordinator may send another."""
-        return self.place(run, "fab").with_name(f"{run}-{digest}.fab")
-
     def place(self, run: str, suffix: str) -> Path:
+        """Return the path of a run's ``json``, ``decision`` or, as a coordinator may send several, ``DIGEST.fab``."""
         if not _RUN.fullmatch(run):
             raise UserError(f"RUN is expected to be the number of a run, but got {run!r:.40}.")
         return self.runs.folder / f"{run}.{suffix}"

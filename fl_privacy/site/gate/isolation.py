@@ -275,9 +275,7 @@ def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
 
 
 def _escaped(place: str) -> str:
-    for letter in "\\,:":
-        place = place.replace(letter, f"\\{letter}")
-    return place
+    return re.sub(r"([\\,:])", r"\\\1", place)
 
 
 def readable(wishes: Wishes) -> list[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from fl_privacy.site.gate.bundles import APPROVE, Runs
-from fl_privacy.site.gate.entries import FACTORS, epsilon_of, most_rho
+from fl_privacy.site.gate.entries import epsilon_of, most_rho
 from fl_privacy.site.gate.policy import LOAD_SECONDS, MIB, MOST_CELLS, AppLimits, Reply, SitePolicy
 
 LARGE_BITS = 128  # a person's record fits into these
@@ -138,18 +138,17 @@ def _counted(policy: SitePolicy) -> Iterator[str]:
 
 def replies_within(policy: SitePolicy) -> int:
     """Return the number of replies with weights within a budget; 0 without a budget of epsilon."""
-    if policy.budget is None or policy.budget.epsilon is None or policy.protect is None or policy.noising is None:
+    limits = policy.limits
+    if limits.epsilon is None or policy.noising is None:
         return 0
-    one = FACTORS[policy.protect.unit] * policy.noising.rho
-    return int(most_rho(policy.budget.epsilon, policy.budget.delta) / one * (1 + 1e-9))
+    return int(most_rho(limits.epsilon, limits.delta) / (limits.factor * policy.noising.rho) * (1 + 1e-9))
 
 
 def course_of(policy: SitePolicy, replies: int) -> float:
     """Return epsilon after ``replies`` replies with weights; infinite without noise."""
-    if policy.protect is None or policy.noising is None:
+    if policy.noising is None:
         return math.inf if replies else 0.0
-    delta = policy.budget.delta if policy.budget else 1e-5
-    return epsilon_of(replies * FACTORS[policy.protect.unit] * policy.noising.rho, delta)
+    return epsilon_of(replies * policy.limits.factor * policy.noising.rho, policy.limits.delta)
 
 
 def _runs(runs: Runs) -> Iterator[str]:

@@ -74,7 +74,7 @@ def _beyond(room: Room, scratch: str) -> int:
     processes = list[tuple[str, Mapping[str, int]]]()
     for number in numbers:
         with suppress(OSError):
-            processes.append((number, _figures(Path(f"/proc/{number}/status").read_bytes())))
+            processes.append((number, figures(Path(f"/proc/{number}/status").read_bytes())))
     threads = sum(told.get("Threads", 1) for _, told in processes)
     if threads > room.most_tasks:
         return PROCESSES
@@ -91,7 +91,8 @@ def _beyond(room: Room, scratch: str) -> int:
     return MEMORY if rest + exact > room.most_bytes else 0
 
 
-def _figures(text: bytes) -> dict[str, int]:
+def figures(text: bytes) -> dict[str, int]:
+    """Return the numbers in a file of ``/proc`` by name."""
     found: dict[str, int] = {}
     for line in text.splitlines():
         name, _, value = line.partition(b":")
@@ -107,7 +108,7 @@ def _own(told: Mapping[str, int]) -> int:
 
 def _share(number: str, otherwise: int) -> int:
     try:
-        told = _figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
+        told = figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
     except ProcessLookupError:
         return 0
     except OSError:
