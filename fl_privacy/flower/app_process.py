@@ -63,7 +63,6 @@ class Cell:
             reads=(*map(str, limits.reads), *more),
             writes=tuple(map(str, limits.writes)),
             layered=tuple(str(place) for place in limits.reads if place.is_dir()) if bundled else (),
-            sealed=True,
             most_bytes=limits.most_bytes,
             most_processes=limits.most_processes,
         )

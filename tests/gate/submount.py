@@ -12,7 +12,7 @@ from fl_privacy.site.gate import linux_calls as kernel
 from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
 
-def changed(folder: Path, *, sealed: bool) -> list[str] | None:
+def changed(folder: Path) -> list[str] | None:
     """Return the changes that went through; ``None`` where nothing can be mounted."""
     user, group = os.getuid(), os.getgid()
     try:
@@ -28,13 +28,16 @@ def changed(folder: Path, *, sealed: bool) -> list[str] | None:
     for place in (read / "under", read / "a mount", read / "a mount"):  # the last lies over another
         kernel.mount("tmpfs", str(place), "tmpfs", kernel.MS_NOSUID if place.name == "under" else 0)
         (place / "file").write_text("the user's")
+    for name in ("source", "file"):  # a mount of a single file, as containers have them in /usr
+        (read / name).write_text("the user's" if name == "source" else "")
+    kernel.mount(str(read / "source"), str(read / "file"), None, kernel.MS_BIND)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(read / "a mount" / "socket"))
     listener.listen()
-    files = [read / "a mount" / "file", read / "under" / "file"]
-    if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),), sealed=sealed)).is_all:
+    files = [read / "a mount" / "file", read / "under" / "file", read / "file"]
+    if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),))).is_all:
         return None
-    assert [file.read_text() for file in files] == ["the user's"] * 2
+    assert [file.read_text() for file in files] == ["the user's"] * 3
     tries: dict[str, Callable[[Path], object]] = {
         "mode": lambda file: file.chmod(0o777),
         "times": lambda file: os.utime(file, (0, 0)),
@@ -49,12 +52,11 @@ def changed(folder: Path, *, sealed: bool) -> list[str] | None:
             except OSError:
                 continue
             found.append(f"{what} of {file.parent.name}")
-    if sealed:
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as wire:
-            wire.connect(str(read / "a mount" / "socket"))
-            found.append("a call")
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(str(read / "a mount" / "socket"))
+        found.append("a call")
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(changed(Path(sys.argv[1]), sealed="sealed" in sys.argv)), flush=True)
+    print(json.dumps(changed(Path(sys.argv[1]))), flush=True)

@@ -173,9 +173,8 @@ def test_the_world_outside_is_as_it_was(inside: Apart, world: dict[str, Any]) ->
     assert folder is not None and not folder.exists()
 
 
-@pytest.mark.parametrize("sealed", ["sealed", "open"])
-def test_a_mount_within_a_folder_that_is_read_is_not_changed(sealed: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.gate.submount", str(tmp_path), sealed]
+def test_a_mount_within_a_folder_that_is_read_is_neither_changed_nor_called(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.gate.submount", str(tmp_path)]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
     found = json.loads(told.stdout)
     if found is None:
@@ -184,24 +183,26 @@ def test_a_mount_within_a_folder_that_is_read_is_not_changed(sealed: str, tmp_pa
 
 
 def test_a_socket_in_a_folder_that_is_sealed_leads_nowhere_whenever_it_is_made(tmp_path: Path) -> None:
-    data, aside = tmp_path / "data", tmp_path / "aside"
-    for folder in (data / "deeper", aside):
+    data, aside, packages = tmp_path / "data", tmp_path / "aside", tmp_path / "packages"
+    for folder in (data / "deeper", aside, packages):
         folder.mkdir(parents=True)
     (tmp_path / "link").symlink_to(data)
     (data / "own.txt").write_text("own")
-    early, late = (socket.socket(socket.AF_UNIX) for _ in range(2))
-    early.bind(str(data / "s"))
-    early.listen()
+    early, late, other = (socket.socket(socket.AF_UNIX) for _ in range(3))
+    for listener, place in ((early, data / "s"), (other, packages / "s")):
+        listener.bind(str(place))
+        listener.listen()
     reads = (str(tmp_path / "link"), str(data / "own.txt"), str(tmp_path / "none"))
     for writes in ((), (str(aside),)):
         process = begun(
-            Apart(MODULE, Wishes(temporary="", reads=reads, writes=writes, sealed=True), {"PYTHONPATH": ROOT})
+            Apart(MODULE, Wishes(temporary="", reads=reads, writes=writes), {"PYTHONPATH": f"{ROOT}:{packages}"})
         )
         try:
             if not writes:
                 late.bind(str(data / "deeper" / "s"))
                 late.listen()
             places = [str(place / name) for place in (tmp_path / "link", data) for name in ("s", "deeper/s")]
+            places.append(str(packages / "s"))
             assert tried(process, "sockets_are_called", {"places": places}) == ""
             assert (
                 tried(process, "files_are_read", {"places": [f"{tmp_path}/link/own.txt", f"{data}/own.txt"]})
@@ -217,9 +218,7 @@ def test_sockets_are_not_made_where_a_folder_can_not_be_sealed(tmp_path: Path) -
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "s"))
     listener.listen()
-    process = begun(
-        Apart(MODULE, Wishes(temporary="", reads=(str(tmp_path / "s"),), sealed=True), {"PYTHONPATH": ROOT})
-    )
+    process = begun(Apart(MODULE, Wishes(temporary="", reads=(str(tmp_path / "s"),)), {"PYTHONPATH": ROOT}))
     try:
         assert tried(process, "sockets_are_called", {"places": [str(tmp_path / "s")]}) == ""
         assert tried(process, "sockets_are_made", {}) == ""

@@ -45,7 +45,6 @@ class Wishes:
     Attributes:
         temporary: working folder, whose neighbor ``root`` becomes the process's root.
         reads, writes: places in addition to the system's and Python's.
-        sealed: ``True`` if no socket or pipe in ``reads`` and ``writes``, old or new, may lead out.
         layered: readable folders whose changes disappear with the process.
         hidden: folders and files within these that appear empty.
         most_bytes: largest memory of the process with its children, and of files that it writes.
@@ -55,7 +54,6 @@ class Wishes:
     temporary: str
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
-    sealed: bool = False
     layered: Sequence[str] = ()
     hidden: Sequence[str] = ()
     most_bytes: int = 8 << 30
@@ -210,7 +208,7 @@ def _change_root(wishes: Wishes, held: Isolation) -> bool:
         bound = _outermost(given)
         for place in bound:
             _bind(place, root, read_only=True)
-        if wishes.sealed and not (_sealed(wishes.reads, root, bound, _folder(space / "sealed")) and not wishes.writes):
+        if not _sealed(bound, root, _folder(space / "sealed")) or wishes.writes:
             held.missing.append(UNSEALED)
         for place in (*DEVICES, *GRAPHICS, *wishes.writes):
             _bind(place, root)
@@ -239,20 +237,19 @@ def _folder(place: Path) -> str:
     return str(place)
 
 
-def _sealed(places: Iterable[str], root: str, bound: Iterable[str], empty: str) -> bool:
+def _sealed(bound: Iterable[str], root: str, empty: str) -> bool:
     """Lay overlays over folders, so that no outside socket or pipe is reached; return whether all succeed."""
     sealed = True
-    for real in map(os.path.realpath, places):
-        for target in [root + place for place in _seen_at((real,), bound)]:
-            if not os.path.lexists(target) or os.path.isfile(real):  # noqa: PTH113
-                continue
-            told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
-            try:
-                if real == "/" or any(place != target for place in _mounts_within(target)):
-                    raise OSError(errno.EINVAL, "others are in it")
-                kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
-            except OSError:
-                sealed = False
+    for target, real in [(root + place, os.path.realpath(place)) for place in bound]:
+        if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
+            continue
+        told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
+        try:
+            if real == "/" or any(place != target for place in _mounts_within(target)):
+                raise OSError(errno.EINVAL, "others are in it")
+            kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
+        except OSError:
+            sealed = False
     return sealed
 
 
