@@ -100,12 +100,13 @@ CASES = {
     tries("names", lambda: socket.gethostbyname(secret[:8].hex() + ".example.org"))
 """,
     "a socket in a file": """
-    def call():
+    def call(folder):
         with socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(1)
-            wire.connect(str(Path(SITE, "data", "listens")))
+            wire.connect(str(Path(SITE, folder, "listens")))
             wire.sendall(secret)
-    tries("socket", call)
+    for folder in ("data", "packages"):
+        tries("socket", lambda: call(folder))
     tries("abstract", lambda: socket.socket(socket.AF_UNIX).connect(chr(0) + "listens"))
     tries("pipe", lambda: os.write(os.open(Path(SITE, "data", "pipe"), os.O_WRONLY | os.O_NONBLOCK), secret))
 """,
@@ -242,7 +243,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    for name in ("site", "away", "data"):
+    for name in ("site", "away", "data", "packages"):
         (tmp_path / name).mkdir(mode=0o700)
     (tmp_path / "site" / "node.key").write_bytes(b"the key of the node")
     (tmp_path / "data" / "other").write_bytes(b"another example")
@@ -250,15 +251,18 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("NODE_SECRET_KEY", "a variable of the node")
     start = Cell.open
     monkeypatch.setattr(Cell, "open", lambda cell: start(cell) if cell.app else Isolation())
-    with socket.socket(socket.AF_UNIX) as server, identity_put_back():
-        monkeypatch.chdir(tmp_path / "data")
-        server.bind("listens")
-        server.listen()
-        server.settimeout(0.1)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as other, identity_put_back():
+        for listens, folder in ((server, "data"), (other, "packages")):
+            monkeypatch.chdir(tmp_path / folder)
+            listens.bind("listens")
+            listens.listen()
+            listens.settimeout(0.1)
         identify_process()
         yield tmp_path
-        with pytest.raises(TimeoutError):
-            server.accept()
+        for listens in (server, other):
+            with pytest.raises(TimeoutError):
+                listens.accept()
 
 
 def hostile(body: str, site: Path, listener: socket.socket, more: dict[str, bytes] | None = None) -> bytes:
