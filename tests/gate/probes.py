@@ -311,6 +311,14 @@ def memory_is_dumped(places: Places) -> object:
 
 
 @probe
+def devices_are_in_folders(places: Places) -> object:
+    """Look for mounts that let a device, or a program of another user's, work."""
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    free = [words[4] for words in lines if not {"nodev", "nosuid"} <= {*words[5].split(",")} and words[3] != "/null"]
+    return ", ".join(place for place in free if not place.startswith("/dev/"))
+
+
+@probe
 def environment_is_the_users(places: Places) -> object:
     return ", ".join(name for name in os.environ if name in places["variables"])
 

@@ -164,7 +164,7 @@ def _enter_namespaces(held: Isolation, wishes: Wishes) -> bool:
         for place, value in (("sys/kernel/pid_max", tasks), ("self/oom_score_adj", 1000)):
             with suppress(OSError):  # an older kernel has one number for the whole machine
                 Path(f"/proc/{place}").write_text(str(value), encoding="ascii")
-        kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        kernel.mount("", "/proc", None, _LOCKED | kernel.MS_NOEXEC)
         if tuple(map(int, os.uname().release.split("-")[0].split(".")[:2])) >= (5, 14):  # by user and namespace since
             resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
         held.bounds.append("what all its processes use together is counted from outside")
@@ -188,7 +188,7 @@ def _close_all(*but: int) -> None:
                 os.close(number)
 
 
-_LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+_LOCKED = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def _change_root(wishes: Wishes, held: Isolation) -> bool:
@@ -223,7 +223,7 @@ def _change_root(wishes: Wishes, held: Isolation) -> bool:
                 kernel.mount("/dev/null", root + place, None, kernel.MS_BIND)
         Path(root, "dev/fd").symlink_to("/proc/self/fd")
         kernel.detach(str(space))
-        kernel.mount("", root, None, _LOCKED | flags)
+        kernel.mount("", root, None, _LOCKED)
         kernel.enter_root(root)
     except (OSError, KeyError) as error:
         held.missing.append(f"{OWN_ROOT} ({error})")
