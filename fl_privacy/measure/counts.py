@@ -74,6 +74,11 @@ class Counts:
         return share_at_most(self.read, self.judged, groups=self.groups or None) if self.judged else 1.0
 
     @property
+    def shown_interval(self) -> tuple[float, float]:
+        """Return ``interval``; of no reconstructed example, up to ``at_most``, which headlines state."""
+        return self.interval if self.read else (0.0, self.at_most)
+
+    @property
     def by_chance(self) -> float:
         """Return the probability that guesses without the update identify or recognize at least as many.
 

@@ -9,6 +9,7 @@ import numpy as np
 from fl_privacy.measure.answer import QUESTIONS, Answer, Shown
 from fl_privacy.measure.counts import Counts
 from fl_privacy.measure.roc import Estimate
+from fl_privacy.report.words import share_interval
 
 MOST_BEST = 3  # reconstructions next to the bar of the headline
 
@@ -40,8 +41,7 @@ class Bar:
 
     @property
     def numbers(self) -> str:
-        low, high = self.interval or (0.0, 0.0)
-        interval = f"{100 * low:.0f} to {100 * high:.0f}\N{NO-BREAK SPACE}%" * bool(self.interval)
+        interval = share_interval(self.interval) if self.interval else ""
         control = "" if self.control is None else f"control {100 * self.control:.0f}\N{NO-BREAK SPACE}%"
         return "; ".join(filter(None, [interval, control]))
 
@@ -83,7 +83,7 @@ def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | No
         aside=aside,
         red=red,
         share=counts.share,
-        interval=counts.interval if bounded else None,
+        interval=counts.shown_interval if bounded else None,
         control=None if control is None else control.share,
     )
 

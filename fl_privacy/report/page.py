@@ -63,6 +63,7 @@ def environment() -> Environment:
         "ratio": words.ratio,
         "capital": headline.capital,
         "interval": lambda *values: words.interval(*values).replace(" %", "\N{NO-BREAK SPACE}%"),
+        "share_interval": words.share_interval,
         "title_of": words.title,
         "title_within": words.title_within,
         "few": readings.few,

@@ -102,6 +102,12 @@ def interval(statistic: Statistic, name: str) -> str:
     return "[{}, {}]".format(*map(show, statistic.ci95))
 
 
+def share_interval(ends: tuple[float, float]) -> str:
+    """Format the 95 % interval of a share: ``7 to 60 %``, or ``up to 53 %`` from 0."""
+    low = f"{100 * ends[0]:.0f} to" if ends[0] else "up to"
+    return f"{low} {100 * ends[1]:.0f}\N{NO-BREAK SPACE}%"
+
+
 def title(name: str) -> str:
     """Return the title of the metric ``name`` in tables."""
     return METRICS[name].title if name in METRICS else name.replace("_", " ")

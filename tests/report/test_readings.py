@@ -13,8 +13,9 @@ import fl_privacy.report
 from fl_privacy.federation import Evaluation
 from fl_privacy.measure.counts import Counts
 from fl_privacy.report import write_report, write_trade_off
+from fl_privacy.report.bars import bar_of_counts
 from fl_privacy.report.brief import write_brief
-from fl_privacy.report.headline import headline_of
+from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.runs.folder import Attacker, Recognized, RunFolder, read_run, verdict_of
 from fl_privacy.runs.folder.defense_choice import candidate_of
 from fl_privacy.runs.folder.leakage import facts_of, few, leaks_most, worst_by
@@ -308,3 +309,11 @@ def test_private_is_no_word_of_a_page(kinds):
     for page in pages:
         shown = re.sub(r"<[^>]*>", " ", re.sub(r"<(style|pre)>.*?</\1>", "", page, flags=re.DOTALL))
         assert not re.search(r"\b[Pp]rivate\b(?! layers)", shown), page
+
+
+@pytest.mark.parametrize(("read", "said"), [(0, "up to 53 %"), (1, "1 to 81 %"), (4, "40 to 100 %")])
+def test_bars_state_the_bound_that_the_headline_states(read, said):
+    counts = Counts(exact=read, nothing=4 - read, groups=4)
+    bar = bar_of_counts("Round 1", counts, red=False)
+    assert bar.numbers == said.replace(" %", "\N{NO-BREAK SPACE}%")
+    assert read or said in read_in_words(counts)
