@@ -2,6 +2,7 @@
 
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,9 +84,26 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
+_INSTALLED = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<")
+"""Beginnings of the file names of code that is not the user's own."""
+
+
 def in_one_line(error: BaseException) -> str:
-    """Format an error with its location, ``KeyError: 'fc' (model.py, line 12)``."""
+    """Format an error with its location, ``KeyError: 'fc' (model.py, line 12)``.
+
+    The location in installed code is followed by that of the user's own code that called it.
+    """
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    own = [each for each in frames if not each.filename.startswith(_INSTALLED)]
+    places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))
+    place = f" ({', called in '.join(places)})" if places else ""
     return f"{type(error).__name__}: {text}{place}"
+
+
+def package_that_fails(error: BaseException) -> str:
+    """Return the installed package whose import by the user's code raises ``error``; empty if none does."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = max((n for n, each in enumerate(frames) if not each.filename.startswith(_INSTALLED)), default=0)
+    found = re.match(r"\s*(?:from|import)\s+(\w+)", frames[last].line or "") if frames[last + 1 :] else None
+    return found[1] if found else ""

@@ -144,7 +144,13 @@ class App:
             if key not in config:
                 known = ", ".join(sorted(config)) or "none at all"
                 raise UserError(f"--run-config is expected to set one of {known}, but got {key}.")
-            config[key] = _like(config[key], value, key)
+            plain = float(value) if isinstance(config[key], float) and type(value) is int else value
+            if type(config[key]) is not type(plain):
+                raise UserError(
+                    f"--run-config {key} is expected to be like {config[key]!r} of the app, but got {value!r}; text"
+                    " goes in quotes."
+                )
+            config[key] = plain
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
@@ -281,13 +287,3 @@ def read_pairs(option: str, texts: Sequence[str]) -> Config:
             raise UserError(f"{option} is expected as 'key=value key=\"text\"', but got {text!r}.") from error
         found |= pairs
     return found
-
-
-def _like(old: object, new: Any, key: str) -> Any:
-    if isinstance(old, float) and isinstance(new, int) and not isinstance(new, bool):
-        return float(new)
-    if type(old) is not type(new):
-        raise UserError(
-            f"--run-config {key} is expected to be like {old!r} of the app, but got {new!r}; text goes in quotes."
-        )
-    return new

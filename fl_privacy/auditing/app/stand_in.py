@@ -232,7 +232,11 @@ class Drawing:
         elif isinstance(node, ast.Assign):
             pairs = [(dotted(target).rpartition(".")[2], self._value(node.value)) for target in node.targets]
             for key, value in pairs:
-                self._note_classes(key, value)
+                names = _names([*value]) if isinstance(value, list | dict) else []
+                listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
+                numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
+                if (listed or numbered) and len(names) > 1:
+                    self.class_names = self.class_names or names
             if isinstance(node.value, ast.Call) and called(node.value) == "load":
                 several = [each for each in node.targets if isinstance(each, ast.Tuple)]
                 self.unpacked += [[dotted(part) for part in each.elts] for each in several]
@@ -278,13 +282,6 @@ class Drawing:
         elif called(node) in {"map", "replace"} and isinstance(node.func, ast.Attribute) and isinstance(first, dict):
             self._note_values(node.func.value, first)
         return pairs
-
-    def _note_classes(self, key: str, value: object) -> None:
-        names = _names([*value]) if isinstance(value, list | dict) else []
-        listed = isinstance(value, list) and re.search(r"class|categor|label_?names", key, re.IGNORECASE)
-        numbered = isinstance(value, dict) and [*value.values()] == [*range(len(value))]
-        if (listed or numbered) and len(names) > 1:
-            self.class_names = self.class_names or names
 
     def _note_values(self, of: ast.AST, values: Iterable[object]) -> None:
         name = self._value(of.slice) if isinstance(of, ast.Subscript) else None

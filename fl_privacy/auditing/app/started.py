@@ -32,7 +32,7 @@ from flwr.serverapp import ServerApp
 from fl_privacy.auditing.app.lent import code_of
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
-from fl_privacy.errors import UserError, blamed_on, in_one_line
+from fl_privacy.errors import UserError, blamed_on, in_one_line, package_that_fails, reason_of
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
 
@@ -221,7 +221,7 @@ class _Runner:
     """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.failed, self._unset = folder, list[str](), list[str]()
+        self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
@@ -242,7 +242,12 @@ class _Runner:
                 above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
                 place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
                 if place is None:
-                    raise
+                    given, package = name.parts[:1] in [(word,) for word in words], package_that_fails(error)
+                    if not given and not package:
+                        raise
+                    why = f"opens {name}, but there is none" if given else ""
+                    why = why or f"imports {package}, which is installed here but fails: {reason_of(error)}"
+                    raise self._blamed(UserError(f"{named(path, self.folder)} {why}."), path, words) from error
                 os.chdir(place)  # where the project's own files are
                 places.insert(tried + 1, order)
             except UserError as error:
@@ -260,6 +265,7 @@ class _Runner:
         calls, name, module = _Calls(list), named(path, self.folder), ModuleType("__main__")
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
+        self._options.clear()
         for each in self._loggers:
             logging.getLogger(each).handlers.clear()
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
@@ -271,6 +277,12 @@ class _Runner:
                 f"{name} refuses its arguments: {message}. Say them by --server-args or --client-args,"
                 " as in --client-args '--id {partition}'."
             )
+
+        def note(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+            found = original(parser, *args, **kwargs)
+            unset = (each for each in parser._actions if getattr(found[0], each.dest, "") is None)
+            self._options[:] = [each.option_strings[-1] for each in unset if each.option_strings]
+            return found
 
         with ExitStack() as stack:
             own -= {"flwr", "torch", "fl_privacy"}
@@ -287,6 +299,7 @@ class _Runner:
 
             stack.enter_context(_taken_over(calls))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
+            stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
                 stack.enter_context(replaced(signal, "signal", lambda original, number, handler: None))
             stack.enter_context(replaced(builtins, "input", partial(_answered, *told, Counter())))
@@ -309,10 +322,15 @@ class _Runner:
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
         """Return the error of a script that fails, or ends before it starts anything, with what it may lack."""
+        given = " ".join(words)
         if not isinstance(cause := error.__cause__, SystemExit):
-            asked = ", ".join(sorted({*self._unset}))
-            asks = f" Environment variables that it asks for are not set: {asked}; --environment NAME passes one."
-            return UserError(f"{error}{asks if asked else ''}")
+            asked, options = (", ".join(sorted({*names})) for names in (self._unset, self._options))
+            lacks = {
+                f"Environment variables that it asks for are not set: {asked}; --environment NAME passes one.": asked,
+                f"It ran with the arguments {given}: --server-args or --client-args names others.": given,
+                f"Options have no default: {options}; --server-args or --client-args sets them.": options,
+            }
+            return UserError(" ".join([str(error), *(text for text, applies in lacks.items() if applies)]))
         said = f"{named(path, self.folder)} ended with {in_one_line(cause)} before it started anything"
         lines = [each.lineno for each in traceback.extract_tb(cause.__traceback__) if each.filename == str(path)]
         plain = [each for each in ast.parse("\n".join(cells_of(path))).body if isinstance(each, ast.Expr)]
@@ -320,8 +338,7 @@ class _Runner:
         always = any(re.fullmatch(r"(sys\.)?(exit|quit)\([^()]*\)", text) for text in ends)
         if always or not re.search(r"\bargv\b|add_argument|\bclick\b|typer", code_of(self.folder)):
             return UserError(f"{said}.")
-        given = " ".join(words) or "none"
-        return UserError(f"{said}; its arguments were {given}: name them by --client-args or --server-args.")
+        return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
         """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""

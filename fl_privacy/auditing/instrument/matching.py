@@ -175,26 +175,20 @@ def _meant(array: np.ndarray, value: np.ndarray, *, divides: bool, named: bool) 
             return short
     if array.size < LEAST_CODES and not named:
         return None
-    guesses = (_fitted(code, own) for code in _codes(array))
+    guesses = _scaled(array, own)
     return next((one.astype(np.float32) for one in guesses if np.linalg.norm(one - own) <= CODED * size), None)
 
 
-def _codes(array: np.ndarray) -> Iterator[tuple[np.ndarray, tuple[int, ...] | None]]:
-    """Yield the numbers of a code with the axes of its scale."""
+def _scaled(array: np.ndarray, value: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield multiples of the numbers of a code that are nearest to ``value``: by one scale, or one for each row."""
     plain = array.astype(np.float64)
-    yield plain, None
-    if array.size >= LEAST_CODES:
-        yield plain - plain.mean(), None
-    if array.ndim > 1 and array[0].size >= LEAST_CODES:
-        yield plain, tuple(range(1, array.ndim))
-
-
-def _fitted(code: tuple[np.ndarray, tuple[int, ...] | None], value: np.ndarray) -> np.ndarray:
-    numbers, axes = code
-    mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
-    over = {"axis": axes, "keepdims": True}
-    steps = ((value - mean) * numbers).sum(**over) / np.maximum(np.square(numbers).sum(**over), 1e-300)
-    return numbers * steps + mean
+    codes = [(plain, None), *([(plain - plain.mean(), None)] if array.size >= LEAST_CODES else [])]
+    by_row = [(plain, tuple(range(1, array.ndim)))] if array.ndim > 1 and array[0].size >= LEAST_CODES else []
+    for numbers, axes in (*codes, *by_row):
+        mean = value.mean() if axes is None and abs(numbers.sum()) < 1e-9 * np.abs(numbers).sum() else 0.0
+        over = {"axis": axes, "keepdims": True}
+        steps = ((value - mean) * numbers).sum(**over) / np.maximum(np.square(numbers).sum(**over), 1e-300)
+        yield numbers * steps + mean
 
 
 def _by_place(

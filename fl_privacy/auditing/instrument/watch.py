@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from fl_privacy.auditing.instrument.keras_layers import as_optimizer, keras_on_torch, owner_of
 from fl_privacy.auditing.instrument.program import Program, Recorder, tensors_in
+from fl_privacy.federation.replies import Failure, attempt
 
 MOST_EXAMPLES, MOST_BYTES, MOST_LABELS = 4096, 1 << 26, 1 << 20
 """Largest numbers of examples, bytes of tensors, and examples whose labels are kept of a client."""
@@ -408,7 +409,8 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
         return plain[start:stop] if plain.dim() and len(plain) == size else batch
     if isinstance(batch, Mapping):
         parts = {key: _cut(value, start, stop, size) for key, value in batch.items()}
-        return parts if type(batch) is dict else _remade(batch, parts)
+        made = parts if type(batch) is dict else attempt(lambda: type(batch)(parts))  # type: ignore[call-arg]
+        return parts if isinstance(made, Failure) else made
     if isinstance(batch, tuple):
         each = [_cut(value, start, stop, size) for value in batch]
         return type(batch)(*each) if hasattr(batch, "_fields") else tuple(each)
@@ -417,13 +419,6 @@ def _cut(batch: Any, start: int, stop: int, size: int) -> Any:
             return batch[start:stop]
         return [_cut(value, start, stop, size) for value in batch]
     return batch
-
-
-def _remade(batch: Mapping[Any, Any], parts: dict[Any, Any]) -> Any:
-    try:
-        return type(batch)(parts)  # type: ignore[call-arg]
-    except (TypeError, ValueError):
-        return parts
 
 
 def _kept(tensor: Tensor) -> Tensor:
