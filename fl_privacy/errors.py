@@ -89,10 +89,7 @@ _INSTALLED = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "plat
 
 
 def in_one_line(error: BaseException) -> str:
-    """Format an error with its location, ``KeyError: 'fc' (model.py, line 12)``.
-
-    The location in installed code is followed by that of the user's own code that called it.
-    """
+    """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
     own = [each for each in frames if not each.filename.startswith(_INSTALLED)]

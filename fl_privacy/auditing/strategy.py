@@ -70,7 +70,12 @@ def read_plan(given: GivenPlan, config: Mapping[str, object]) -> tuple[LocalPlan
     if isinstance(given, Context):
         found |= _found(given.run_config)
     elif isinstance(given, Mapping):
-        found |= _named(given)
+        names = {f.name for f in fields(LocalPlan)}
+        if unknown := [key for key in given if key not in names]:
+            from fl_privacy.runs.config.parse import suggest  # noqa: PLC0415
+
+            raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
+        found |= {str(key): value for key, value in given.items()}
     elif given is not None:
         raise UserError(
             "plan is expected to be a LocalPlan, a mapping such as dict(lr=0.1, epochs=1, batch_size=32), or the server"
@@ -97,15 +102,6 @@ def _found(config: Mapping[str, object]) -> dict[str, Any]:
     if "steps" in found:
         found.pop("epochs", None)
     return found
-
-
-def _named(given: Mapping[str, object]) -> dict[str, Any]:
-    names = {f.name for f in fields(LocalPlan)}
-    if unknown := [key for key in given if key not in names]:
-        from fl_privacy.runs.config.parse import suggest  # noqa: PLC0415
-
-        raise UserError(f"Unknown key plan.{unknown[0]}{suggest(str(unknown[0]), names)}")
-    return {str(key): value for key, value in given.items()}
 
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -213,7 +209,12 @@ class AuditedStrategy(StrategyAround):
         self._replies, self._rounds = StatedByReplies(), rounds
         self._curious = NamingServer(self.strategy, interceptor, Audit(rounds=chosen, uploads="both"))
         try:
-            result = _start_with_hooks(self.strategy, self, given.args[1:], given.kwargs)
+            # with redirected hooks, on an object that shares the strategy's attributes
+            kind, names = type(self.strategy), ("configure_train", "aggregate_train")
+            hooks = {name: staticmethod(getattr(self, name)) for name in names}
+            driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
+            driver.__dict__ = self.strategy.__dict__
+            result: Result = driver.start(*given.args[1:], **given.kwargs)
             self._finish(result)
         finally:
             self._curious = None
@@ -325,13 +326,3 @@ class AuditedStrategy(StrategyAround):
                     " SuperNodes, or set num-supernodes of the simulation."
                 )
             time.sleep(min(_POLL, self.patience / 2))
-
-
-def _start_with_hooks(strategy: Strategy, audited: AuditedStrategy, args: Any, kwargs: Any) -> Result:
-    """Run ``strategy.start`` with redirected hooks, on an object that shares the strategy's attributes."""
-    kind, names = type(strategy), ("configure_train", "aggregate_train")
-    hooks = {name: staticmethod(getattr(audited, name)) for name in names}
-    driver: Any = object.__new__(type(kind.__name__, (kind,), hooks))
-    driver.__dict__ = strategy.__dict__
-    result: Result = driver.start(*args, **kwargs)
-    return result

@@ -255,11 +255,10 @@ def _unpacked(bundle: Path) -> Path:
                 if not (into / entry.filename).resolve().is_relative_to(into.resolve()):
                     raise UserError(f"{bundle} is expected to stay in its folder, but has {entry.filename}.")
             archive.extractall(into)
-    except UserError:
-        shutil.rmtree(into, ignore_errors=True)
-        raise
     except Exception as error:  # damaged or encrypted: each compression has its own errors
         shutil.rmtree(into, ignore_errors=True)
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{bundle} is expected to be a bundle as `flwr build` writes, but is none.") from error
     return into
 

@@ -121,11 +121,9 @@ class SourceFile:
     @cached_property
     def is_script(self) -> bool:
         """Return whether running the file does more than define names."""
-        if self.path.suffix == ".ipynb" and self.starts:
-            return True
-        if any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body):
-            return True
-        return any(map(self.begins, self._calls))
+        guarded = any(isinstance(node, ast.If) and guards_main(node) for node in self.tree.body)
+        notebook = self.path.suffix == ".ipynb" and bool(self.starts)
+        return notebook or guarded or any(map(self.begins, self._calls))
 
     @property
     def calls_imported(self) -> bool:
