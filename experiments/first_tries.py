@@ -11,11 +11,14 @@ import argparse
 import json
 import os
 import re
+import resource
+import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from flower_examples import ended, is_measured, lines_of, uploaded, why_none, without_places
@@ -290,6 +293,9 @@ SEVENTH: Mapping[str, tuple[str, str, str]] = {
 """The seventh draw, by the rule of the fifth with ``random.Random(106)``, over names found since; the folder is that of
 the shallowest pyproject.toml with an app."""
 
+HEADS = ("baf5cf03", "ba94e85d")
+"""Versions on which projects of the seventh draw were first tried, in this order."""
+
 WRONG: Mapping[str, str] = {
     "yonetaniryo/flwr_leaf": "it has no app format, so that nothing is missing in its pyproject.toml",
     "Audris-A/FL-for-battery-RUL-with-Flower-framework": "the module is its own, and no package",
@@ -335,6 +341,7 @@ def main() -> None:
     parser.add_argument("--draw", type=int, choices=DRAWS, default=7, help="which projects")
     parser.add_argument("--again", action="store_true", help="projects that have a row, too")
     parser.add_argument("--second", action="store_true", help="keep the first try's row, with this try beside it")
+    parser.add_argument("--check", action="store_true", help="measure `audit --check` of projects that have a row")
     parser.add_argument("--out", type=Path, default=Path("first_tries"), help="folder of pages and logs")
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="a Python with the apps' packages")
     parser.add_argument("--limit", type=float, default=420.0, help="seconds for an app")
@@ -342,7 +349,10 @@ def main() -> None:
     kept = RowFile(ROWS)
     for name in asked.only or DRAWS[asked.draw]:
         first = kept.find({"example": name})
-        if asked.again or asked.only or first is None:
+        if asked.check:
+            if first is not None:
+                kept.add({"example": name}, {**first, "check_seconds": checked(name, asked)})
+        elif asked.again or asked.only or first is None:
             row = json.loads(PACKAGES.sub("", CELL.sub("SANDBOX", json.dumps(tried(name, asked)))))
             kept.add({"example": name}, {**first, "second": row} if asked.second and first is not None else row)
             print(f"{name}: {row.get('headline') or row.get('reason')} ({row['seconds']:.0f} s)", flush=True)
@@ -364,6 +374,7 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
         "about": about,
         "edited": 0,
         "data": "",
+        "head": subprocess.check_output(["git", "-C", HERE, "rev-parse", "--short=8", "HEAD"], text=True).strip(),
         "traceback": bool(re.search(r"^Traceback", text, re.MULTILINE)),  # the command's, not one that an app prints
         "format": "app" if "serverapp" in _project(place) else "scripts",
         "seconds": time.perf_counter() - started,
@@ -377,6 +388,16 @@ def tried(name: str, asked: Namespace) -> dict[str, Any]:
     lines = [line for line in text.splitlines() if line.startswith("error:")] or text.splitlines()[-1:]
     reason = "took too long where this was measured" if status == 124 else " ".join(lines)[:400]
     return without_places(row | {"reason": reason}, places)
+
+
+def checked(name: str, asked: Namespace) -> float:
+    """Return the processor's seconds for ``audit --check`` of the checkout of ``name``, whatever it says."""
+    place = asked.apps.absolute() / name.replace("/", "+") / PROJECTS[name][1]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [str(asked.python), "-m", "fl_privacy", "audit", str(place), "--check"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=asked.limit, check=False)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2)
 
 
 def _project(place: Path) -> str:
@@ -395,12 +416,19 @@ def section() -> list[str]:
         f" `fl-privacy {COMMAND}`. Data that were missing were drawn. The first draw was tuned to: kinds of its errors"
         " were mended. Projects of a later draw were drawn before any of them was run, nothing was tuned to them, and"
         " each was run once; kinds of its errors were mended before the next draw. Quote the last draw"
-        " that has run whole; a draw has so far run as many as it states, and errors mended since are not counted.",
+        " that has run whole; a draw has so far run as many as it states, and errors mended since are not counted."
+        " Projects of draw 7 ran on two versions: kinds of errors of the earlier ones were mended before the later ones"
+        " ran.",
         "",
         *(
             f"- Draw {number}{' (tuned to)' * (number == 1)}, {len(held)} of {len(DRAWS[number])} run: {_counts(held)}."
             for number, held in draws.items()
             if held
+        ),
+        *(
+            f"- Draw 7 at `{head}`, {len(held)} run: {_counts(held)}."
+            for head in sorted({row["head"] for row in draws[7]}, key=HEADS.index)
+            if (held := [row for row in draws[7] if row["head"] == head])
         ),
         "",
         "| Project | Draw | Commit | Format | About |",
@@ -412,6 +440,7 @@ def section() -> list[str]:
         ),
         "",
         *lines_of(rows),
+        *_times(rows),
         "Second tries of projects, with the same command, after kinds of errors of their draw were mended. They are no"
         " first tries and count in none of the figures above.",
         "",
@@ -423,6 +452,20 @@ def section() -> list[str]:
             for row in held
             if "second" in row
         ),
+        "",
+    ]
+
+
+def _times(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how long checks and whole audits take, of the draws whose checks were measured."""
+    checks = [row["check_seconds"] for row in rows if "check_seconds" in row]
+    audits = [row["seconds"] for row in rows if "check_seconds" in row and not why_none(row)]
+    if not checks or not audits:
+        return []
+    return [
+        f"`audit --check` takes {median(checks):.1f} s of a processor in the median of {len(checks)} projects, and at"
+        f" most {max(checks):.1f} s. A whole audit that ends in a page took {median(audits):.0f} s in the median of"
+        f" {len(audits)}, and at most {max(audits):.0f} s, while other programs used the machine.",
         "",
     ]
 

@@ -96,11 +96,3 @@ def in_one_line(error: BaseException) -> str:
     places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))
     place = f" ({', called in '.join(places)})" if places else ""
     return f"{type(error).__name__}: {text}{place}"
-
-
-def package_that_fails(error: BaseException) -> str:
-    """Return the installed package whose import by the user's code raises ``error``; empty if none does."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = max((n for n, each in enumerate(frames) if not each.filename.startswith(_INSTALLED)), default=0)
-    found = re.match(r"\s*(?:from|import)\s+(\w+)", frames[last].line or "") if frames[last + 1 :] else None
-    return found[1] if found else ""

@@ -32,7 +32,7 @@ from flwr.serverapp import ServerApp
 from fl_privacy.auditing.app.lent import code_of
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
-from fl_privacy.errors import UserError, blamed_on, in_one_line, package_that_fails, reason_of
+from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
 
@@ -242,12 +242,10 @@ class _Runner:
                 above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
                 place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
                 if place is None:
-                    given, package = name.parts[:1] in [(word,) for word in words], package_that_fails(error)
-                    if not given and not package:
+                    if name.parts[:1] not in [(word,) for word in words]:
                         raise
-                    why = f"opens {name}, but there is none" if given else ""
-                    why = why or f"imports {package}, which is installed here but fails: {reason_of(error)}"
-                    raise self._blamed(UserError(f"{named(path, self.folder)} {why}."), path, words) from error
+                    said = f"{named(path, self.folder)} opens {name}, but there is none."
+                    raise self._blamed(UserError(said), path, words) from error
                 os.chdir(place)  # where the project's own files are
                 places.insert(tried + 1, order)
             except UserError as error:
