@@ -356,6 +356,12 @@ def test_an_error_that_the_sandbox_makes_says_so(problem: str, sentence: str) ->
     assert [one for one in remedies([problem]) if sentence in one]
 
 
+def test_a_refused_port_is_no_refused_file() -> None:
+    problem = "PermissionError: [Errno 13] Permission denied (socketserver.py, line 472, called in server.py, line 40)"
+    assert remedies([problem]) == ["The sandbox opens no port, so that nothing is served there."]
+    assert len(remedies([problem, "PermissionError: [Errno 13] Permission denied: '/etc/x'"])) == 2
+
+
 def test_what_the_sandbox_did_stands_beside_the_error_once() -> None:
     found = with_remedies(["ConnectionError: no hub (2 replies)", "KeyError: 'lr'", "ConnectionError: no hub"])
     assert found[0].startswith("ConnectionError: no hub (2 replies). The sandbox has no network: name a folder of data")

@@ -395,7 +395,9 @@ class AppAudit(AuditSession):
 def remedies(problems: Iterable[str]) -> list[str]:
     """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
-    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(words, text, re.IGNORECASE)]
+    return [
+        sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(words, text, re.IGNORECASE | re.MULTILINE)
+    ]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:
@@ -420,7 +422,10 @@ _OF_THE_SANDBOX: Mapping[str, str] = {
         r"\b(files?|folders?|director\w+|path|data ?sets?|data)\b.{0,100}\b(not found|(does not|doesn't) exist)"
     ),
     "The sandbox lets the app write its temporary folder alone, and neither mount nor call what is outside.": (
-        r"PermissionError|Permission denied|not permitted|Read-only|read-only"
+        r"^(?!.*(socketserver|base_events)\.py, line).*(PermissionError|Permission denied|not permitted|read-only)"
+    ),
+    "The sandbox opens no port, so that nothing is served there.": (
+        r"(PermissionError|Permission denied|not permitted).*(socketserver|base_events)\.py, line"
     ),
     "The sandbox limits memory, files and processes: say --limits 'memory_mib=16384 processes=256' for more.": (
         r"MemoryError|allocate|out of memory|No space left|Resource temporarily|Too many open|File too large|"
