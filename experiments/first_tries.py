@@ -324,6 +324,7 @@ WRONG: Mapping[str, str] = {
     "phrp720/flower-testbed": "the address of its database is not set, and one of a server was taken",
     "tobias-zorzetto/flower-sim": "the package is its own folder, by an earlier name",
     "nymeria-42/dfanalyzer-with-flower": "options for files of settings were given numbers",
+    "xiaojunxu/colink-unifed-flower": "its first argument names a file of settings, for which a number was guessed",
     "lucacorbucci/FlowerFLTemplate": "its option --dataset_name has no default, and was not given",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
