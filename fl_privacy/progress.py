@@ -8,6 +8,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
+Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; called often and cheap
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,7 @@ from fl_privacy.checks.packages import on_demand
 
 if TYPE_CHECKING:
     from fl_privacy.attacks._refiner_aware import refiner_aware as refiner_aware, refiner_solved as refiner_solved
-    from fl_privacy.attacks.attack import (
-        Progress as Progress,
-        ReconstructionAttack as ReconstructionAttack,
-        no_progress as no_progress,
-    )
+    from fl_privacy.attacks.attack import ReconstructionAttack as ReconstructionAttack
     from fl_privacy.attacks.auto import AutoAttack as AutoAttack
     from fl_privacy.attacks.exact import (
         AnalyticInversion as AnalyticInversion,
@@ -41,5 +37,6 @@ if TYPE_CHECKING:
         tag as tag,
     )
     from fl_privacy.attacks.text import BagOfWords as BagOfWords, Dager as Dager
+    from fl_privacy.progress import Progress as Progress, no_progress as no_progress
 else:
     __getattr__, __dir__, __all__ = on_demand(__name__, registers=True)

@@ -8,7 +8,6 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, no_progress
 from fl_privacy.attacks.gradient_inversion import GradientInversion
 from fl_privacy.attacks.gradient_inversion.layer_statistics import LayerStatistics
 from fl_privacy.attacks.gradient_inversion.objectives import L2, Cosine, LayerWeights
@@ -18,6 +17,7 @@ from fl_privacy.attacks.presets import idlg, inverting_gradients
 from fl_privacy.checks import number, one_of
 from fl_privacy.files.foreign import expanded
 from fl_privacy.models.pretrained.evaluator_files import CachedEvaluator, read_about
+from fl_privacy.progress import Progress, no_progress
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Observation, Reconstruction, Tensors
 

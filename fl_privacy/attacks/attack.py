@@ -12,15 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
 from fl_privacy.models.pretrained.generator import Provenance
-from fl_privacy.progress import counted
+from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.types import Observation, Reconstruction
 
-Progress = Callable[[int, int], None]  # (work done, work in all), in any unit; called often and cheap
 Report = Callable[[float], None]  # (share, in [0, 1], of the work on a group of victims that is done)
-
-
-def no_progress(done: int, total: int) -> None:
-    """Ignore progress."""
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:

@@ -11,12 +11,13 @@ from typing import Any, overload
 
 import torch
 
-from fl_privacy.attacks.attack import Progress, ReconstructionAttack, no_progress
+from fl_privacy.attacks.attack import ReconstructionAttack
 from fl_privacy.checks import meant_by, one_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import CONFIG_DIR
 from fl_privacy.models.gradients.memory import resolve_device
 from fl_privacy.models.unwrap_model import detached_copy
+from fl_privacy.progress import Progress, no_progress
 from fl_privacy.types import Batch, Observation, Reconstruction
 
 Make = Callable[..., ReconstructionAttack]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,11 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fl_privacy.attacks import Progress as AttackProgress, no_progress
-from fl_privacy.federation import Evaluation, RoundReport
+from fl_privacy import progress
 from fl_privacy.progress import Remaining, ShareLines, Stage, at_work, clock, describe, listening, share_done, time_left
 from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
 from fl_privacy.runs.run_location import Monitor
+
+if TYPE_CHECKING:
+    from fl_privacy.federation import Evaluation, RoundReport
 
 
 class Lines:
@@ -134,7 +137,7 @@ class RichMonitor(Monitor):
                 yield
 
     @contextmanager
-    def attacking(self, what: str) -> Iterator[AttackProgress]:
+    def attacking(self, what: str) -> Iterator[progress.Progress]:
         """Show a bar with the current attack while the context lasts, or a line for each tenth."""
         title, working = f"Attacking {what}", ""
         show: Callable[[str], object] = str  # nothing to show it on yet
@@ -167,7 +170,7 @@ class RichMonitor(Monitor):
     def _lines(self) -> Lines:
         return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
 
-    def _tenths(self, title: str, beside: Callable[[], str] = str) -> AttackProgress:
+    def _tenths(self, title: str, beside: Callable[[], str] = str) -> progress.Progress:
         return ShareLines(self.say, title, beside, pause=SECONDS_BETWEEN_LINES)
 
     def _table(self) -> Table:
@@ -209,7 +212,7 @@ class WrittenMonitor(Monitor):
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
         self._done, what = 0, "Training"
-        tell = self._teller.telling(lambda: what, no_progress)
+        tell = self._teller.telling(lambda: what, progress.no_progress)
 
         def listen(stages: tuple[Stage, ...]) -> None:
             nonlocal what

@@ -58,18 +58,24 @@ def run_jobs(
         for config in configs:
             say(to_yaml(config))
         return
-    say_what_takes_time()
-    with _loading():
-        from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
-        from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
+    from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
+    from fl_privacy.runs.run_location import RunLocation  # noqa: PLC0415
 
-    if command == "attack":
+    monitor, folder = RichMonitor(console), None
+    if not multirun and configs[0].captured is None and privacy.epsilon is None:  # these change the settings
+        folder = RunLocation(command, configs[0]).finished_before(monitor)
+    if folder is None:
+        say_what_takes_time()
+        with _loading():
+            from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
+
+    if command == "attack" and folder is None:
         from fl_privacy.runs.attack import expect_not_taken  # noqa: PLC0415
 
         for job, config in zip(jobs, configs, strict=True):
             expect_not_taken(config, override_keys(job))
     if not multirun:
-        folder = run_job(command, configs[0], RichMonitor(console))
+        folder = folder or run_job(command, configs[0], monitor)
         from fl_privacy.report.headline import PAGE, run_in_words  # noqa: PLC0415
 
         end_with(run_in_words(folder), folder / PAGE if configs[0].page else folder, open_page=open_page)

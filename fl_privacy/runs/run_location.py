@@ -1,22 +1,24 @@
-"""Define a run's folder, and its interfaces to backends and monitors."""
+"""Define a run's folder, and its interfaces to backends and monitors; it is imported without PyTorch."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from fl_privacy.attacks import Progress, no_progress
 from fl_privacy.errors import UserError
-from fl_privacy.federation import Audit, ClientSource, Evaluation, Round, RoundReport, Server, plain_rounds
-from fl_privacy.federation.interception import Interceptor
-from fl_privacy.models.gradients.memory import resolve_device
-from fl_privacy.progress import ShareLines, Stage, at_work, listening
+from fl_privacy.progress import Progress, ShareLines, Stage, at_work, listening, no_progress
 from fl_privacy.report import write_report
 from fl_privacy.runs.config import RunSettings, to_yaml
 from fl_privacy.runs.folder import RunFolder, folder_name, is_finished, read_environment
 from fl_privacy.runs.folder.identity import code_hash
+
+if TYPE_CHECKING:
+    from fl_privacy.federation import Audit, ClientSource, Evaluation, Round, RoundReport, Server
+    from fl_privacy.federation.interception import Interceptor
 
 
 class Backend(Protocol):
@@ -31,6 +33,8 @@ def plain_loop(
     server: Server, source: ClientSource, *, rounds: int, audit: Audit, interceptor: Interceptor
 ) -> Generator[Round, None, object]:
     """Run every client in this process, one after the other."""
+    from fl_privacy.federation import plain_rounds  # noqa: PLC0415  (PyTorch)
+
     return plain_rounds(server, source(), rounds=rounds, audit=audit, interceptor=interceptor)
 
 
@@ -92,7 +96,10 @@ class RunLocation:
 
     def finished_before(self, monitor: Monitor) -> Path | None:
         """Return the folder, with a new page, if the run is finished, before anything is built."""
-        resolve_device(self.config.device)
+        if self.config.device not in ("auto", "cpu"):
+            from fl_privacy.models.gradients.memory import resolve_device  # noqa: PLC0415  (PyTorch)
+
+            resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())

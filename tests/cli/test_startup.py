@@ -14,6 +14,7 @@ from fl_privacy.cli.jobs import _loading
 from fl_privacy.errors import UserError
 from fl_privacy.runs.config import compose_run
 from fl_privacy.runs.config.building import signature_of
+from tests.experiment.runs import FEW_CANDIDATES, run
 from tests.selection import few
 
 SLOW = {"torch", "torch._dynamo", "torchvision", "flwr", "ray", "opacus", "matplotlib", "scipy", "datasets", "pandas"}
@@ -89,6 +90,13 @@ def test_wrong_settings_are_told_before_anything_slow_is_imported(
     command: str, said: dict[str, tuple[int, set[str]]]
 ) -> None:
     assert said[command] == (2, set())
+
+
+def test_a_finished_attack_is_shown_without_pytorch(tmp_path: Path) -> None:
+    settings = ("model=mlp", "data.image_size=8", "attack=analytic", "victims=1")
+    assert run("attack", *settings, out=tmp_path).status == 0
+    again = " ".join(("attack", *settings, FEW_CANDIDATES, f"out={tmp_path}"))
+    assert answers([again], tmp_path) == {again: (0, set())}
 
 
 RUN = """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, seconds_left, within
+from fl_privacy.attacks.attack import Report, even_share, part_of, seconds_left, within
 from fl_privacy.attacks.auto import sub_attacks
 from fl_privacy.attacks.auto.other_modalities import TableMembers, TextMembers
 from fl_privacy.attacks.auto.race import Race
@@ -22,7 +22,7 @@ from fl_privacy.attacks.presets import model_inversion
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.effects import OtherImages, PrivateLayers, PrivateLoss, Transformed
 from fl_privacy.models.gradients import number_of_steps
-from fl_privacy.progress import counted
+from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.modality import ROWS, TEXTS, Modality, modality_of

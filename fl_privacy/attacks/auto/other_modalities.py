@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_privacy.attacks.attack import Limit, Progress, part_of_work, seconds_left, within
+from fl_privacy.attacks.attack import Limit, part_of_work, seconds_left, within
 from fl_privacy.attacks.auto.sub_attacks import EVALUATIONS, LEAST, SOLVED, evaluations_in_time
 from fl_privacy.attacks.exact import ExactInversion
 from fl_privacy.attacks.exact.certificate import ROUNDING, Reproduction, model_as_sent
@@ -17,7 +17,7 @@ from fl_privacy.attacks.likelihood.texts import MEMBER, LikeliestText, is_drowne
 from fl_privacy.attacks.presets import inverting_gradients, lamp, tableak, tag
 from fl_privacy.attacks.text import BagOfWords, Dager
 from fl_privacy.effects import Noise, Quantized
-from fl_privacy.progress import counted
+from fl_privacy.progress import Progress, counted
 from fl_privacy.types import Batch, Certainty, Observation, Reconstruction
 from fl_privacy.types.schema import schema_of
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, in_parts, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, even_share, in_parts, part_of, timely
 from fl_privacy.attacks.exact import certificate, first_layer
 from fl_privacy.attacks.exact.first_layer import FirstLayer, NotFullyConnectedError, find_first_layer, probe_first_layer
 from fl_privacy.attacks.exact.r_gap import WRONG, LayerChain, find_chain, recursed
@@ -20,6 +20,7 @@ from fl_privacy.attacks.gradient_inversion.targets import as_gradient, stack
 from fl_privacy.attacks.optimizers import LBFGS
 from fl_privacy.checks import number, whole
 from fl_privacy.models.gradients.choose_method import number_of_steps
+from fl_privacy.progress import Progress, no_progress
 from fl_privacy.rng import cpu_threads
 from fl_privacy.types import Certainty, ModelState, Observation, Reconstruction
 

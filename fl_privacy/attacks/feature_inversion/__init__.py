@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fl_privacy.attacks.attack import Progress, Report, part_of
+from fl_privacy.attacks.attack import Report, part_of
 from fl_privacy.attacks.gradient_inversion import GradientInversion, settings, targets
 from fl_privacy.attacks.gradient_inversion.execution import fitting_threads, multiplications_of_a_layer
 from fl_privacy.attacks.gradient_inversion.grouping import Group, GroupAttack, failed
@@ -22,6 +22,7 @@ from fl_privacy.errors import UserError
 from fl_privacy.models import Front, Rest, cut_layer
 from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.models.losses import CROSS_ENTROPY, is_plain
+from fl_privacy.progress import Progress
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, ModelState, Observation, Reconstruction, Tensors
 from fl_privacy.types.film import Snapshot, shortened

@@ -111,9 +111,13 @@ def tensors_of(problem: Problem) -> list[Tensor]:
 
 def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
     """Trace ``problem.evaluate`` as a function of variables and ``tensors``."""
+    from torch._guards import TracingContext, tracing  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
 
-    return make_fx(partial(_evaluate, problem))(variables, *tensors)
+    # one mode for the shapes of all values: else each value gets a mode of its own, in most of the time of tracing
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        return make_fx(partial(_evaluate, problem))(variables, *tensors)
 
 
 def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,14 +11,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress
+from fl_privacy.attacks.attack import Report, even_share
 from fl_privacy.attacks.gradient_inversion.infer_client import disclosed, restored
 from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError, why_not_attackable
 from fl_privacy.attacks.pixel_prior import FEWEST, PixelPrior, learn_prior
 from fl_privacy.effects import Mixed, mixing
 from fl_privacy.errors import in_one_line, is_out_of_memory
 from fl_privacy.models.unwrap_model import without_checkpointing
-from fl_privacy.progress import counted
+from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
 

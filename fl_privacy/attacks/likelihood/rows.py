@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from fl_privacy.attacks.attack import Progress, Report, even_share, no_progress, part_of, timely
+from fl_privacy.attacks.attack import Report, even_share, part_of, timely
 from fl_privacy.attacks.gradient_inversion.evident_defense import undo_evident_defenses
 from fl_privacy.attacks.gradient_inversion.grouping import Group, Groups, failed
 from fl_privacy.attacks.gradient_inversion.labels import policy_for
@@ -19,7 +19,7 @@ from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.attacks.likelihood.attack import Guesser, Likelihood, likelihood_of_victims, sentences
 from fl_privacy.attacks.likelihood.channel import UNLIKELY
 from fl_privacy.models.gradients import differentiable_twice
-from fl_privacy.progress import counted
+from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.rng import cpu_threads, derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.schema import Schema, schema_of
