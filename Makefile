@@ -92,7 +92,7 @@ picture: $(STAMP)
 # A small federation by Flower's strategy in this process, on Ray, and as an app that `flwr run` starts.
 smoke: $(STAMP)
 	$(BIN)/fl-privacy run experiment=smoke overwrite=true
-	$(BIN)/fl-privacy run experiment=smoke backend=ray overwrite=true
+	$(BIN)/fl-privacy run experiment=smoke backend=ray baseline=false victims=1 attack.iterations=10 overwrite=true
 	$(BIN)/python .ci/flwr_run.py
 
 # How much of each folder `make test` runs, lines and branches, in docs/coverage.md.

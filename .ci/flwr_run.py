@@ -22,7 +22,8 @@ class Simulation(LoopbackFederation):
 
 def main() -> int:
     """Run, and print what the app said if it failed, or did not come to a page."""
-    overrides = f"experiment=smoke federation.clients={NODES} out={ROOT / 'runs' / 'flwr'}"
+    small = "baseline=false victims=1 attack.iterations=10"
+    overrides = f"experiment=smoke federation.clients={NODES} {small} out={ROOT / 'runs' / 'flwr'}"
     with (
         tempfile.TemporaryDirectory(prefix="fl-privacy-flwr-") as folder,
         loopback_federation(Simulation(Path(folder).resolve(), environment={"RAY_worker_niceness": "0"})) as federation,

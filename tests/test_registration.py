@@ -144,7 +144,7 @@ def test_two_files_are_listed_shown_and_run(enlarged: Path) -> None:
     assert '"largest_error"' in records.read_text() and "-halved-slow_dlg-" in records.parent.name
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_two_files_are_kept_to_the_contract(enlarged: Path) -> None:
     contracts = ("defenses/test_contract.py", "attacks/presets", "metrics/test_contract.py", "test_registration.py")
     asked = "halved or slow_dlg or largest_error or same_parts"

@@ -37,12 +37,15 @@ def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
 def test_a_module_in_the_working_directory_is_found_and_other_files_there_stand_in_for_no_package(
     tmp_path: Path,
 ) -> None:
+    """Without a page the last line names the folder."""
     (tmp_path / "own_nets.py").write_text(OWN)
     for name in ("torchvision", "piq", "tenseal", "yaml"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong file was run')")
-    done = run(tmp_path, "model=custom", "model._target_=own_nets.Net")
+    done = run(tmp_path, "model=custom", "model._target_=own_nets.Net", "page=false")
     assert done.returncode == 0, done.stderr
     assert "wrong file" not in done.stderr
+    folder = tmp_path / done.stdout.splitlines()[-1]
+    assert (folder / "metrics.jsonl").is_file() and not (folder / "report.html").exists()
 
 
 def test_a_module_that_is_nowhere_is_one_line(tmp_path: Path) -> None:
@@ -51,11 +54,3 @@ def test_a_module_that_is_nowhere_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: model._target_ is expected to be an import path")
-
-
-@pytest.mark.long
-def test_without_a_page_the_folder_is_named(tmp_path: Path) -> None:
-    done = run(tmp_path, "page=false")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / done.stdout.splitlines()[-1]
-    assert (folder / "metrics.jsonl").is_file() and not (folder / "report.html").exists()

@@ -1,7 +1,7 @@
 """Ended at any point, a command loses nothing: started again it comes to the same table.
 
 ``make kill`` kills each twenty times and sends every signal; FL_PRIVACY_KILLS is the number, 1 where it is not set.
-Then SIGTERM is the only signal, and a sweep alone is killed.
+Then SIGTERM is the only signal, and ``make fuzz`` alone kills a sweep.
 """
 
 import os
@@ -24,6 +24,7 @@ KILLS = int(os.environ.get("FL_PRIVACY_KILLS", "1"))
 pytestmark = [pytest.mark.long, pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")]
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("name", SUBJECTS if KILLS > 1 else ("sweep",))
 def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path: Path) -> None:
     subject = SUBJECTS[name]
@@ -42,6 +43,7 @@ def test_killed_at_random_points_it_comes_to_the_same_table(name: str, tmp_path:
 
 SIGNALS = {"SIGINT": 130, "SIGTERM": 143, "SIGHUP": 129}
 SENT = tuple(SIGNALS) if KILLS > 1 else ("SIGTERM",)
+ONE_WORKER = () if KILLS > 1 else ("--jobs", "1")
 LONG = ("run", "federation.clients=2", "federation.rounds=100000", "victims=2", "attack=idlg")
 LONG += ("attack.iterations=2", "intercept.rounds=first", "intercept.when=during", FEW_CANDIDATES)
 
@@ -86,7 +88,7 @@ def test_a_signal_ends_a_run_with_one_line_and_leaves_a_readable_folder(name: st
 def test_a_signal_ends_a_sweep_with_its_workers(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [*SUBJECTS["trade-off"].command(out), "federation.rounds=100000"],
+        [*SUBJECTS["trade-off"].command(out), "federation.rounds=100000", *ONE_WORKER],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

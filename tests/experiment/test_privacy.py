@@ -97,7 +97,7 @@ def test_without_guarantee_there_is_a_reason_and_no_epsilon():
     "defense",
     [
         ("defense=dp_sgd", "federation.plan.batch_size=250"),
-        ("defense=dp_sgd", "federation=fedavg", "partition=dirichlet"),
+        pytest.param(("defense=dp_sgd", "federation=fedavg", "partition=dirichlet"), marks=pytest.mark.fuzz),
         ("defense=dp_noise", "defense.clip_norm=0.5"),
         ("defense=dp_noise", "defense.clip_norm=0.5", "defense.clip_scope=layer"),
     ],

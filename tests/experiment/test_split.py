@@ -23,6 +23,7 @@ def test_a_run_with_passports_is_attacked_with_a_colluding_client_s_layers(tmp_p
         *TINY,
         *MODEL,
         *INVERSION,
+        "victims=1",
         "threat_model=insider",
         "threat_model.knows_defense=false",
         "threat_model.features_at=features.2",

@@ -71,7 +71,7 @@ def test_trains_and_can_be_attacked_many_victims_at_once(make):
                 num_classes=3,
             )
         )
-    attack = inverting_gradients(iterations=5, lr=0.01, dtype="float64")
+    attack = inverting_gradients(iterations=2, lr=0.01, dtype="float64")
     for victim, (together, observation) in enumerate(zip(attack(observations, seed=0), observations, strict=True)):
         alone = attack([observation], seed=0)[0]
         assert together.failure is None

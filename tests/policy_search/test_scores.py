@@ -149,9 +149,9 @@ def test_points_are_made_as_they_are_compared():
     model, given = lenet(), batch(16)
     similarity = GradientSimilarity(model, ModelState.of(model), (1, 16, 16), dtype=torch.float64, at_once=5)
     with Largest() as largest:
-        privacy_scores(similarity, given, POLICIES, plan=PrivacyPlan(points=200), seed=0)
-    points = 200 * given.inputs.numel() * len(POLICIES)
-    assert largest.elements < 0.05 * points
+        privacy_scores(similarity, given, POLICIES, plan=PrivacyPlan(points=100), seed=0)
+    points = 100 * given.inputs.numel() * len(POLICIES)
+    assert largest.elements < 0.1 * points
 
 
 def test_single_precision_is_close_and_chunks_do_not_matter():

@@ -164,6 +164,8 @@ class CompiledEvaluation(FasterEvaluation):
         self._demanded = demanded
 
     def make(self, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program | None:
+        if not variables.is_cuda:  # else processes start that compile for a GPU alone, and each loads PyTorch
+            os.environ.setdefault("TORCH_WARM_POOL", "0")
         try:
             program = _compiled(problem, variables, tensors)
             for _ in range(_WARM_UP_ON_GPU if variables.is_cuda else 1):

@@ -59,7 +59,11 @@ def test_what_a_private_head_does_is_a_vector_of_features_an_example():
 @pytest.mark.long
 @pytest.mark.parametrize(
     "options",
-    [{"alpha2": 0.01}, {"alpha2": 0.5}, {"alpha2": 0.5, "widths": [12, 8], "bound": 0.6}],
+    [
+        pytest.param({"alpha2": 0.01}, marks=pytest.mark.fuzz),
+        pytest.param({"alpha2": 0.5}, marks=pytest.mark.fuzz),
+        {"alpha2": 0.5, "widths": [12, 8], "bound": 0.6},
+    ],
     ids=["weak", "strong", "several layers"],
 )
 def test_learning_it_undoes_the_defense(options):

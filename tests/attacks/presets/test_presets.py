@@ -165,17 +165,16 @@ NETS = {
 }
 
 
-RESNETS = ("resnet20-group", "resnet20-batch")
 ON_EVERY_NET = ("idlg", "inverting_gradients", "soft-sign", "sapag", "ats-adam-l1")
 ON_ONE_NET = ("ats-lbfgs-cosine", "ats-adam-l2", "ats-sgd-cosine", "sapag-adamw", "lbfgs-wolfe")
 
 
 CASES = [
-    *product(["lenet", "convnet"], ON_EVERY_NET),
-    *zip(RESNETS, ON_EVERY_NET[:2], strict=True),
-    *product(["lenet"], ON_ONE_NET),
+    *product(["lenet"], [*ON_EVERY_NET, *ON_ONE_NET]),
+    *product(["convnet"], ON_EVERY_NET[:2]),
+    ("resnet20-batch", "inverting_gradients"),
 ]
-REST = [case for case in product(RESNETS, ON_EVERY_NET) if case not in CASES]
+REST = [case for case in product([*NETS], ON_EVERY_NET) if case not in CASES]
 
 
 @pytest.mark.long

@@ -43,7 +43,7 @@ def test_no_noise_spends_without_end():
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("target", few([0.5, 8.0], 1))
+@pytest.mark.parametrize("target", few([0.5, 8.0], 1, all_but_fuzz=1))
 def test_noise_for_a_budget(accountant, target):
     options = {"sample_rate": 0.1, "steps": 50, "delta": 1e-5, "accountant": accountant}
     noise = noise_multiplier_for(epsilon=target, **options)
