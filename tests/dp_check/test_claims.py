@@ -72,6 +72,7 @@ def test_a_sample_of_replaced_units_is_no_contradiction() -> None:
     assert ClaimVerdict(subject="a sample", claim=claim, recomputed=found).status is Status.UNSUPPORTED
 
 
+@pytest.mark.long
 def test_a_shift_in_one_sampled_step_is_composed_over_all_steps() -> None:
     facts = Facts(noise_multiplier=1.1, sample_rate=0.05, sampling="poisson", releases=20)
     claim = Claim(epsilon=1.0, delta=1e-5, sampled=facts)

@@ -294,6 +294,7 @@ def test_honest_mechanisms_of_unusual_kinds_are_not_accused(name: str) -> None:
         assert not found.contradicted, found.sentence
 
 
+@pytest.mark.long
 def test_honest_rounds_may_be_asked_again() -> None:
     rng = torch.Generator().manual_seed(9)
 

@@ -52,6 +52,7 @@ def test_an_attack_is_on_the_sum_of_the_others_masked_or_not(masked: tuple[str, 
     assert "means over 2 other sites, of uploads computed" in (made.path / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_rounds_of_different_participants_give_single_sites_updates(tmp_path: Path) -> None:
     rounds = ("federation.clients=3", "federation.fraction=.6", "federation.rounds=8", "evaluate_every=8")
     settings = (*UPDATES, *SITE, *rounds, "intercept.rounds=last", "threat_model.differences=true")
@@ -84,6 +85,7 @@ def test_captures_of_a_site_give_the_scores_of_the_run(tmp_path: Path) -> None:
     assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_client_that_the_server_excludes_is_not_behind_the_mean(tmp_path: Path) -> None:
     settings = ("federation.clients=5", "federation.norm_factor=1.001", "federation=fedsgd", "intercept.save=true")
     made = run("run", *UPDATES, *SITE, *settings, out=tmp_path)
@@ -98,6 +100,7 @@ def test_a_client_that_the_server_excludes_is_not_behind_the_mean(tmp_path: Path
     assert folder.status == 0 and len(folder.records("image")) == len(later.records("image"))
 
 
+@pytest.mark.long
 def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:
     made = run("run", *UPDATES, "intercept.save=true", out=tmp_path)
     identity = made.json("run.json")
@@ -110,6 +113,7 @@ def test_captures_of_an_older_version_have_no_observer(tmp_path: Path) -> None:
     assert [s[2] for s in later.scores()] == pytest.approx([s[2] for s in made.scores()], abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_site_asks_who_was_at_the_other(tmp_path: Path) -> None:
     settings = (*TINY[:3], "attack=none", "inference=membership", "inference.membership.members=20")
     made = run("run", *settings, *SITE, "inference.membership.others=20", out=tmp_path)

@@ -55,6 +55,7 @@ def undeclared() -> Defense:
     return Defense(upload=(lambda tensors, state, rng: {name: t.sign() for name, t in tensors.items()},))
 
 
+@pytest.mark.long
 def test_no_adaptive_attacker_without_a_countermeasure_goes_unmentioned(tmp_path: Path) -> None:
     custom = f"defense._target_={__name__}.undeclared"
     attacked = run("attack", "defense=custom", custom, "threat_model=adaptive", *TINY[3:], out=tmp_path)

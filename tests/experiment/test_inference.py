@@ -49,6 +49,7 @@ def test_every_method_has_a_finding_with_its_baseline(asked: Run) -> None:
     assert "-membership-" in asked.path.name
 
 
+@pytest.mark.long
 def test_the_final_model_is_asked_with_reference_models(tmp_path) -> None:
     settings = ("inference=final_model", "inference.final_model.members=100", "inference.final_model.others=120")
     found = run("run", *ASKED[:-3], *settings, "attack=none", "baseline=false", out=tmp_path).records("inference")

@@ -266,6 +266,7 @@ def test_steps_without_the_private_optimizer_have_no_noise(train: Callable[[Trai
     assert any("were made without it" in note for note in found[0].notes)
 
 
+@pytest.mark.long
 def test_batches_from_the_loader_from_before_are_not_amplified() -> None:
     _, (found,) = watched(lambda t: t.steps(loader=t.plain_loader))
     assert found.claim is not None and found.recomputed is not None and found.recomputed.epsilon is not None
@@ -274,6 +275,7 @@ def test_batches_from_the_loader_from_before_are_not_amplified() -> None:
     assert "shuffled set" in found.recomputed.caveats[0]
 
 
+@pytest.mark.long
 def test_batches_from_no_loader_are_not_known_to_be_sampled() -> None:
     batch = (torch.ones(10, 4), torch.zeros(10, dtype=torch.int64))
     _, (found,) = watched(lambda t: t.steps(loader=[batch] * 4))

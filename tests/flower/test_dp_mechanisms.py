@@ -81,6 +81,7 @@ def test_a_formula_without_a_value_is_a_missing_fact(epsilon: float, delta: floa
     assert "no value" in stated.facts.missing[0]
 
 
+@pytest.mark.long
 def test_figures_that_a_mod_adds_count_as_sent() -> None:
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
@@ -94,6 +95,7 @@ def test_figures_that_a_mod_adds_count_as_sent() -> None:
     assert found.reason == "the metric norm leaves without noise"
 
 
+@pytest.mark.long
 def test_an_adaptive_norm_does_not_drift_over_the_draws() -> None:
     strategy = DifferentialPrivacyServerSideAdaptiveClipping(
         FedAvg(), 0.5, 2, initial_clipping_norm=0.5, clipped_count_stddev=0.5
@@ -181,6 +183,7 @@ def test_a_strategy_that_its_accountant_never_lets_begin_claims_nothing() -> Non
     assert "before the first round" in stated.facts.missing[0]
 
 
+@pytest.mark.long
 def test_a_strategy_with_an_accountant_is_drawn_and_not_accused() -> None:
     (found,) = verdicts_on(budgeted(4.0), DpCheckRequest(rounds=200, draws=200, like={"weight": torch.zeros(4)}))
     assert found.status is Status.OPEN, found.sentence

@@ -289,6 +289,7 @@ def test_what_an_app_writes_where_it_may_not_goes_to_its_own_folder(
     assert (tmp_path / "elsewhere/sys/app/logs/a").read_text() == "b"
 
 
+@pytest.mark.long
 def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> None:
     drawing = drawing_of("fds = FederatedDataset(partitioner=NaturalIdPartitioner(partition_by='writer_id'))", tmp_path)
     with stood_in(drawing):

@@ -173,6 +173,7 @@ def test_a_network_of_scikit_learn_is_attacked(tmp_path: Path) -> None:
     assert rungs["one"]["counts"]["exact"] == 3 and not rungs["one"]["control"]["exact"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 def test_pixels_that_enter_as_whole_numbers_are_no_words(tmp_path: Path) -> None:
     code = NET.format(inputs=64, classes=4).replace("x.flatten(1)", "x.float().flatten(1) / 255")

@@ -62,6 +62,7 @@ def test_more_is_an_alarm_in_the_direction_of_the_metric(metric: str, rise: floa
     assert not compare(now, before).worse
 
 
+@pytest.mark.long
 def test_an_alarm_is_false_as_rarely_as_promised() -> None:
     draw = np.random.default_rng(1)
     alarms = [

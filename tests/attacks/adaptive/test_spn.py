@@ -74,6 +74,7 @@ def test_learning_it_undoes_the_defense(options):
     assert countermeasures == (LEARNS,)
 
 
+@pytest.mark.long
 def test_the_factor_of_the_cross_entropy_is_known():
     defense = spn(alpha1=0.25, alpha2=0.1, bits=16)
     seen = victims(defense)

@@ -97,6 +97,7 @@ def test_restarts_batched_or_not_choose_the_same_attempt() -> None:
     )
 
 
+@pytest.mark.long
 def test_victims_of_different_models_are_attacked_in_one_call() -> None:
     one, other = observations(smooth_net(0), 2), observations(smooth_net(5), 2)
     attack = idlg(iterations=2, dtype="float64")

@@ -36,6 +36,7 @@ def test_ten_mixtures_show_the_image_that_one_hides(k):
     assert "10 mixtures with the same image" in together[0].countermeasures[-1]
 
 
+@pytest.mark.long
 def test_who_knows_no_public_images_or_not_the_defense_keeps_mixtures():
     seen, _ = uploads("defense=instahide", "defense.k=2", victims=1)
     short = replace(inverting_gradients(), iterations=2)

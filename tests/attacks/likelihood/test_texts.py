@@ -81,6 +81,7 @@ def test_texts_of_a_batch_are_found_and_those_of_another_are_not() -> None:
     assert right(TEXTS[2:4]) <= 0.4
 
 
+@pytest.mark.long
 def test_the_temperature_falls_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, text = behind_noise(0, 0.001, "sgd")
     ticks = itertools.count()

@@ -74,7 +74,11 @@ PRESETS |= {
 """Those of texts and rows have tests of their own; a new preset without a row has its defaults."""
 
 
-@pytest.mark.parametrize("name", PRESETS)
+VARIED = {"ats-lbfgs-l2", "ats-adam-l2", "ats-sgd-cosine", "ats-lbfgs-cosine-code", "ats-lbfgs-l2-code"}
+"""Optimizers and distances of one preset, which ``make fuzz`` tries beside others that are in ``make test``."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(p, marks=[pytest.mark.fuzz] * (p in VARIED)) for p in PRESETS])
 def test_contract(name: str) -> None:
     victims = observations(smooth_net(), 3)
     broken = replace(victims[1], upload=replace(victims[1].upload, tensors={}))
@@ -95,6 +99,7 @@ def test_contract(name: str) -> None:
     assert again.loss == pytest.approx(found[2].loss, rel=1e-6)
 
 
+@pytest.mark.long
 def test_group_consistency_draws_attempts_together() -> None:
     victims = observations(smooth_net(), 2)
     losses = []

@@ -209,6 +209,7 @@ def test_examples_and_batch_agree_for_one_example():
     torch.testing.assert_close(*uploads, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 def test_chunks_of_examples_change_nothing(monkeypatch):
     uploads = []
     for elements in (1 << 24, 3000, 1):
