@@ -41,7 +41,7 @@ def test_many_steps_in_a_round_do_not_shake_the_model(tmp_path: Path) -> None:
     assert trained.json("summary.json")["final_accuracy"] > 0.88
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_vgg16_keeps_its_loss_at_the_default_rate() -> None:
     """With the published start of its last normalization the loss is above forty after two steps."""
     settings = compose_run(["model=vgg16", "federation=fedsgd"])

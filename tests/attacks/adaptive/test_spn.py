@@ -109,7 +109,7 @@ def test_several_local_steps_leave_the_output_layer_alone():
     assert guesses(attack, seen)[2][0] == DROPS
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_it_goes_together_with_other_measures():
     defense = compose(spn(alpha2=0.3, bits=16), pruning(rate=0.3))
     seen = victims(defense)

@@ -241,7 +241,7 @@ def test_a_smooth_picture_is_read_from_a_thinned_update():
     assert error(found.batch, picture) < error(plain.batch, picture)
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_a_client_that_tells_of_adam_is_read_no_less() -> None:
     """One step of Adam keeps little but signs; told of it, the attack replays the step instead of matching signs."""
     model = smooth_net()

@@ -66,9 +66,9 @@ def test_company_chunks_and_order_do_not_matter(attack: GradientInversion) -> No
 @pytest.mark.parametrize(
     "attack",
     [
-        idlg(iterations=4, enough=1e-9),
+        pytest.param(idlg(iterations=4, enough=1e-9), marks=pytest.mark.fuzz),
         idlg(iterations=2, restarts=2),
-        inverting_gradients(iterations=30),
+        inverting_gradients(iterations=15),
     ],
 )
 def test_one_at_a_time_the_company_does_not_matter_to_the_last_bit(attack: GradientInversion) -> None:

@@ -68,7 +68,7 @@ def test_latents_of_images_that_the_generator_makes_are_found() -> None:
     assert other[3] > 10 * found[3]
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_batches_are_found_with_their_labels() -> None:
     (batch,) = made(1, size=2)
     attack = ggl(generator=generator_file(), lr=0.05, weight=0, iterations=250, restarts=6, dtype="float64")

@@ -83,7 +83,7 @@ def test_company_changes_no_text() -> None:
     assert torch.equal(alone.batch.inputs, together.batch.inputs[:, :length])
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 def test_a_filmed_text_is_read_the_same_and_its_last_frame_is_what_was_read() -> None:
     asked = [replace(one, filmed=True) for one in victims([4, 6])]
     for plain, filmed in zip(tag(**OURS)(victims([4, 6]), seed=0), tag(**OURS)(asked, seed=0), strict=True):
