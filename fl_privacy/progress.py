@@ -108,17 +108,15 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d} h" if hours else f"{minutes}:{rest:02d} min"
 
 
-LONGEST_SILENCE = 60
-"""Most seconds between lines."""
+BETWEEN_LINES, LONGEST_SILENCE = 10, 60
+"""Least and most seconds between lines."""
 
 
 class ShareLines:
-    """Printer of progress: after ``pause`` seconds, at each tenth and at least every minute, with ``beside`` text."""
+    """Printer of progress: after some seconds, at each tenth and at least every minute, with ``beside`` text."""
 
-    def __init__(
-        self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str, *, pause: float = 10
-    ) -> None:
-        self._say, self._title, self._beside, self._pause = say, title, beside, pause
+    def __init__(self, say: Callable[[str], None], title: str, beside: Callable[[], str] = str) -> None:
+        self._say, self._title, self._beside, self._pause = say, title, beside, BETWEEN_LINES
         self._last, self._said_at, self._left, self._silent = 0, time.monotonic(), Remaining(), True
 
     def __call__(self, done: int, total: int) -> None:

@@ -21,7 +21,7 @@ from rich.text import Text
 from fl_privacy import progress
 from fl_privacy.progress import Remaining, ShareLines, Stage, at_work, clock, describe, listening, share_done, time_left
 from fl_privacy.runs.folder.ongoing import PROGRESS, Ongoing, Teller, read_ongoing
-from fl_privacy.runs.run_location import Monitor
+from fl_privacy.runs.run_location import LineMonitor, Monitor
 
 if TYPE_CHECKING:
     from fl_privacy.federation import Evaluation, RoundReport
@@ -65,7 +65,7 @@ class Lines:
 
 
 SHOWN_ROUNDS = 8
-SECONDS_BETWEEN_LINES = 10
+SECONDS_BETWEEN_LINES = progress.BETWEEN_LINES
 
 
 def progress_bar(console: Console, *columns: str) -> Progress:
@@ -74,7 +74,7 @@ def progress_bar(console: Console, *columns: str) -> Progress:
     return Progress(*shown, console=console, disable=not console.is_terminal)
 
 
-class RichMonitor(Monitor):
+class RichMonitor(LineMonitor):
     """Show a run on ``console``; on a pipe or in a log file only changes, as plain lines."""
 
     def __init__(self, console: Console) -> None:
@@ -85,6 +85,8 @@ class RichMonitor(Monitor):
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
+
+    line = say
 
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
@@ -139,28 +141,19 @@ class RichMonitor(Monitor):
     @contextmanager
     def attacking(self, what: str) -> Iterator[progress.Progress]:
         """Show a bar with the current attack while the context lasts, or a line for each tenth."""
-        title, working = f"Attacking {what}", ""
-        show: Callable[[str], object] = str  # nothing to show it on yet
-
-        def listen(stages: tuple[Stage, ...]) -> None:
-            nonlocal working
-            if stages:
-                working = at_work(stages)
-                show(working)
-
-        with listening(listen):
-            if not self.console.is_terminal:
-                yield self._tenths(title, lambda: f", {working}" if working else "")
-                return
-            with progress_bar(self.console, title, "{task.description}") as bar:
-                task = bar.add_task("", total=None)
-                show = lambda text: bar.update(task, description=text)  # noqa: E731
+        if not self.console.is_terminal:
+            with super().attacking(what) as tell:
+                yield tell
+            return
+        with progress_bar(self.console, f"Attacking {what}", "{task.description}") as bar:
+            task = bar.add_task("", total=None)
+            with listening(lambda stages: bar.update(task, description=at_work(stages)) if stages else None):
                 yield lambda done, total: bar.update(task, completed=done, total=total)
 
     @contextmanager
     def counting(self, title: str, total: int) -> Iterator[Callable[[int], None]]:
         if not self.console.is_terminal:
-            tell = self._tenths(title)
+            tell = ShareLines(self.say, title)
             yield lambda done: tell(done, total)
             return
         with progress_bar(self.console, title) as bar:
@@ -169,9 +162,6 @@ class RichMonitor(Monitor):
 
     def _lines(self) -> Lines:
         return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
-
-    def _tenths(self, title: str, beside: Callable[[], str] = str) -> progress.Progress:
-        return ShareLines(self.say, title, beside, pause=SECONDS_BETWEEN_LINES)
 
     def _table(self) -> Table:
         table = Table("round", "clients", "train loss", "test accuracy", "seconds", "MB uploaded", box=None)

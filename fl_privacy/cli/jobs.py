@@ -68,12 +68,8 @@ def run_jobs(
         say_what_takes_time()
         with _loading():
             from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
-
-    if command == "attack" and folder is None:
-        from fl_privacy.runs.attack import expect_not_taken  # noqa: PLC0415
-
         for job, config in zip(jobs, configs, strict=True):
-            expect_not_taken(config, override_keys(job))
+            attack.expect_not_taken(config, override_keys(job))
     if not multirun:
         folder = folder or run_job(command, configs[0], monitor)
         from fl_privacy.report.headline import PAGE, run_in_words  # noqa: PLC0415

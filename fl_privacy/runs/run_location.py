@@ -1,4 +1,4 @@
-"""Define a run's folder, and its interfaces to backends and monitors; it is imported without PyTorch."""
+"""Define a run's folder, and its interfaces to backends and monitors."""
 
 from __future__ import annotations
 
@@ -64,6 +64,8 @@ class Monitor:
 class LineMonitor(Monitor):
     """Prints an attack's progress from time to time, in a user's server or notebook."""
 
+    line: Callable[[str], None] = staticmethod(partial(print, flush=True))
+
     @contextmanager
     def attacking(self, what: str) -> Iterator[Progress]:
         working = ""
@@ -73,7 +75,7 @@ class LineMonitor(Monitor):
             working = f", {at_work(stages)}" if stages else working
 
         with listening(listen):
-            yield ShareLines(partial(print, flush=True), f"Attacking {what}", lambda: working)
+            yield ShareLines(self.line, f"Attacking {what}", lambda: working)
 
 
 Command = Literal["run", "attack"]
@@ -96,10 +98,6 @@ class RunLocation:
 
     def finished_before(self, monitor: Monitor) -> Path | None:
         """Return the folder, with a new page, if the run is finished, before anything is built."""
-        if self.config.device not in ("auto", "cpu"):
-            from fl_privacy.models.gradients.memory import resolve_device  # noqa: PLC0415  (PyTorch)
-
-            resolve_device(self.config.device)
         if self.config.overwrite or not is_finished(self.path):
             return None
         same_code = read_environment(self.path).get("code") in (None, code_hash())

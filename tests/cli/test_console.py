@@ -15,7 +15,7 @@ from fl_privacy.runs.run_location import LineMonitor
 
 @pytest.mark.parametrize(("pause", "expected"), [(0, [f"{10 * tenth} %" for tenth in range(11)]), (3600, [])])
 def test_a_long_attack_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, pause: int, expected: list[str]) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", pause)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", pause)
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written)).attacking("3 updates of round 5") as progress:
@@ -53,7 +53,7 @@ def test_an_audit_inside_a_server_of_flower_says_how_far_its_attack_is(
 
 
 def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", 0)
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written)).attacking("2 updates") as progress:
@@ -68,7 +68,7 @@ def test_of_several_attacks_the_one_at_work_is_named(monkeypatch: pytest.MonkeyP
 
 
 def test_an_attack_victim_by_victim_says_which_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", 0)
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written)).attacking("3 updates") as progress:
