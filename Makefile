@@ -148,7 +148,7 @@ vulnerabilities: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt constraints-cuda.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt pip uv
-	@backend=; more="--constraint constraints-cuda.txt"; if UV_HTTP_TIMEOUT=10 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
+	@backend=; more="--constraint constraints-cuda.txt"; if UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=1 $(BIN)/uv pip install --quiet --dry-run --reinstall --no-deps --torch-backend=auto \
 	  --python $(BIN)/python torch 2>/dev/null; then backend=--torch-backend=auto; more=; \
 	else echo "PyTorch's own index can't be reached: its wheels for this hardware are not to be had, the registry's" \
 	  "bring CUDA along"; fi; \
