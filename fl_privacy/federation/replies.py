@@ -1,17 +1,20 @@
 """Validation of clients' replies: each that could end or poison a run is excluded, with one reason."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, TypeVar
 
 from fl_privacy.errors import UserError, visible
-from fl_privacy.types import ModelState, Tensors, Upload
+
+if TYPE_CHECKING:  # an app's process loads PyTorch only if the app does
+    from torch import Tensor
+
+    from fl_privacy.types import ModelState, Tensors, Upload
 
 T = TypeVar("T")
 
@@ -98,6 +101,8 @@ def told_alike(work: Callable[[], T]) -> T:
 @contextmanager
 def _denormals_flushed() -> Iterator[None]:
     """Flush denormal numbers to zero in this thread, since their slowness would be measurable."""
+    import torch  # noqa: PLC0415
+
     before = float(torch.tensor(2e-38) * 0.1) == 0
     torch.set_flush_denormal(True)
     try:
@@ -113,7 +118,7 @@ LARGEST_MODEL = 1e9
 def expect_sound(values: Tensors) -> None:
     """Raise ``UnfitMessageError`` for values that are not finite or whose norm, without variances, is too large."""
     for name, value in values.items():
-        if not torch.isfinite(value).all():
+        if not value.isfinite().all():
             raise UnfitMessageError(
                 f"The values of {name} are expected to be finite, but some are not; the model is refused."
             )
@@ -193,6 +198,8 @@ def fault(upload: Upload, state: ModelState) -> str | None:
 
 def norm(tensors: Tensors) -> float:
     """Compute the l2 norm of all tensors together, in double precision."""
+    import torch  # noqa: PLC0415
+
     return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors.values()))
 
 
@@ -214,6 +221,8 @@ def _tensor_fault(name: str, tensor: Tensor, known: Tensors) -> str | None:
 
 
 def _value_fault(name: str, tensor: Tensor, sent: Tensor) -> str | None:
+    import torch  # noqa: PLC0415
+
     if tensor.is_floating_point() and tensor.numel():
         widest = torch.promote_types(tensor.dtype, torch.float32)
         if not float(torch.linalg.vector_norm(tensor.double())) <= math.sqrt(torch.finfo(widest).max):
