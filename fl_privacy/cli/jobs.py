@@ -15,6 +15,8 @@ from rich.markup import escape
 from fl_privacy.cli.faults import STOPPING, NothingReconstructedError, in_a_line, recognized
 from fl_privacy.errors import UserError, say
 
+LOADING = "Loading PyTorch"  # said first, since a silent terminal looks dead
+
 if TYPE_CHECKING:
     from fl_privacy.runs.config import RunSettings
     from fl_privacy.runs.paper import PaperTable
@@ -65,7 +67,7 @@ def run_jobs(
     if not multirun and configs[0].captured is None and privacy.epsilon is None:  # these change the settings
         folder = RunLocation(command, configs[0]).finished_before(monitor)
     if folder is None:
-        say_what_takes_time()
+        say(LOADING)
         with _loading():
             from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
         for job, config in zip(jobs, configs, strict=True):
@@ -89,7 +91,7 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
     if show_config:
         say("\n".join(to_yaml(config) for _, config in planned))
         return
-    say_what_takes_time()
+    say(LOADING)
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.report import write_report  # noqa: PLC0415
     from fl_privacy.report.headline import run_in_words  # noqa: PLC0415
@@ -173,11 +175,6 @@ def open_in_browser(page: Path) -> None:
 
     if not webbrowser.open(page.absolute().as_uri()):
         say("No browser was found here: copy the page to where there is one, it needs no network.", aside=True)
-
-
-def say_what_takes_time() -> None:
-    """Print that PyTorch is loading, since a silent terminal looks dead."""
-    say("Loading PyTorch")
 
 
 def run_job(command: Command, config: RunSettings, monitor: Monitor) -> Path:

@@ -20,7 +20,7 @@ from fl_privacy.cli.audit import audit, review
 from fl_privacy.cli.audit_update import audit_update
 from fl_privacy.cli.completion import OpenPage, Overrides, PsnrBelow
 from fl_privacy.cli.dp_check import check_dp, check_leakage
-from fl_privacy.cli.jobs import end_with, run_jobs, say_what_takes_time
+from fl_privacy.cli.jobs import LOADING, end_with, run_jobs
 from fl_privacy.cli.policy import app as policy_app
 from fl_privacy.cli.predict import predict
 from fl_privacy.cli.studies import advise, benchmark, trade_off
@@ -103,7 +103,7 @@ def train_evaluator_command(overrides: Overrides = None) -> None:
     data that the clients do not hold; data.image_size and data.channels bring them to the clients' shape.
     Other keys are those of conf/evaluator.yaml, for example widths=[32,64,128] epochs=2 lr=1e-3 images=5000.
     """
-    say_what_takes_time()
+    say(LOADING)
     from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
     say(train(overrides or [], console=faults.Terminal()))
@@ -116,7 +116,7 @@ def train_generator_command(overrides: Overrides = None) -> None:
     `data=cifar10 out=FILE`, then `attack data=cifar10 attack=ggl attack.generator=FILE`; victims from its own split are
     refused. A killed training resumes. Other keys are those of conf/generator.yaml, such as split=test steps=2000.
     """
-    say_what_takes_time()
+    say(LOADING)
     from fl_privacy.cli.train_networks import make_generator  # noqa: PLC0415
 
     say(make_generator(overrides or [], console=faults.Terminal()))
@@ -135,7 +135,7 @@ def search_policies_command(overrides: Overrides = None, cfg: ShowConfig = False
     if cfg:
         say(to_yaml(config))
         return
-    say_what_takes_time()
+    say(LOADING)
     from fl_privacy.cli.console import RichMonitor  # noqa: PLC0415
     from fl_privacy.runs.policy_search import search_policies  # noqa: PLC0415
 

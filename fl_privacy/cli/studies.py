@@ -19,7 +19,7 @@ from rich.markup import escape
 from fl_privacy.checks import number, one_of, whole
 from fl_privacy.cli.completion import Jobs, OnlyReport, OpenPage, Overrides, PsnrBelow, complete_override
 from fl_privacy.cli.faults import STOPPING, Interrupted, Terminal, in_a_line, interruptible, recognized
-from fl_privacy.cli.jobs import end_with, expect_reconstructions, run_job, say_what_takes_time
+from fl_privacy.cli.jobs import LOADING, end_with, expect_reconstructions, run_job
 from fl_privacy.errors import UserError, say
 from fl_privacy.federation.cores import processes_that_fit, shared_among
 from fl_privacy.files import CONFIG_DIR
@@ -61,7 +61,7 @@ def benchmark(  # noqa: PLR0917
     from fl_privacy.runs.config.study import load_track  # noqa: PLC0415
 
     loaded = load_track(track, [override for override in overrides or [] if override not in strengths])
-    say_what_takes_time()
+    say(LOADING)
     if entry is not None:
         from fl_privacy.runs.study import find_entry  # noqa: PLC0415
 
@@ -114,7 +114,7 @@ def trade_off(  # noqa: PLR0917
     from fl_privacy.runs.config.study import load_grid  # noqa: PLC0415
 
     loaded = load_grid(grid, overrides or [])
-    say_what_takes_time()
+    say(LOADING)
     from fl_privacy.report import trade_off_in_words, write_trade_off  # noqa: PLC0415
     from fl_privacy.runs.folder.ongoing import write_planned  # noqa: PLC0415
     from fl_privacy.runs.study import plan_study, write_sweep_table  # noqa: PLC0415

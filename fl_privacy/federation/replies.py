@@ -198,9 +198,7 @@ def fault(upload: Upload, state: ModelState) -> str | None:
 
 def norm(tensors: Tensors) -> float:
     """Compute the l2 norm of all tensors together, in double precision."""
-    import torch  # noqa: PLC0415
-
-    return math.sqrt(sum(float(torch.linalg.vector_norm(t.double())) ** 2 for t in tensors.values()))
+    return math.sqrt(sum(float(t.double().norm()) ** 2 for t in tensors.values()))
 
 
 def unrounded(buffers: Tensors) -> dict[str, Tensor]:
