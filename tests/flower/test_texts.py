@@ -45,7 +45,7 @@ def test_flower_trains_and_shows_the_same(plain: Run, texts: Path, tmp_path: Pat
     assert_same(federation(texts, "flower", tmp_path), plain)
 
 
-@pytest.mark.long
+@pytest.mark.fuzz
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_ray_trains_and_shows_the_same(plain: Run, texts: Path, tmp_path: Path) -> None:

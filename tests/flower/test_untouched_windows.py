@@ -49,7 +49,7 @@ CONVOLUTION = """self.past = nn.Sequential(nn.Conv1d(3, 16, 3, padding=1), nn.Ta
 @pytest.mark.parametrize(
     ("name", "layers", "past", "scenarios"),
     [
-        ("lstm", LSTM, 6, ("gradient",)),
+        ("lstm", LSTM, 6, ("one",)),
         pytest.param("lstm", LSTM, 6, ("gradient", "one"), marks=pytest.mark.fuzz),
         pytest.param("convolution", CONVOLUTION, 12, ("gradient", "one"), marks=pytest.mark.fuzz),
     ],
