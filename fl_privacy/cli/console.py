@@ -86,8 +86,6 @@ class RichMonitor(LineMonitor):
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False)
 
-    line = say
-
     @contextmanager
     def training(self, rounds: int) -> Iterator[None]:
         self._rounds.clear()

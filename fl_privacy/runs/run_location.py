@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fl_privacy.errors import UserError
+from fl_privacy.errors import UserError, say
 from fl_privacy.progress import Progress, ShareLines, Stage, at_work, listening, no_progress
 from fl_privacy.report import write_report
 from fl_privacy.runs.config import RunSettings, to_yaml
@@ -64,7 +64,8 @@ class Monitor:
 class LineMonitor(Monitor):
     """Prints an attack's progress from time to time, in a user's server or notebook."""
 
-    line: Callable[[str], None] = staticmethod(partial(print, flush=True))
+    def say(self, text: str) -> None:
+        say(text)
 
     @contextmanager
     def attacking(self, what: str) -> Iterator[Progress]:
@@ -75,7 +76,7 @@ class LineMonitor(Monitor):
             working = f", {at_work(stages)}" if stages else working
 
         with listening(listen):
-            yield ShareLines(self.line, f"Attacking {what}", lambda: working)
+            yield ShareLines(self.say, f"Attacking {what}", lambda: working)
 
 
 Command = Literal["run", "attack"]
