@@ -37,8 +37,7 @@ def run_jobs(
     A failed job of a sweep is reported and the sweep goes on, with a ``UserError`` at its end. The result and the page
     are printed last; ``NothingReconstructedError`` if an attack failed on all of its victims.
     """
-    from fl_privacy.runs.config import compose_run, expand_sweep, to_yaml  # noqa: PLC0415  (Hydra: other commands go without)
-    from fl_privacy.runs.config.compose import override_keys  # noqa: PLC0415
+    from fl_privacy.runs.config.compose import compose_run, expand_sweep, override_keys, to_yaml  # noqa: PLC0415  (Hydra)
 
     if not multirun and any(text.startswith(("experiment=", "paper=")) for text in overrides):
         from fl_privacy.runs.paper import paper_table  # noqa: PLC0415  (Hydra)
@@ -84,8 +83,7 @@ def run_jobs(
 
 def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_page: bool) -> None:
     """Run the baselines of a paper's preset and then the preset, and put the published figures on its page."""
-    from fl_privacy.runs.config import to_yaml  # noqa: PLC0415
-    from fl_privacy.runs.config.compose import merge_overrides  # noqa: PLC0415
+    from fl_privacy.runs.config.compose import merge_overrides, to_yaml  # noqa: PLC0415
 
     planned = [job for of_line in table.runs().values() for jobs in of_line for job in jobs]  # or an error, early
     if show_config:

@@ -35,7 +35,6 @@ MOST_STEPS = 2**40
 VARIANCE, COUNT = "running_var", "num_batches_tracked"
 """Names of batch norm's nonnegative buffers."""
 
-
 MOST_LETTERS = 1000
 """Most characters of a reason, possibly from a client, which is logged and recorded in each round."""
 
