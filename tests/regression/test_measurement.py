@@ -35,7 +35,7 @@ for size, more in (("8", []), *[("8", ["--fl-privacy"])] * ("whole" in sys.argv)
     if size == "1":  # a far weaker attack sees it too
         test, usual = Path("test_leakage.py"), "auto attack.budget=quick"
         assert usual in test.read_text()
-        test.write_text(test.read_text().replace(usual, "inverting_gradients attack.iterations=15"))
+        test.write_text(test.read_text().replace(usual, "inverting_gradients attack.iterations=60"))
     print("BUILD")
     statuses.append(int(pytest.main([*options, *more])))
 print("STATUSES", statuses)
