@@ -35,6 +35,13 @@ def test_code_is_reviewed_in_the_encoding_in_which_python_runs_it(encoding: str,
         assert found.unread == ["hidden.py"], "Python does not run it either"
 
 
+def test_only_an_encoding_in_the_first_two_lines_counts_whatever_ends_a_line(tmp_path: Path) -> None:
+    app = write(tmp_path, "app_reviewed", PLAIN)
+    code = b"#\r\rACM = 1\rx = 1 +ACM- exec(ACM)\r# coding: utf-7\r"  # +ACM- begins a comment in UTF-7
+    (app / "hidden.py").write_bytes(code)
+    assert [note.where for note in review_app(app).runs] == ["hidden.py:4"]
+
+
 @pytest.mark.parametrize(
     ("code", "config", "off"),
     [

@@ -8,6 +8,7 @@ Run as a module it is a process that is kept apart as an app's is, and loads not
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import json
 import mmap
 import os
@@ -103,6 +104,12 @@ def _connected(family: int, kind: int, where: Any) -> None:
         wire.settimeout(1)
         wire.connect(where)
         wire.sendall(b"the key")
+
+
+def _sent_by_a_pair(kind: int, where: str) -> None:
+    for wire in socket.socketpair(socket.AF_UNIX, kind):
+        with wire:
+            wire.sendto(b"the key", where)
 
 
 @probe
@@ -302,7 +309,7 @@ def memory_is_dumped(places: Places) -> object:
     core, dumped = resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE)
     new = (ctypes.c_ulong * 2)(0, 0)
     return reached(
-        limit=lambda: dumped != (1, 1),
+        limit=lambda: dumped != (places["core"],) * 2,
         set=lambda: resource.setrlimit(core, (0, 0)),
         another=lambda: resource.prlimit(0, core, (0, 0)),
         old_call=lambda: _call(160, core, new),
@@ -502,9 +509,9 @@ def files_are_read(places: Places) -> object:
 
 
 def sockets_are_called(places: Places) -> object:
-    return reached(
-        **{p: lambda p=p: _connected(socket.AF_UNIX, socket.SOCK_STREAM, p) for p in places["places"]},
-    )
+    calls = {p: lambda p=p: _connected(socket.AF_UNIX, socket.SOCK_STREAM, p) for p in places["places"]}
+    pairs = list(itertools.product((socket.SOCK_DGRAM, socket.SOCK_RAW), places["places"]))  # connected, yet sendto
+    return reached(**calls, **{f"pair {pair}": lambda pair=pair: _sent_by_a_pair(*pair) for pair in pairs})
 
 
 def sockets_are_made(places: Places) -> object:

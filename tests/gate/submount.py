@@ -11,6 +11,8 @@ from pathlib import Path
 from fl_privacy.site.gate import linux_calls as kernel
 from fl_privacy.site.gate.isolation import Wishes, keep_apart
 
+MOUNT = "a mount \udcff"  # not UTF-8
+
 
 def changed(folder: Path) -> list[str] | None:
     """Return the changes that went through; ``None`` where nothing can be mounted."""
@@ -23,18 +25,18 @@ def changed(folder: Path) -> list[str] | None:
     except OSError:
         return None
     read, temporary = folder / "read", folder / "cell" / "work"
-    for place in (read / "a mount", read / "under", temporary, folder / "cell" / "root"):
+    for place in (read / MOUNT, read / "under", temporary, folder / "cell" / "root"):
         place.mkdir(parents=True)
-    for place in (read / "under", read / "a mount", read / "a mount"):  # the last lies over another
+    for place in (read / "under", read / MOUNT, read / MOUNT):  # the last lies over another
         kernel.mount("tmpfs", str(place), "tmpfs", kernel.MS_NOSUID if place.name == "under" else 0)
         (place / "file").write_text("the user's")
     for name in ("source", "file"):  # a mount of a single file, as containers have them in /usr
         (read / name).write_text("the user's" if name == "source" else "")
     kernel.mount(str(read / "source"), str(read / "file"), None, kernel.MS_BIND)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(read / "a mount" / "socket"))
+    listener.bind(str(read / MOUNT / "socket"))
     listener.listen()
-    files = [read / "a mount" / "file", read / "under" / "file", read / "file"]
+    files = [read / MOUNT / "file", read / "under" / "file", read / "file"]
     if not keep_apart(Wishes(temporary=str(temporary), reads=(str(read),))).is_all:
         return None
     assert [file.read_text() for file in files] == ["the user's"] * 3
@@ -53,7 +55,7 @@ def changed(folder: Path) -> list[str] | None:
                 continue
             found.append(f"{what} of {file.parent.name}")
     with suppress(OSError), socket.socket(socket.AF_UNIX) as wire:
-        wire.connect(str(read / "a mount" / "socket"))
+        wire.connect(str(read / MOUNT / "socket"))
         found.append("a call")
     return found
 

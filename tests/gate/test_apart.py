@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import secrets
 import socket
 import stat
@@ -90,6 +91,7 @@ def made_world(folder: Path) -> Iterator[dict[str, Any]]:
         "process": os.getpid(),
         "variables": sorted(os.environ.keys() - {*GIVEN, *OWN_VARIABLES}),
         "name": name,
+        "core": int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0),
         "most": MOST,
         "listeners": listeners,
     }
@@ -125,6 +127,7 @@ def test_probes_find_what_is_there_where_nothing_keeps_them(tmp_path_factory: py
 
 def begun(process: Apart) -> Apart:
     held = process.begin({}, seconds(60))
+    assert ("core dumps" in held.in_words()) == (resource.getrlimit(resource.RLIMIT_CORE)[1] == 0)
     if not held.is_all:
         process.close()
         pytest.skip(held.in_words())
@@ -214,16 +217,19 @@ def test_a_socket_in_a_folder_that_is_sealed_leads_nowhere_whenever_it_is_made(t
             process.close()
 
 
-def test_sockets_are_not_made_where_a_folder_can_not_be_sealed(tmp_path: Path) -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "s"))
-    listener.listen()
-    process = begun(Apart(MODULE, Wishes(temporary="", reads=(str(tmp_path / "s"),)), {"PYTHONPATH": ROOT}))
-    try:
-        assert tried(process, "sockets_are_called", {"places": [str(tmp_path / "s")]}) == ""
-        assert tried(process, "sockets_are_made", {}) == ""
-    finally:
-        process.close()
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_sockets_are_not_made_where_a_folder_can_not_be_sealed(kind: socket.SocketKind, tmp_path: Path) -> None:
+    place = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX, kind) as listener:
+        listener.bind(place)
+        if kind == socket.SOCK_STREAM:
+            listener.listen()
+        process = begun(Apart(MODULE, Wishes(temporary="", reads=(place,)), {"PYTHONPATH": ROOT}))
+        try:
+            assert tried(process, "sockets_are_called", {"places": [place]}) == ""
+            assert tried(process, "sockets_are_made", {}) == ""
+        finally:
+            process.close()
 
 
 def daemons(name: str) -> list[str]:

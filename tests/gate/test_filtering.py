@@ -385,10 +385,11 @@ def test_an_array_of_any_shape_is_decoded_or_refused_by_name(shape: tuple[int, .
         assert len(shape) > 32 or min(shape) < 0 or abs(math.prod(shape)) > 1 << 16 or max(shape) == 1 << 31
 
 
-@pytest.mark.parametrize("shape", [(1,) * 65, (-1, -1), (0, 1 << 31, 1 << 31, 1 << 31)])
+@pytest.mark.parametrize("shape", [(1,) * 65, (1,) * 30_000, (-1, -1), (0, 1 << 31, 1 << 31, 1 << 31)])
 def test_a_shape_that_numpy_can_not_make_is_refused_by_name(shape: tuple[int, ...]) -> None:
+    array = claimed(shape) if len(shape) < 1000 else RawArray("float32", shape, NUMPY, b"no header is as long")
     with pytest.raises(RefusedError, match="claims the shape") as error:
-        array_values("x", claimed(shape))
+        array_values("x", array)
     assert error.value.reason == "shape"
 
 

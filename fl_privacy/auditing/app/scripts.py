@@ -206,7 +206,7 @@ def cells_of(path: Path) -> list[str]:
     """
     try:
         if path.suffix != ".ipynb":
-            return [decode_source(path.read_bytes())]  # in the encoding that its first lines state, as Python runs it
+            return [decode_source(b"\n".join(path.read_bytes().splitlines()))]  # as Python: it reads lines first
         cells = [cell for cell in json.loads(path.read_bytes())["cells"] if cell.get("cell_type") == "code"]
         texts = (text for cell in cells if not _OF_SHELL.match(text := "".join(cell["source"])))
         return ["\n".join(_MAGIC.sub(r"\1pass", line) for line in text.splitlines()) for text in texts]

@@ -72,9 +72,8 @@ class Apart:
                 self._pipes.append(ends[mine])
                 theirs.append(ends[1 - mine])
                 os.set_blocking(ends[mine], False)
-                if hasattr(fcntl, "F_SETPIPE_SZ"):
-                    with suppress(OSError):  # as large as allowed, so that weights take fewer turns
-                        fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
+                with suppress(OSError, AttributeError):  # as large as allowed, so that weights take fewer turns
+                    fcntl.fcntl(ends[mine], fcntl.F_SETPIPE_SZ, PIECE)
             given = {name: os.environ[name] for name in GIVEN if name in os.environ}
             if paths := given.get("PYTHONPATH"):  # the process has another working folder
                 absolute = [str(Path(one).absolute()) for one in paths.split(os.pathsep) if one]

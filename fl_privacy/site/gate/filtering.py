@@ -215,16 +215,16 @@ def array_values(where: str, array: RawArray) -> npt.NDArray[Any]:
         raise RefusedError("dtype", f"{where} is of {array.dtype!r:.40}")
     shape = tuple(array.shape)
     dtype, size = np.dtype(array.dtype), math.prod(shape)
-    for fortran in (False, True):
-        header = _header(array.dtype, shape, fortran)
-        if array.data.startswith(header) and len(array.data) == len(header) + size * dtype.itemsize:
-            values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
-            if dtype.kind == "b" and values.view(np.uint8).max(initial=0) > 1:
-                break  # a byte holds 8 bits, but true or false is one
-            try:
+    try:
+        for fortran in (False, True):
+            header = _header(array.dtype, shape, fortran)
+            if array.data.startswith(header) and len(array.data) == len(header) + size * dtype.itemsize:
+                values = np.frombuffer(array.data, dtype=dtype, offset=len(header))
+                if dtype.kind == "b" and values.view(np.uint8).max(initial=0) > 1:
+                    break  # a byte holds 8 bits, but true or false is one
                 return values.reshape(shape, order="F" if fortran else "C")
-            except (ValueError, OverflowError) as error:  # negative, or more dimensions than NumPy has
-                raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}") from error
+    except (ValueError, OverflowError) as error:  # negative, or more dimensions than NumPy or its header has
+        raise RefusedError("shape", f"{where} claims the shape {shape!r:.400}: {error}") from error
     raise RefusedError("bytes", f"{where} claims {array.dtype} of shape {shape!r:.400}, its bytes are something else")
 
 

@@ -107,13 +107,13 @@ def keep_apart(wishes: Wishes) -> Isolation:
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:
         held.missing.append("namespaces, Landlock and seccomp, which are Linux's, of a process with one thread")
-        _limit(wishes, 0)
+        _limit(wishes, held, 0)
         return held
     own_root = _enter_namespaces(held, wishes)
     if not held.bounds:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     os.chdir(wishes.temporary)
-    _limit(wishes, SLACK if held.bounds else 0)
+    _limit(wishes, held, SLACK if held.bounds else 0)
     try:
         kernel.drop_capabilities()
     except (OSError, KeyError) as error:
@@ -347,8 +347,10 @@ def _landlock(wishes: Wishes, held: Isolation, own_root: bool) -> None:
     held.processes.append(f"Landlock {abi}")
 
 
-def _limit(wishes: Wishes, slack: int) -> None:
+def _limit(wishes: Wishes, held: Isolation, slack: int) -> None:
     dumped = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)  # at 1, not even a program of core_pattern gets it
+    if not dumped:
+        held.missing.append("a limit of 1 on core dumps, which also binds programs that take them; raise ulimit -Hc")
     resource.setrlimit(resource.RLIMIT_CORE, (dumped, dumped))
     resource.setrlimit(resource.RLIMIT_FSIZE, (wishes.most_bytes, wishes.most_bytes))
     resource.setrlimit(resource.RLIMIT_DATA, (wishes.most_bytes + slack, wishes.most_bytes + slack))

@@ -92,21 +92,24 @@ DENIED = {
 """Calls that inspect other processes, change the isolation, or hold uncounted memory, by their numbers on
 x86-64 and arm64."""
 
-_LIMITED = {"socket": (41, 198), "mmap": (9, 222), "clone": (56, 220), "setrlimit": (160, 164), "prlimit": (302, 261)}
+_LIMITED = {
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "mmap": (9, 222),
+    "clone": (56, 220),
+    "setrlimit": (160, 164),
+    "prlimit": (302, 261),
+}
 """Calls that are refused with some arguments, in the same way."""
 
 _CLONE3 = 435  # its flags are in memory: libraries without it fall back to clone
 _SHARED_NOWHERE = 0x21
 """Flags of shared memory without a file."""
 
-_AF_UNIX, _AF_INET, _AF_INET6 = 1, 2, 10
+_AF_UNIX, _AF_INET, _AF_INET6, _SOCK_STREAM = 1, 2, 10, 1
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def machine() -> str:
-    """Return the architecture; only ``x86_64`` and ``aarch64`` have a call filter and a root."""
-    return platform.machine()
+_MACHINE = platform.machine()
 
 
 def _checked(result: int, what: str) -> int:
@@ -135,21 +138,21 @@ def unshare(flags: int) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     """Call ``mount(2)``; ``OSError`` if it fails."""
-    told = [None if text is None else text.encode() for text in (source, target, kind)]
-    _checked(_LIBC.mount(*told, ctypes.c_ulong(flags), options.encode() or None), f"mount {target}")
+    told = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
+    _checked(_LIBC.mount(*told, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mount {target}")
 
 
 def enter_root(folder: str) -> None:
     """Make ``folder``, a mount, the root, and detach the old one; ``OSError`` if it fails."""
     os.chdir(folder)
-    _checked(_LIBC.syscall(PIVOT_ROOT[machine()], b".", b"."), "pivot_root")
+    _checked(_LIBC.syscall(PIVOT_ROOT[_MACHINE], b".", b"."), "pivot_root")
     detach(".")
     os.chdir("/")
 
 
 def detach(place: str) -> None:
     """Detach the mount at ``place``, but not its other bindings; ``OSError`` if it fails."""
-    _checked(_LIBC.umount2(place.encode(), MNT_DETACH), f"umount {place}")
+    _checked(_LIBC.umount2(os.fsencode(place), MNT_DETACH), f"umount {place}")
 
 
 def drop_capabilities() -> None:
@@ -158,7 +161,7 @@ def drop_capabilities() -> None:
         with suppress(OSError):  # no such capability, or no right to drop one
             prctl(PR_CAPBSET_DROP, capability)
     header = struct.pack("Ii", 0x20080522, 0)
-    _checked(_LIBC.syscall(CAPSET[machine()], header, bytes(24)), "capset")
+    _checked(_LIBC.syscall(CAPSET[_MACHINE], header, bytes(24)), "capset")
 
 
 def landlock_abi() -> int:
@@ -198,25 +201,24 @@ class _Program(ctypes.Structure):
 
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
     """Refuse the calls ``DENIED``, shared memory, other sockets and limits of core dumps; ``OSError`` if it fails."""
-    if machine() not in _AUDIT:
-        raise OSError(f"there is no filter of calls for {machine()}")
+    if _MACHINE not in _AUDIT:
+        raise OSError(f"there is no filter of calls for {_MACHINE}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
     code = b"".join(struct.pack("HBBI", *line) for line in lines)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     program = _Program(len(lines), code)
-    result = _LIBC.prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), ctypes.byref(program), 0, 0)
-    _checked(result, "seccomp")
+    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
 def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, int]]:
     """Return the filter's instructions: operation, jumps if true and if false, operand."""
-    place = list(_AUDIT).index(machine())
+    place = list(_AUDIT).index(_MACHINE)
     families = [_AF_UNIX] * unix_sockets + [_AF_INET, _AF_INET6] * internet
     refused, allowed = (0x06, 0x50001, "", ""), (0x06, 0x7FFF0000, "", "")  # by EPERM
     blocks: dict[str, list[tuple[int, int, str, str]]] = {  # jumps go forward alone
         "start": [
             (0x20, 4, "", ""),  # load the architecture
-            (0x15, _AUDIT[machine()], "", "refuse"),
+            (0x15, _AUDIT[_MACHINE], "", "refuse"),
             (0x20, 0, "", ""),  # load the number
             (0x35, _X32, "refuse", ""),
             (0x15, _CLONE3, "none", ""),
@@ -227,6 +229,11 @@ def _filter(*, unix_sockets: bool, internet: bool) -> list[tuple[int, int, int, 
         "clone": [(0x20, 16, "", ""), (0x45, NEWUSER, "refuse", "allow")],
         "mmap": [(0x20, 40, "", ""), (0x54, _SHARED_NOWHERE, "", ""), (0x15, _SHARED_NOWHERE, "refuse", "allow")],
         "socket": [(0x20, 16, "", ""), *((0x15, family, "allow", "") for family in families), refused],
+        "socketpair": [  # one of a pair of datagrams may send to any other socket
+            (0x20, 24, "", ""),
+            (0x54, 0xF, "", ""),
+            (0x15, _SOCK_STREAM, "allow", "allow" if unix_sockets else "refuse"),
+        ],
         "setrlimit": [(0x20, 16, "", ""), (0x15, resource.RLIMIT_CORE, "refuse", "allow")],
         "prlimit": [
             (0x20, 24, "", ""),

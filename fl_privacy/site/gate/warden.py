@@ -1,6 +1,7 @@
 """Count an app's memory and processes from outside, and end them beyond the limits, with the standard library alone."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -93,13 +94,7 @@ def _beyond(room: Room, scratch: str) -> int:
 
 def figures(text: bytes) -> dict[str, int]:
     """Return the numbers in a file of ``/proc`` by name."""
-    found: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(b":")
-        words = value.split()
-        if words and words[0].isdigit():
-            found[name.decode(errors="replace")] = found.get(name.decode(errors="replace"), 0) + int(words[0])
-    return found
+    return {name.decode(): int(value) for name, value in re.findall(rb"^(\w+):[ \t]*(\d+)", text, re.MULTILINE)}
 
 
 def _own(told: Mapping[str, int]) -> int:
@@ -109,11 +104,9 @@ def _own(told: Mapping[str, int]) -> int:
 def _share(number: str, otherwise: int) -> int:
     try:
         told = figures(Path(f"/proc/{number}/smaps_rollup").read_bytes())
+        huge = told.get("Private_Hugetlb", 0) + told.get("Shared_Hugetlb", 0)
+        return (told["Pss_Anon"] + told.get("SwapPss", 0) + huge) * _KIB
     except ProcessLookupError:
         return 0
-    except OSError:
+    except (OSError, KeyError):
         return otherwise
-    if "Pss_Anon" not in told:
-        return otherwise
-    huge = told.get("Private_Hugetlb", 0) + told.get("Shared_Hugetlb", 0)
-    return (told["Pss_Anon"] + told.get("SwapPss", 0) + huge) * _KIB
