@@ -24,7 +24,7 @@ from fl_privacy.site.deploy.certificates import (
     make_server_certificate,
     read_certificate,
 )
-from fl_privacy.site.deploy.loopback import _expect_sealed
+from fl_privacy.site.deploy.loopback import LoopbackFederation, _expect_sealed, loopback_federation
 from fl_privacy.site.deploy.writing import Deployment
 
 
@@ -236,3 +236,11 @@ def test_the_check_takes_what_a_node_keeps_and_nothing_in_plain_text(tmp_path: P
     (tmp_path / "state-0" / "notes").chmod(0o600)
     with pytest.raises(UserError, match="expected to be encrypted"):
         _expect_sealed(tmp_path, 1)
+
+
+def test_what_is_late_tells_what_it_said_last_since_its_log_is_temporary(tmp_path: Path) -> None:
+    with loopback_federation(LoopbackFederation(tmp_path)) as federation:
+        federation.start("node", ["sh", "-c", "echo no key; exec sleep 60"])
+        federation.wait_for("node", lambda: bool(federation.said("node")), "speak")
+        with pytest.raises(UserError, match="node is expected to end in 0 s, but did not: no key"):
+            federation.wait("node", 0.0)

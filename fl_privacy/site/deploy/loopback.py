@@ -158,7 +158,8 @@ class LoopbackFederation:
             if (status := self.ended(name)) is not None and not ready():
                 raise UserError(f"{name} is expected to {what}, but ended with {status}: {_last(self.said(name))}")
             if time.monotonic() > deadline:
-                raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not; see {self.log(name)}.")
+                said = _last(self.said(name))  # a trial's log does not outlast it
+                raise UserError(f"{name} is expected to {what} in {seconds:g} s, but did not: {said}")
             time.sleep(_POLL)
 
     def wait(self, name: str, seconds: float) -> int:
@@ -319,7 +320,7 @@ def _refused(federation: LoopbackFederation, name: str, *, key: Path, authority:
     federation.start_node(name, {}, key=key, authority=authority, extra=ONCE)
     status = federation.wait(name, REFUSAL_SECONDS)
     if status == 0:
-        raise UserError(f"{name} is expected to be refused, but ended well; see its log.")
+        raise UserError(f"{name} is expected to be refused, but ended well: {_last(federation.said(name))}")
     return f"it ended with status {status}"
 
 

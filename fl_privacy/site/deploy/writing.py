@@ -21,7 +21,6 @@ KEY_BYTES = 32
 FIRST_RUNTIME_PORT = 9100
 """Loopback port between the first SuperNode and its worker; each further node adds one."""
 
-_EXECUTABLE = 0o755
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST_HOST = 253
@@ -154,7 +153,7 @@ def _write(path: Path, template: str, values: dict[str, object]) -> None:
     path.parent.mkdir(exist_ok=True)
     write_whole(path, _text(template, values))
     if path.suffix == ".sh":
-        path.chmod(_EXECUTABLE)
+        path.chmod(0o755)
 
 
 def _text(template: str, values: dict[str, object]) -> str:

@@ -195,18 +195,14 @@ def restrict_files(reads: Iterable[str], writes: Iterable[str], abi: int) -> Non
         os.close(rules)
 
 
-class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
-
-
 def restrict_calls(*, unix_sockets: bool, internet: bool = False) -> None:
     """Refuse the calls ``DENIED``, shared memory, other sockets and limits of core dumps; ``OSError`` if it fails."""
     if _MACHINE not in _AUDIT:
         raise OSError(f"there is no filter of calls for {_MACHINE}")
     lines = _filter(unix_sockets=unix_sockets, internet=internet)
-    code = b"".join(struct.pack("HBBI", *line) for line in lines)
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in lines))
+    program = ctypes.create_string_buffer(struct.pack("HP", len(lines), ctypes.addressof(code)))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    program = _Program(len(lines), code)
     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
 
 
