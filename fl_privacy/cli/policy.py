@@ -120,9 +120,8 @@ def approve(
     from fl_privacy.auditing.app.review import review_app  # noqa: PLC0415  (takes seconds)
 
     say(f"Run {asked.run} of {asked.name} {asked.version}, waiting since {dated(asked.since)}.")
-    say(
-        f"SHA-256 of its bundle: {asked.fab}; signed by {', '.join(asked.signers) or 'none of the keys in the policy'}."
-    )
+    signers = ", ".join(asked.signers) or "none of the keys in the policy"
+    say(f"SHA-256 of its bundle: {asked.fab}; signed by {signers}.")
     for key, value in sorted(asked.config.items()):
         say(visible(f"  {key} = {value!r}"))
     for text, instead in asked.unmet.items():

@@ -137,9 +137,8 @@ class Sandbox:
                 "--sandbox is expected to find what keeps an app apart, but this system does not give it."
                 f" {held.in_words()} Run the audit in a virtual machine, or in a container without network."
             )
-        self.held = "no network, terminal or files but the app, Python and data (read-only); " + ", ".join(
-            dict.fromkeys((*held.files, *held.processes))
-        )
+        means = ", ".join(dict.fromkeys((*held.files, *held.processes)))
+        self.held = f"no network, terminal or files but the app, Python and data (read-only); {means}"
 
     def _hear(self, apart: Apart, tell: Any) -> bytes:
         from fl_privacy.report.audit_file import folder_name  # noqa: PLC0415  (takes seconds)

@@ -1,6 +1,7 @@
 """A policy is read, said in sentences, and refused in a line where it says something else."""
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_policy_that_says_nothing_answers_nothing() -> None:
         ("version: 1\nsends: {train: {arrays: {like: received, dtype: int64}}}", "dtype is expected"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {digit: 3}}}}}", "got 'digit'"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {digits: 0}}}}}", "digits is expected"),
-        ("version: 1\nsends: {train: {metrics: {allow: {a: {exact: true, value: 3}}}}}", "has several"),
+        ("version: 1\nsends: {train: {metrics: {allow: {a: {exact: true, value: 3}}}}}", "got several"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: abc}}}}}", "one_of is expected"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: [.inf]}}}}}", "one_of is expected"),
         ("version: 1\nsends: {train: {metrics: {allow: {a: {one_of: [1, true]}}}}}", "one_of is expected"),
@@ -211,7 +212,7 @@ def test_what_a_rule_does_not_let_pass(rule: dict[str, object], value: object, r
     ],
 )
 def test_a_rule_that_would_do_nothing_is_none(rule: dict[str, object]) -> None:
-    with pytest.raises(UserError, match="but this has several"):
+    with pytest.raises(UserError, match="but got several"):
         Rule.read("x", rule)
     with pytest.raises(UserError, match="x: round_to is expected to be larger between these bounds"):
         Rule.read("x", {"round_to": 1e-310})
@@ -229,6 +230,16 @@ def test_bits_are_no_fewer_than_the_values_that_can_leave() -> None:
     coarse = Rule(integer=True, round_to=32, at_least=32, at_most=4096)
     values = {coarse.apply("x", k) for k in range(32, 4097)}
     assert len(values) <= 2**coarse.bits < 1.1 * len(values)
+
+
+@pytest.mark.parametrize(
+    "rule", [{}, {"exact": True}, {"exact": True, "integer": True}, {"exact": True, "at_least": 0}, {"one_of": [1]}]
+)
+def test_a_policy_says_where_true_or_false_leaves(rule: dict[str, object]) -> None:
+    read = Rule.read("metrics.x", rule)
+    assert ("true or false" in read.in_words()) == (rule == {"exact": True})
+    with nullcontext() if rule == {"exact": True} else pytest.raises(UserError):
+        assert read.apply("x", True) is True
 
 
 def test_a_list_is_of_so_many_numbers_and_each_is_as_the_rule_says() -> None:

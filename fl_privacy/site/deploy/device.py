@@ -97,19 +97,17 @@ def _cgroup(memory: int) -> Iterator[Path | None]:
         group = root / f"fl-privacy-{os.getpid()}"
         if not (root / "cgroup.procs").exists():
             continue
-        try:
+        made = False
+        with suppress(OSError):
             group.mkdir()
-            (group / limit).write_text(str(memory))
-        except OSError:
-            with suppress(OSError):
-                group.rmdir()
-            continue
+            made = bool((group / limit).write_text(str(memory)))
         try:
-            yield group
+            if made:
+                yield group
+                return
         finally:
             with suppress(OSError):  # its last process may not be gone yet
                 group.rmdir()
-        return
     yield None
 
 

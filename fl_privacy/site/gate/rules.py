@@ -113,9 +113,7 @@ class Rule:
             raise UserError("shorter is expected with length, but there is none; try length: 3.")
         several = (self.value, self.one_of, self.most_bytes, self.round_to, self.digits)
         if self.exact + sum(one is not None for one in several) > 1:
-            raise UserError(
-                "A rule has one of exact, value, one_of, most_bytes, round_to and digits, but this has several."
-            )
+            raise UserError("One of exact, value, one_of, most_bytes, round_to, digits is expected, but got several.")
 
     @classmethod
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
@@ -226,7 +224,7 @@ class Rule:
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"
         if math.isinf(high):
-            within = "" if math.isinf(low) else f" of at least {low:g}"
+            within = f" of at least {low:g}" if math.isfinite(low) else "" if self.integer else ", true or false"
         elif math.isinf(low):
             within = f" of at most {high:g}"
         if self.exact:
