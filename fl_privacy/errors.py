@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-UNITS = ("kB", "MB", "GB", "TB")
+UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 class UserError(Exception):
@@ -72,10 +72,9 @@ def what_was_asked(error: BaseException) -> str:
     if found is None:
         return ""
     size, unit = float(found[1]), found[2]
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if unit not in ("bytes", *UNITS) or size < 1000:
-            break
-        size, unit = size / 1000, larger
+    if unit == "bytes":
+        power = min((len(found[1].partition(".")[0]) - 1) // 3, len(UNITS) - 1)
+        size, unit = size / 1000**power, UNITS[power]
     return f"{size:.4g} {unit} at once"
 
 
@@ -84,15 +83,18 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-_INSTALLED = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parent), "<")
-"""Beginnings of the file names of code that is not the user's own."""
+def _is_own(filename: str) -> bool:
+    """Return ``False`` for Python's, an installed package's or this package's code."""
+    within = (sysconfig.get_path("stdlib"), Path(__file__).parent)
+    installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
+    return not (installed or filename.startswith("<") or any(map(Path(filename).is_relative_to, within)))
 
 
 def in_one_line(error: BaseException) -> str:
     """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
-    own = [each for each in frames if not each.filename.startswith(_INSTALLED)]
+    own = [each for each in frames if _is_own(each.filename)]
     places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))
     place = f" ({', called in '.join(places)})" if places else ""
     return f"{type(error).__name__}: {text}{place}"

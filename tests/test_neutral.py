@@ -10,9 +10,10 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
+import fl_privacy
 from fl_privacy.cli.faults import Terminal
 from fl_privacy.cli.main import run_command_line
-from fl_privacy.errors import neutral, say
+from fl_privacy.errors import in_one_line, neutral, say
 from fl_privacy.report import write_brief, write_report
 from fl_privacy.report.page import TEMPLATES, render
 from tests.results.runs import defended, record
@@ -94,3 +95,22 @@ def test_report_prints_no_escapes_of_a_folder_s_name(tmp_path: Path, capfd: pyte
 def test_there_is_one_kind_of_console() -> None:
     package = TEMPLATES.parents[1]
     assert not [path for path in package.rglob("*.py") if re.search(r"(?<![\w.])Console\(", path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [
+        (Path(fl_privacy.__file__).parent.with_name("fl_privacy_app"), "decoder.py, line 1, called in own.py, line 9"),
+        (Path("/home/a/.local/lib/python3.11/site-packages/other"), "decoder.py, line 1"),
+    ],
+)
+def test_an_error_names_the_user_s_own_code_and_no_installed_one(folder: Path, said: str) -> None:
+    inner = compile("raise KeyError('x')", json.decoder.__file__, "exec")
+    outer = compile("\n" * 8 + "exec(inner)", str(folder / "own.py"), "exec")
+    try:
+        exec(outer, {"inner": inner})
+    except KeyError as error:
+        assert error.__traceback__ is not None, "its first frame is this one"
+        assert in_one_line(error.with_traceback(error.__traceback__.tb_next)) == f"KeyError: 'x' ({said})"
+    else:
+        pytest.fail("no error")

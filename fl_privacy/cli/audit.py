@@ -123,10 +123,10 @@ Audited = Callable[[Callable[[str], None]], tuple[str, Path]]
 
 def print_audit(run: Audited, *, as_json: bool, open_page: bool) -> None:
     """Run an audit and print its summary, or ``audit.json``."""
-    from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, Lines  # noqa: PLC0415
+    from fl_privacy.cli.console import Lines  # noqa: PLC0415
 
     aside = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with Lines(lambda text: say(text, aside=True), SECONDS_BETWEEN_LINES, silent=False) as lines, aside:
+    with Lines(lambda text: say(text, aside=True), silent=False) as lines, aside:
         line, page = run(lines.tell)
     say(visible(line), aside=as_json)
     if as_json:

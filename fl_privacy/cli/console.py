@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Printer of lines at most every ``pause`` seconds; a line for a longer step is repeated."""
+    """Printer of lines with some seconds between them; a line for a longer step is repeated."""
 
-    def __init__(self, say: Callable[[str], None], pause: float, *, silent: bool) -> None:
-        self._say, self._pause, self._silent = say, pause, silent
+    def __init__(self, say: Callable[[str], None], *, silent: bool) -> None:
+        self._say, self._pause, self._silent = say, progress.BETWEEN_LINES, silent
         self._text, self._since = "", time.monotonic()
         self._said = self._since
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -65,7 +65,6 @@ class Lines:
 
 
 SHOWN_ROUNDS = 8
-SECONDS_BETWEEN_LINES = progress.BETWEEN_LINES
 
 
 def progress_bar(console: Console, *columns: str) -> Progress:
@@ -159,7 +158,7 @@ class RichMonitor(LineMonitor):
             yield lambda done: bar.update(task, completed=done)
 
     def _lines(self) -> Lines:
-        return Lines(self.say, SECONDS_BETWEEN_LINES, silent=self.console.is_terminal)
+        return Lines(self.say, silent=self.console.is_terminal)
 
     def _table(self) -> Table:
         table = Table("round", "clients", "train loss", "test accuracy", "seconds", "MB uploaded", box=None)
@@ -226,7 +225,7 @@ class Underway:
         self._left, self._total = list(folders), len(folders)
         self._since, self._over, self._remaining = time.time(), threading.Event(), Remaining()
         plain = partial(console.print, highlight=False, markup=False)
-        self._lines = Lines(plain, SECONDS_BETWEEN_LINES, silent=console.is_terminal)
+        self._lines = Lines(plain, silent=console.is_terminal)
         self._remaining(title, 0)
 
     def ended(self, folder: Path) -> str:

@@ -69,7 +69,7 @@ def run_jobs(
         say(LOADING)
         with _loading():
             from fl_privacy.runs import attack, run  # noqa: F401, PLC0415
-        for job, config in zip(jobs, configs, strict=True):
+        for job, config in zip(jobs, configs, strict=True) if command == "attack" else ():
             attack.expect_not_taken(config, override_keys(job))
     if not multirun:
         folder = folder or run_job(command, configs[0], monitor)

@@ -133,8 +133,7 @@ def approve(
             names = sorted(archive.namelist())
         unread = [each for each in names if "/." in f"/{each}" or not each.endswith((".py", ".ipynb", "/"))]
         say(visible(f"The review reads none of these files, which can hold code: {', '.join(unread)}."))
-    if not yes and not refuse:
-        yes = typer.confirm(f"Let run {asked.run} in?")
+    yes = yes or (not refuse and typer.confirm(f"Let run {asked.run} in?"))
     approvals.decide(run, "yes" if yes else "no", asked.token)
     say(f"Run {asked.run} is {'approved' if yes else 'refused'}.")
 

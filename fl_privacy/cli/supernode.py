@@ -128,11 +128,7 @@ def _expect_app(app: str, *, here: bool) -> None:
     module, _, attribute = app.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
-    installed = [entry for entry in sys.path if entry]
-    if not here:
-        sys.path[:] = installed
-    elif "" not in sys.path:  # as for the worker, which python -m starts
-        sys.path[:] = ["", *installed]
+    sys.path[:] = [*[""] * here, *filter(None, sys.path)]  # as for the worker, which python -m starts
     try:
         found = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

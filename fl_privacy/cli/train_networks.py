@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from fl_privacy.checks import one_of, whole
-from fl_privacy.cli.console import SECONDS_BETWEEN_LINES, progress_bar
+from fl_privacy.cli.console import progress_bar
 from fl_privacy.data import LabelledExamples, TextExamples, expect_images, texts_of
 from fl_privacy.errors import UserError
 from fl_privacy.files import user_cache_folder
@@ -34,6 +34,7 @@ from fl_privacy.models.pretrained.evaluator import (
 )
 from fl_privacy.models.pretrained.evaluator_files import Evaluator
 from fl_privacy.models.pretrained.generator_training import GeneratorPlan, GeneratorTraining
+from fl_privacy.progress import ShareLines
 from fl_privacy.runs.build import build_dataset, build_network
 from fl_privacy.runs.config import compose_file
 from fl_privacy.runs.config.building import check_arguments
@@ -223,17 +224,17 @@ def _train(training: GeneratorTraining, state: Path, key: str, console: Console)
                 f" {training.plan.steps}; set steps={training.done}, or remove {state}."
             )
         console.print(f"Going on after {training.done} of {training.plan.steps} steps.", highlight=False)
-    kept, kept_at, printed_at = training.done, time.monotonic(), time.monotonic()
+    kept, kept_at, losses = training.done, time.monotonic(), ""
+    lines = ShareLines(partial(console.print, highlight=False), "Training", lambda: f", losses {losses}")
     with progress_bar(console, "Training, losses {task.fields[losses]}") as bar:
         task = bar.add_task("", total=None, losses="")
 
         def tell(done: int, total: int, discriminator: float, generator: float) -> None:
-            nonlocal kept, kept_at, printed_at
+            nonlocal kept, kept_at, losses
             losses = f"{discriminator:.2f} and {generator:.2f}"
             bar.update(task, completed=done, total=total, losses=losses)
-            if not console.is_terminal and time.monotonic() - printed_at > SECONDS_BETWEEN_LINES:
-                printed_at = time.monotonic()
-                console.print(f"Training: {done}/{total} steps, losses {losses}", highlight=False)
+            if not console.is_terminal:
+                lines(done, total)
             if time.monotonic() - kept_at > SECONDS_BETWEEN_STATES:
                 generators.save_training(training.state(), state, key)
                 kept, kept_at = done, time.monotonic()

@@ -178,7 +178,7 @@ class ClaimVerdict:
             return "Ask for the missing facts, or count on the larger, recomputed number."
         if self.status is Status.OPEN and lower is not None:
             seen = f"an epsilon of at least {shown_epsilon(lower)}" if lower > 0 else "nothing about epsilon"
-            return f"The tests show {seen}; the true one may be larger. The table says which one they could notice."
+            return f"The tests show {seen}; the true one may be larger. What they could notice is said below."
         return "This does not mean that it is safe."
 
     def as_plain(self) -> dict[str, Any]:

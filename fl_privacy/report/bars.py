@@ -64,17 +64,17 @@ def paired(after: Sequence[Bar], before: Sequence[Bar], defense: str) -> list[Ba
     found, old = list[Bar](), {bar.title: bar for bar in before}
     for bar in (bar for bar in after if bar.leaves and (bar.share, old.get(bar.title, bar).share) != (None, None)):
         without = old.get(bar.title, Bar(title=bar.title))
-        found += [without, replace(bar, title=f"with {defense}", aside="")]
+        found += [without, replace(bar, title=f"with {defense}", aside=bar.aside * (bar.aside != without.aside))]
     return found
 
 
 def bar_of_counts(title: str, counts: Counts, *, red: bool, control: Counts | None = None, aside: str = "") -> Bar:
-    """Return the bar of ``counts`` over the examples that could be scored; no interval if so few uploads have none."""
+    """Return the bar of ``counts`` over the scored examples; no interval if one upload leaves it open."""
     failed = f"the attack failed on {counts.failures}" * bool(counts.failures)
     unknown = f"the originals of {counts.unknown} are not known" * bool(counts.unknown)
     bounded = counts.share is None or counts.interval != (0.0, 1.0)
-    few = "" if bounded else f"{'one upload' if counts.groups == 1 else 'few uploads'}: others may differ"
-    aside = "; ".join(filter(None, [aside, few, failed, unknown]))
+    one = "" if bounded else "one upload: others may differ"
+    aside = "; ".join(filter(None, [aside, one, failed, unknown]))
     if counts.share is None:
         return Bar(title=title, figure="not known", aside=aside)
     return Bar(

@@ -93,7 +93,7 @@ def test_a_terminal_names_what_is_at_work_before_any_of_it_is_done() -> None:
 
 
 def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", 0)
     clock = iter(range(10**6))
     monkeypatch.setattr("fl_privacy.cli.console.time.monotonic", lambda: float(next(clock)))
     written = io.StringIO()
@@ -109,7 +109,7 @@ def test_long_work_of_clients_says_which_client_is_at_which_step(monkeypatch: py
 
 
 def test_a_step_that_lasts_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "SECONDS_BETWEEN_LINES", 0.2)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", 0.2)
     written = io.StringIO()
 
     with console.RichMonitor(Console(file=written, width=200)).working("Making uploads"):

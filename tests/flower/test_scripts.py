@@ -404,6 +404,9 @@ def test_a_missing_file_that_an_argument_names_is_blamed_on_it(tmp_path: Path) -
     (tmp_path / "main.py").write_text("import sys\nopen(sys.argv[1] + '/train.json')")
     with pytest.raises(UserError, match=r"opens 0/train\.json, but there is none\. It ran with the arguments 0 1:"):
         _Runner(tmp_path).run(tmp_path / "main.py", ["0", "1"])
+    for given in ("sets/own", str(tmp_path / "sets")):
+        with pytest.raises(UserError, match=r"opens .*/train\.json, but there is none\. It ran with the arguments"):
+            _Runner(tmp_path).run(tmp_path / "main.py", [given])
     (tmp_path / "main.py").write_text("open('train.json')")
     with pytest.raises(FileNotFoundError):
         _Runner(tmp_path).run(tmp_path / "main.py", ["0", "1"])

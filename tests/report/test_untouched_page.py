@@ -18,7 +18,7 @@ from fl_privacy.measure.roc import Estimate
 from fl_privacy.report.audit_file import PAGE
 from fl_privacy.report.audit_page import AuditRecord, render_audit
 from fl_privacy.report.audit_parts import CountedLeak, Line
-from fl_privacy.report.bars import best_of
+from fl_privacy.report.bars import bar_of_counts, best_of, paired
 from tests.flower.untouched_apps import PLAIN, write
 
 LATE = "no time was left of 30 seconds; --seconds gives more"
@@ -161,6 +161,14 @@ def test_one_upload_of_a_batch_has_no_interval() -> None:
     assert 'class="red"' in bar and 'class="interval"' not in bar
     assert page.headline == "The server reconstructed 17 of 32 images from one upload of 32 examples in one step"
     assert "17 of 32 reconstructed; control none: one upload" in render_audit(page)
+
+
+def test_a_bar_of_a_defended_upload_says_what_its_undefended_one_does_not() -> None:
+    counts = Counts(identified=17, nothing=15, groups=1, candidates=1000)
+    before = bar_of_counts("Batch", Counts(identified=32, groups=2, candidates=1000), red=True, aside="32 examples")
+    with_it = bar_of_counts("Batch", replace(counts, failures=3), red=True, aside="32 examples")
+    (_, shown), (_, same) = paired([with_it], [before], "pruning"), paired([before], [before], "pruning")
+    assert shown.aside == "32 examples; one upload: others may differ; the attack failed on 3" and not same.aside
 
 
 def test_the_best_reconstructions_come_first_and_none_is_shown_that_does_not_count() -> None:

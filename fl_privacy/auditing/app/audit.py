@@ -395,9 +395,7 @@ class AppAudit(AuditSession):
 def remedies(problems: Iterable[str]) -> list[str]:
     """Return a sentence with the remedy for each kind of ``problems`` that the sandbox may cause."""
     text = "\n".join(problems)
-    return [
-        sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(words, text, re.IGNORECASE | re.MULTILINE)
-    ]
+    return [sentence for sentence, words in _OF_THE_SANDBOX.items() if re.search(f"(?im){words}", text)]
 
 
 def with_remedies(problems: Iterable[str]) -> list[str]:

@@ -242,7 +242,7 @@ class _Runner:
                 above = here.parents[: len(path.relative_to(self.folder).parts) - 1]
                 place = next((each for each in above if not name.is_absolute() and (each / name).exists()), None)
                 if place is None:
-                    if name.parts[:1] not in [(word,) for word in words]:
+                    if not any(word and name.is_relative_to(word) for word in words):
                         raise
                     said = f"{named(path, self.folder)} opens {name}, but there is none."
                     raise self._blamed(UserError(said), path, words) from error
