@@ -83,18 +83,15 @@ def reason_of(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
-def _is_own(filename: str) -> bool:
-    """Return ``False`` for Python's, an installed package's or this package's code."""
-    within = (sysconfig.get_path("stdlib"), Path(__file__).parent)
-    installed = {"site-packages", "dist-packages"} & {*Path(filename).parts}
-    return not (installed or filename.startswith("<") or any(map(Path(filename).is_relative_to, within)))
+_NOT_OWN = "|".join(re.escape(str(place)) for place in (sysconfig.get_path("stdlib"), Path(__file__).parent))
+_INSTALLED = re.compile(rf"<|({_NOT_OWN}|.*[/\\](site|dist)-packages)[/\\]")
 
 
 def in_one_line(error: BaseException) -> str:
     """Format an error as ``KeyError: 'fc' (model.py, line 12)``, with the last line of the user's own code."""
     text = (str(error).strip() or "without a word").splitlines()[0]
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "_sitebuiltins" not in each.filename]
-    own = [each for each in frames if _is_own(each.filename)]
+    own = [each for each in frames if not _INSTALLED.match(each.filename)]
     places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))
     place = f" ({', called in '.join(places)})" if places else ""
     return f"{type(error).__name__}: {text}{place}"

@@ -100,10 +100,8 @@ def _run_paper(table: PaperTable, console: Console, *, show_config: bool, open_p
     if table.evaluator is not None:
         from fl_privacy.cli.train_networks import train  # noqa: PLC0415
 
-        own = table.evaluator[table.form]
-        changes["evaluator"] = str(
-            train(merge_overrides([f"data={table.settings().choices['data']}"], own), console=console)
-        )
+        data = [f"data={table.settings().choices['data']}"]
+        changes["evaluator"] = str(train(merge_overrides(data, table.evaluator[table.form]), console=console))
     folders: dict[str, list[list[Path]]] = {name: [] for name in table.lines}
     for name, of_line in reversed(table.runs().items()):
         for jobs in reversed(of_line):

@@ -129,11 +129,10 @@ def _expect_app(app: str, *, here: bool) -> None:
     if not all(part.isidentifier() for part in (*module.split("."), attribute)):
         raise UserError(f"--app is expected to be package.module:attribute, but got {app!r}.")
     sys.path[:] = [*[""] * here, *filter(None, sys.path)]  # as for the worker, which python -m starts
-    try:
-        found = importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        found = False
-    if not found:
+    found = None
+    with contextlib.suppress(ImportError, ValueError):
+        found = importlib.util.find_spec(module)
+    if found is None:
         raise UserError(f"--app is expected to name an installed module, but there is no {module}; install the app.")
 
 

@@ -56,10 +56,9 @@ def train(overrides: Sequence[str], *, console: Console) -> Path:
         chosen["widths"] = tuple(chosen["widths"])
     check_arguments(EvaluatorPlan, chosen, "evaluator")
     plan, device = replace(usual, **chosen), resolve_device(settings["device"])
-    split = settings["split"]
+    split, seed = settings["split"], settings["seed"]
     one_of("split", split, ("train", "test"))
     splits = (dataset.train, dataset.test) if split == "train" else (dataset.test, dataset.train)
-    seed = settings["seed"]
     if texts:
         model = build_network(settings["model"], dataset, seed=seed)
         key, facts, learn, curve = _words(splits, settings["images"], plan, seed=seed, model=model)
@@ -188,8 +187,7 @@ def make_generator(overrides: Sequence[str], *, console: Console) -> Path:
     dataset = build_dataset(settings["data"])
     one_of("split", split, ("train", "test"))
     public = expect_images(dataset.train if split == "train" else dataset.test, "train-generator")
-    if number is not None:
-        public = public.subset(torch.arange(len(public))[thinned(len(public), number, at_least=2)])
+    public = public.subset(torch.arange(len(public))[thinned(len(public), number, at_least=2)])
     device = resolve_device(settings["device"])
     # without the number of steps: a training that was stopped may be extended
     training_key = key_of(replace(plan, steps=1), seed, public.images, public.labels)

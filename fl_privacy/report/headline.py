@@ -105,9 +105,8 @@ def _of_attacked(verdict: Verdict, kind: str) -> list[_Clause]:
     came_out = read_words = ""
     if (put := verdict.exposed) is not None and put.recognizable > verdict.counts.read:
         which = f"the {kind}" if put.n == 1 else f"{put.recognizable} of the {put.n} {kind}s"
-        came_out = (
-            f", but {which} that the defense substituted {'was' if put.recognizable == 1 else 'were'} reconstructed"
-        )
+        were = "was" if put.recognizable == 1 else "were"
+        came_out = f", but {which} that the defense substituted {were} reconstructed"
     exposed = _Clause(came_out)
     if (words := counts.words).read:
         texts = f"{words.texts} text{'' if words.texts == 1 else 's'}"
