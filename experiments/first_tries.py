@@ -326,6 +326,9 @@ WRONG: Mapping[str, str] = {
     "nymeria-42/dfanalyzer-with-flower": "options for files of settings were given numbers",
     "xiaojunxu/colink-unifed-flower": "its first argument names a file of settings, for which a number was guessed",
     "lucacorbucci/FlowerFLTemplate": "its option --dataset_name has no default, and was not given",
+    "vishalsg42/flwr-monitioring-sample-app": "it opens a port, and the sandbox refused that, no file",
+    "kvu228/FlwrBC": "the file is there, in a folder whose name has a capital letter",
+    "IoTFedLab/flower-server": "the drawn examples left a client without any, an error of ours",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""

@@ -1,5 +1,6 @@
 """Soteria: withhold the most revealing features in front of the last linear layer; and its successor."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, cast
@@ -20,6 +21,9 @@ from fl_privacy.models.gradients.hooks import ModuleCall, entering, leaving
 from fl_privacy.models.gradients.memory import written_by
 from fl_privacy.progress import counted
 from fl_privacy.types import Batch, ModelState, Tensors
+
+# PyTorch's own rules for ``jvp`` are of TorchScript; users who defend clients cannot change that.
+warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
 
 
 def find_head(model: nn.Module, state: ModelState, inputs: Tensor) -> str:
