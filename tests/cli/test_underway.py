@@ -44,7 +44,7 @@ def test_a_training_writes_down_its_round_and_step(tmp_path):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_job_its_step_and_the_time_left_are_said(tmp_path, monkeypatch, terminal):
-    monkeypatch.setattr(underway, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("fl_privacy.progress.BETWEEN_LINES", 0)
     jobs, written = [tmp_path / "first", tmp_path / "second"], io.StringIO()
     shown = Underway("Training", jobs, Console(file=written, force_terminal=terminal, width=200))
     with shown.shown():

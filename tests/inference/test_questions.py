@@ -150,7 +150,7 @@ def test_who_knows_the_defense_learns_from_defended_uploads() -> None:
         assert watch.titles().keys() == watch.answers().keys()
         right |= {name: int((a.argmax(1) == marked(12, 1)[1]).sum()) for name, a in watch.answers().items()}
     assert right["mlp_adaptive"] >= 11 and right["mlp"] <= 9
-    with pytest.raises(UserError, match="known attributes"):
+    with pytest.raises(UserError, match="Public examples with attributes"):
         AdaptiveAttributeInference().begin(12, CLIENTS, ATTRIBUTES).add(read)
 
 
@@ -186,7 +186,7 @@ def test_what_an_attack_lacks_is_told() -> None:
     with pytest.raises(UserError, match="all 4 classes"):
         PropertyInference().begin(1, CLIENTS, CLASSES).add(replace(rounds(1)[0], public=public().first(1)))
     read = replace(reads("attribute", 1)[0], public_attributes=None)
-    with pytest.raises(UserError, match="known attributes"):
+    with pytest.raises(UserError, match="Public examples with attributes"):
         AttributeInference().begin(12, CLIENTS, 2).add(read)
     for wrong in (
         lambda: SourceInference(methods=("x",)),
