@@ -129,7 +129,7 @@ def test_bad_input_is_told() -> None:
         LogisticOptimum(weights=np.zeros(3), intercepts=np.zeros(1))
     with pytest.raises(UserError, match="Finite means"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 3)), counts=np.array([np.inf, 1.0]))
-    with pytest.raises(UserError, match="Finite means"):
+    with pytest.raises(UserError, match="Finite weights"):
         LogisticOptimum(weights=np.full((1, 2), np.nan), intercepts=np.zeros(1))
     same = LogisticOptimum(weights=np.zeros((1, 2)), intercepts=np.zeros(1))
     with pytest.raises(UserError, match="equal"):
