@@ -293,6 +293,51 @@ SEVENTH: Mapping[str, tuple[str, str, str]] = {
 """The seventh draw, by the rule of the fifth with ``random.Random(106)``, over names found since; the folder is that of
 the shallowest pyproject.toml with an app."""
 
+NINTH: Mapping[str, tuple[str, str, str]] = {
+    "adap/flower/baselines/dasha": ("fdef7afb1d", "", "variance reduction"),
+    "adap/flower/baselines/depthfl": ("fdef7afb1d", "", "networks of several depths"),
+    "adap/flower/baselines/fedavgm": ("fdef7afb1d", "", "server momentum"),
+    "adap/flower/baselines/fedbn": ("fdef7afb1d", "", "batch norm at home"),
+    "adap/flower/baselines/feddebug": ("fdef7afb1d", "", "faults of clients"),
+    "adap/flower/baselines/fedmeta": ("fdef7afb1d", "", "meta-learning"),
+    "adap/flower/baselines/fedmlb": ("fdef7afb1d", "", "distillation"),
+    "adap/flower/baselines/fednova": ("fdef7afb1d", "", "normalized averages"),
+    "adap/flower/baselines/fedpara": ("fdef7afb1d", "", "low-rank layers"),
+    "adap/flower/baselines/fedper": ("fdef7afb1d", "", "personal layers"),
+    "adap/flower/baselines/fedpft": ("fdef7afb1d", "", "features of a frozen network"),
+    "adap/flower/baselines/fedprox": ("fdef7afb1d", "", "stragglers"),
+    "adap/flower/baselines/fedrep": ("fdef7afb1d", "", "personal heads"),
+    "adap/flower/baselines/fedstar": ("fdef7afb1d", "", "sounds"),
+    "adap/flower/baselines/fedvssl": ("fdef7afb1d", "", "video"),
+    "adap/flower/baselines/fedwav2vec2": ("fdef7afb1d", "", "speech"),
+    "adap/flower/baselines/fjord": ("fdef7afb1d", "", "widths of networks"),
+    "adap/flower/baselines/flanders": ("fdef7afb1d", "", "poisoned models"),
+    "adap/flower/baselines/floco": ("fdef7afb1d", "", "linear modes"),
+    "adap/flower/baselines/heterofl": ("fdef7afb1d", "", "widths of networks"),
+    "adap/flower/baselines/hfedxgboost": ("fdef7afb1d", "", "trees"),
+    "adap/flower/baselines/moon": ("fdef7afb1d", "", "contrast of models"),
+    "adap/flower/baselines/niid_bench": ("fdef7afb1d", "", "benchmark of partitions"),
+    "adap/flower/baselines/statavg": ("fdef7afb1d", "", "intrusion detection"),
+    "adap/flower/baselines/tamuna": ("fdef7afb1d", "", "compression"),
+    "adap/flower/baselines/flwr_baselines/adaptive_federated_optimization": (
+        "fdef7afb1d",
+        "flwr_baselines/publications/adaptive_federated_optimization",
+        "adaptive servers",
+    ),
+    "adap/flower/baselines/flwr_baselines/fedavg_mnist": (
+        "fdef7afb1d",
+        "flwr_baselines/publications/fedavg_mnist",
+        "digits",
+    ),
+    "adap/flower/baselines/flwr_baselines/leaf": (
+        "fdef7afb1d",
+        "flwr_baselines/publications/leaf/femnist",
+        "handwriting",
+    ),
+}
+"""The ninth draw: all of Flower's baselines at one commit, each a folder of its own. Nobody ran them before they were
+listed."""
+
 HEADS = ("baf5cf03", "ba94e85d")
 """Versions on which projects of the seventh draw were first tried, in this order."""
 
@@ -333,7 +378,7 @@ WRONG: Mapping[str, str] = {
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
 
-DRAWS = {1: FIRST, 2: SECOND, 3: THIRD, 4: FOURTH, 5: FIFTH, 6: SIXTH, 7: SEVENTH}
+DRAWS = {1: FIRST, 2: SECOND, 3: THIRD, 4: FOURTH, 5: FIFTH, 6: SIXTH, 7: SEVENTH, 9: NINTH}
 PROJECTS = {name: told for draw in DRAWS.values() for name, told in draw.items()}
 
 
