@@ -111,7 +111,7 @@ def audit(  # noqa: PLR0917
         allowed = Allowed(reads=reads or (), environment=environment or (), bounds=bounds_of(limits))
         run = Sandbox(app, asked, out, allowed).audit
     elif reads or environment or limits:
-        raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there.")
+        raise UserError("--reads, --environment and --limits are expected with --sandbox, but it is not there; add it.")
     else:
         say(ALL_RIGHTS, aside=True)
     print_audit(run, as_json=as_json, open_page=open_page)

@@ -41,7 +41,7 @@ def backend_of(config: RunSettings) -> Backend:
         return rounds_in_process
     if name == "loop":
         return plain_loop
-    raise UserError(f"backend.name is expected to be loop, flower or ray, but got {name!r}.")
+    raise UserError(f"backend.name is expected to be loop, flower or ray, but got {name!r}; take one of them.")
 
 
 def secure_backend_of(config: RunSettings) -> Backend | None:

@@ -52,7 +52,7 @@ def predict(
     else:
         sizes = (shape or "3x32x32").split("x")
         if len(sizes) != 3 or not all(each.isdecimal() and 0 < int(each) <= 4096 for each in sizes):
-            raise UserError(f"--shape is expected to be CHANNELSxHEIGHTxWIDTH, such as 3x32x32, but got {shape!r}.")
+            raise UserError(f"--shape is expected to be CHANNELSxHEIGHTxWIDTH, but got {shape!r}; try 3x32x32.")
         form, number = tuple(map(int, sizes)), 10 if classes is None else classes
         whole("--classes", number, at_least=2, example=10)
         model = build_network_for(settings.model, form, number, seed=settings.seed)

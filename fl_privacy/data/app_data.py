@@ -157,7 +157,7 @@ def find_normalization(data: object) -> Normalization | None:
         return told
     images = [as_image(example) for example in islice(_examples(data), LOOKED_AT)]
     if not images:
-        raise UserError("data is expected to hold images, but is empty.")
+        raise UserError("data is expected to hold images, but is empty; give some.")
     channels = [torch.cat([image[c].flatten() for image in images]) for c in range(len(images[0]))]
     darkest, brightest = (torch.stack([pick(c) for c in channels]) for pick in (torch.min, torch.max))
     if float(darkest.min()) >= -_BLACK_AND_WHITE and float(brightest.max()) <= 1 + _BLACK_AND_WHITE:

@@ -144,7 +144,7 @@ def _of_path(path: Path) -> tuple[list[Any], Sequence[str] | None]:
     if path.suffix.lower() not in (".csv", ".parquet"):
         raise UserError(f"data.path is expected to be a .csv or .parquet file, but got {path.name}; convert it.")
     if path.stat().st_size > MOST_BYTES:
-        raise UserError(f"{path} is expected to have at most {MOST_BYTES >> 30} GiB; take a part of it.")
+        raise UserError(f"{path} is expected to have at most {MOST_BYTES >> 30} GiB, but has more; take a part of it.")
     try:
         if path.suffix.lower() == ".csv":
             frame = pandas.read_csv(path, na_values=list(_NULLS), keep_default_na=True, skipinitialspace=True)

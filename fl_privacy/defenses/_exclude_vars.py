@@ -34,7 +34,7 @@ def exclude_vars(*, exclude: str | Sequence[str] = "bias") -> Defense:
     def on_upload(tensors: Tensors, state: ClientState, rng: torch.Generator) -> Tensors:
         kept = {name: t for name, t in tensors.items() if not pattern.search(name)}
         if not kept:
-            raise UserError(f"defense.exclude={exclude!r} is expected to leave something to upload; name less.")
+            raise UserError(f"defense.exclude={exclude!r} is expected to leave something, but names all; name less.")
         return kept
 
     part = Part("exclude_vars", {"exclude": exclude if isinstance(exclude, str) else list(named)}, Withheld())

@@ -59,7 +59,7 @@ class ServerSteps:
     def mean_behind(self, step: Tensors) -> Tensors:
         """Return the mean update behind ``step``, in double precision, up to the rounding of the step.
 
-        Adam and Yogi hide the size of a value far above ``tau`` in the first round, when the step depends on its sign.
+        The first step of Adam and Yogi shows only the sign of values far above ``tau``.
         """
         found = {n: t.double() for n, t in step.items()}
         if self.rule.name != "sgd":

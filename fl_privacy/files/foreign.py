@@ -58,7 +58,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
-    raise UserError(f"{path} is expected to be an ordinary file, but is a folder, a pipe or a device.")
+    raise UserError(f"{path} is expected to be an ordinary file, but is a folder, a pipe or a device; name a file.")
 
 
 def read_text(path: Path, most: int = LARGEST_TEXT) -> str:

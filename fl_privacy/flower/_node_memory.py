@@ -157,7 +157,7 @@ def is_simulation() -> bool:
     """Return ``True`` if the environment declares the clients simulated; ``UserError`` if it says neither 0 nor 1."""
     value = os.environ.get(SIMULATION_VARIABLE, "0")
     if value not in ("", "0", "1"):
-        raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}.")
+        raise UserError(f"{SIMULATION_VARIABLE} is expected to be 0 or 1, but is {value!r}; set or unset it.")
     return value == "1"
 
 

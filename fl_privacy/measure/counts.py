@@ -146,7 +146,7 @@ def _chance_of(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
 
 
 def _chance_of_identified(judged: Sequence[tuple[str, ImageScore]]) -> float | None:
-    """Return ``Counts.identified_by_chance``: the smaller one for the largest lead and for all."""
+    """Return ``Counts.identified_by_chance``: that of the largest lead or of all examples, whichever is smaller."""
     likely = [s for _, s in judged if s.outcome in ("identified", "recognizable") and s.compared.likeness is not None]
     if not likely:
         return None

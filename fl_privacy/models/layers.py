@@ -155,7 +155,7 @@ class ImageNetwork(nn.Module):
 def hidden_layers(inputs: int, widths: Sequence[int], function: str, *, example: str) -> nn.Sequential:
     """Build linear layers of ``widths``, each with its activation; ``UserError`` unless these are like ``example``."""
     if not isinstance(widths, Sequence) or isinstance(widths, str):
-        raise UserError(f"model.widths is expected to be a list such as {example}, but got {widths}.")
+        raise UserError(f"model.widths is expected to be a list, but got {widths}; try {example}.")
     require_positive(**{f"widths[{i}]": width for i, width in enumerate(widths)})
     pairs = [(nn.Linear(inner, outer), activation(function)) for inner, outer in pairwise([inputs, *widths])]
     return nn.Sequential(*(module for pair in pairs for module in pair))
@@ -166,7 +166,7 @@ def resolve_strides(strides: Sequence[int] | None, default: tuple[int, ...]) -> 
     if strides is None:
         return default
     if not isinstance(strides, Sequence):  # a single stride is no list of them
-        raise UserError(f"model.strides is expected to be a list such as {list(default)}, but got {strides}.")
+        raise UserError(f"model.strides is expected to be a list, but got {strides}; try {list(default)}.")
     return checks.shape("model.strides", strides, example=f"try {list(default)}")
 
 

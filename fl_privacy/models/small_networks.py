@@ -277,7 +277,7 @@ class ResNet18(ImageNetwork):
         strides = resolve_strides(strides, self.default_strides)
         if len(strides) != len(self.blocks):
             raise UserError(
-                f"model.strides is expected to have {len(self.blocks)} values, one a stage, but got {len(strides)}."
+                f"model.strides is expected to have {len(self.blocks)} values, but got {len(strides)}; leave it null."
             )
         widths = [width] + [width * 2**stage for stage in range(len(self.blocks))]
         self.stem = nn.Sequential(

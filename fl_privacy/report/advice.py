@@ -167,7 +167,7 @@ def _measured_on(table: MeasuredTable) -> str:
 
 def _open(table: MeasuredTable, batch_size: int | None, kind: Modality) -> str:
     """Describe untested attackers or uploads; empty if the strongest attacker tried the user's batch size."""
-    if not table.by_the_strongest:
+    if "auto" not in table.attacks or STRONGEST not in table.attackers:
         return (
             f"Nothing is recommended: the attacks tried are {', '.join(table.attacks)}"
             f" ({' '.join(table.attackers) or 'of an older version'}), not attack=auto with {STRONGEST}, which joins"

@@ -366,7 +366,7 @@ def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
             if not digest or digest != known:
                 wrong.append(f"{APP_DIGEST} is {known}, but {app} has {digest or 'too many files'}")
     elif app is not None:
-        raise UserError(f"--app is expected with the audit of an app, but {folder} holds none.")
+        raise UserError(f"--app is expected with the audit of an app, but {folder} holds none; leave --app out.")
     elif (folder / SUMMARY).is_file():
         run, compared = read_run(folder), [SUMMARY]
         again: Any = parse_json(dump_json({"verdict": verdict_of(run).as_plain(), **run.summary.as_json()}))

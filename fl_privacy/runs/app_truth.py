@@ -172,7 +172,7 @@ def _looked_into(data: object, *, of_client: OfClient | None = None, name: str |
     with app_data.own_streams_put_back(data):
         first = list(islice(_examples(data), app_data.LOOKED_AT))
     if not first:
-        raise UserError("data is expected to hold images, but is empty.")
+        raise UserError("data is expected to hold images, but is empty; give some.")
     classes = data.train.num_classes if isinstance(data, Dataset) else None
     classes = data.num_classes if isinstance(data, Examples) else classes
     normalization = None

@@ -245,7 +245,7 @@ def _places(known: KnownImages, attacked: Sequence[VictimId], nodes: int | None,
 
 
 def _drawn(known: KnownImages, places: Sequence[int | None], number: int, seed: int) -> list[_Drawn]:
-    """Draw at most ``number`` images in [0, 1] from ``places``, untrained ones first."""
+    """Draw at most ``number`` images in [0, 1] from ``places``, first those that no client trains on."""
     held: list[_Drawn] = []
     trained: list[_Drawn] = []
     most = 1 + (number + SPARE) // len(places)

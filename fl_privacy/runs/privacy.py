@@ -65,7 +65,7 @@ def privacy_of(setup: Setup, *, delta: float, accountant: Accountant) -> Privacy
 
 
 def guarantees(setup: Setup, *, delta: float, accountant: Accountant) -> list[Guarantee]:
-    """Return the guarantees of clients with the largest loss of privacy, by sampling rate and releases."""
+    """Return the guarantees of the clients that lose most privacy, for each pair of sampling rate and releases."""
     server, plan = setup.server, setup.server.local_plan
     kinds = set()
     for client in setup.clients.values():

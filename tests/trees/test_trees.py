@@ -278,7 +278,7 @@ def test_bounds_of_leaves_are_counted_before_they_fill_the_memory(monkeypatch: p
 
 def test_more_rows_than_there_can_be_are_refused() -> None:
     own = own_trees([read_exchange(b"", altered(sum_hessian=[3e38] * NODES))])
-    with pytest.raises(UserError, match="states others"):
+    with pytest.raises(UserError, match="states more"):
         count_first_tree(own, "binary:logistic", Training(learning_rate=0.1, reg_lambda=1.0))
 
 

@@ -31,9 +31,9 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N) from ``directions`` (V, B, B) in the basis R.
+    """Return the layer's inputs (V, B, N): ``directions`` (V, B, B) in ``basis`` (V, B, N), at the inputs' scale.
 
-    Each row a R has a c = 1, where (G R^T) c = g.
+    The scale follows from the gradients of ``weights`` (V, M, N) and ``biases`` (V, M).
     """
     columns = weights.double() @ basis.mT
     balance = torch.linalg.solve_ex(columns.mT @ columns, columns.mT @ biases.double()[..., None])[0]

@@ -109,9 +109,9 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Complete the values of layer ``head`` that a known defense cut or zeroed, of one example after one step of SGD.
+    """Fill in values of layer ``head`` that a known defense cut or zeroed, for one example and one step of SGD.
 
-    The weight's gradient is slopes times features, and the bias's is the slopes: the other values suffice.
+    The gradient of the weight is slopes times features, that of the bias the slopes: the other values suffice.
     """
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:

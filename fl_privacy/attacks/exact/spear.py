@@ -83,7 +83,7 @@ def sparse_factors(
 ) -> Iterator[SparseFactors | None]:
     """Yield ever better factors of one victim's gradient, once for each round of ``starts`` starts.
 
-    Columns q of Q make L q sparse as behind a ReLU; scales follow from g.
+    The factors are sparse combinations of the columns of L, as behind a ReLU, with scales from g.
 
     Args:
         weight: G (M, N).

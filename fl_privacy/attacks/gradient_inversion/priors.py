@@ -183,9 +183,9 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return the mean and variance (C,) of a batch of so many ``values`` in ``layer``, by their running ones' names.
+    """Return mean and variance (C,) of a batch's ``values`` per channel in ``layer``, by the names of the buffers.
 
-    Empty if the running ones change too little to show them, or are not finite.
+    Empty if the running statistics change too little to show them, or are not finite.
     """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
     share = getattr(observation.model.get_submodule(layer), "momentum", None)

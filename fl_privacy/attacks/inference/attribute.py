@@ -87,7 +87,7 @@ class AttributeWatch:
             if (left := int(sound.sum())) < FEWEST:
                 raise UserError(
                     f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from,"
-                    f" but {left} of {len(known)} are."
+                    f" but {left} of {len(known)} are; give more."
                 )
             for name, total in self.total.items():
                 hidden = HEADS[name.removesuffix(ADAPTIVE)]

@@ -25,7 +25,7 @@ class ReferenceModels:
 
     Attributes:
         seen: signals (N, 8) of the attacked training: after its last round, and means over its rounds.
-        references: the same (M, N, 8) of M reference models, ``trained`` for so many rounds.
+        references: the same, (M, N, 8), of M reference models, each ``trained`` for that many rounds.
         inside: (M, P), ``True`` if a reference model was trained on the example.
     """
 
@@ -136,7 +136,7 @@ class MembershipMethod(ABC):
 def averaged(
     name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
 ) -> type[MembershipMethod]:
-    """Make the method whose score is the mean over rounds of the evidence ``shown`` (C, K), higher for members."""
+    """Build the method that averages over rounds the evidence ``shown`` (C, K), which is higher for members."""
 
     class Averaged(MembershipMethod):
         title, source, of_tokens = name, paper, tokens

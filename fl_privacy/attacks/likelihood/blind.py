@@ -322,7 +322,7 @@ class Turn:
     filled: Tensor  # (S, O, P) the same with each attempt's fit at the unknown places
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Return the next coefficients (S, M), the next alternation, and the mean squared misfit (S,)."""
+        """Return the images' next coefficients (S, M), the next turn, and each attempt's mean squared misfit (S,)."""
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)
         gram = patches @ patches.mT + _FLAT * torch.eye(patches.shape[1]).to(z)

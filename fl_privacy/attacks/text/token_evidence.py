@@ -197,7 +197,7 @@ class EvidenceCandidates:
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return the inputs of ``path`` (m, d) for other tokens, each at one position, float64."""
+        """Return the inputs (m, d), float64, of ``path`` for tokens not in ``sample``, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):

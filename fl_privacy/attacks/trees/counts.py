@@ -186,7 +186,7 @@ def count_first_tree(
     else:
         raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
     if not (np.abs(counts) <= MOST_COUNTED).all():
-        raise UserError(f"Leaves are expected to hold at most {MOST_COUNTED} rows, but the model states others.")
+        raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; check it.")
     near = np.round(counts)
     whole = bool((np.abs(counts - near) <= WHOLE + 1e-5 * np.abs(counts)).all() and (near >= 0).all())
     near = np.maximum(near, 0).astype(int)

@@ -23,7 +23,7 @@ class Grid:
 
     Attributes:
         edges: ascending for each feature; a value in interval k is at least edge k - 1 and below edge k.
-        missing: ``True`` for each feature with a last state for no value.
+        missing: ``True`` for each feature whose last state stands for a missing value.
     """
 
     edges: tuple[np.ndarray, ...]
@@ -146,7 +146,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
         else:
             new.append(replace(tree, round=0))
     if following is None or not new:
-        raise UserError("A model with trees of other clients is expected, but all its trees are known.")
+        raise UserError("A model with trees of other clients is expected, but all its trees are known; leave some out.")
     return Exchange(sent=sent, reply=replace(following, trees=tuple(new)))
 
 

@@ -354,7 +354,7 @@ def reconstruct_rows(
 
 def _checked(exchanges: Sequence[Exchange]) -> Trees:
     if not exchanges:
-        raise UserError("At least one round of the client is expected, but got none.")
+        raise UserError("At least one round of the client is expected, but got none; give its replies.")
     reply = exchanges[0].reply
     if reply.objective not in LOGISTIC or reply.classes > 1:
         raise UserError(

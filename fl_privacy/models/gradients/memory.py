@@ -102,10 +102,12 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
-        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}.")
+        raise UserError(f"device is expected to be auto, cpu or cuda, but got {name!r}; take one of them.")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda is expected to find a GPU, but PyTorch sees none; use device=cpu.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name} is expected to be a GPU that PyTorch sees, counted from 0; use device=cuda.")
+        raise UserError(
+            f"device={name} is expected to be a GPU, counted from 0, but PyTorch has none such; use device=cuda."
+        )
     return device

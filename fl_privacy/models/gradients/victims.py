@@ -52,7 +52,7 @@ def drops_out(model: nn.Module) -> bool:
 
 
 class LossOptions(TypedDict, total=False):
-    """Options of a batch's loss, with those of :func:`batch_loss` by default."""
+    """Keyword arguments of :func:`batch_loss`."""
 
     batch_norm: Literal["train", "eval"] | None
     loss_scale: float

@@ -86,11 +86,11 @@ def put_settings(config: DictConfig, overrides: Sequence[Override]) -> None:
     for override in overrides:
         key, value, text = override.key_or_group, override.value(), override.input_line
         if override.package is not None:
-            raise UserError(f"A group of options is expected before @, but got {text}.")
+            raise UserError(f"A group of options is expected before @, but got {text}; leave @ out.")
         there = OmegaConf.select(config, key, throw_on_missing=False)
         if override.is_delete():
             if there is None or (value is not None and value != there):
-                raise UserError(f"A setting that is there is expected to be taken out, but got {text}.")
+                raise UserError(f"A setting that is there is expected to be taken out, but got {text}; leave it out.")
             above, _, name = key.rpartition(".")
             section = OmegaConf.select(config, above) if above else config
             with open_dict(section):

@@ -202,7 +202,7 @@ def load_track(name: str, overrides: Sequence[str] = ()) -> Track:
     whole(f"early of the track {name}", raw["early"], at_least=1, example=3)
     for key in ("trainings", "uploads", "accuracy_loss"):
         if not raw[key]:
-            raise UserError(f"{key} of the track {name} is expected to have an entry, but has none.")
+            raise UserError(f"{key} of the track {name} is expected to have an entry, but has none; add one.")
     _expect_defended(raw["defenses"], f"the track {name}")
     of_uploads = [own for kind in uploads.values() for own in (kind.attack, *kind.servers.values())]
     named = [own for key in ("trainings", "defenses", "evaluators") for own in raw[key].values()]

@@ -77,7 +77,7 @@ class Run:
 
 
 def run_folder_of(path: Path) -> Path:
-    """Return the run's folder, given itself or its page, whose path commands print."""
+    """Return the folder of a run, given that folder or the path of its page."""
     return path.parent if path.suffix == ".html" and (path.parent / IDENTITY).is_file() else path
 
 
@@ -154,7 +154,7 @@ def read_identity(path: Path) -> Identity:
             raise _damaged(path, wrong)
         return Identity(**content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is expected to describe a run, but is damaged ({error}).") from error
+        raise UserError(f"{path} is expected to describe a run, but is damaged ({error}); remove it.") from error
 
 
 def _read_json(path: Path) -> Any:

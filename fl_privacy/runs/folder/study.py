@@ -286,11 +286,6 @@ class MeasuredTable:
     def trained_batch_sizes(self) -> tuple[int, ...]:
         return _batch_sizes(self.settings, "federation.plan.batch_size")
 
-    @property
-    def by_the_strongest(self) -> bool:
-        """Return ``True`` if the strongest attacker was tried; otherwise no defense is recommended."""
-        return "auto" in self.attacks and STRONGEST in self.attackers
-
     def matches(self, wanted: Sequence[str]) -> bool:
         return set(wanted) <= set(self.settings)
 
