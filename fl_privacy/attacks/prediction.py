@@ -64,7 +64,7 @@ _Decided = tuple[Outcome, str, str]  # the outcome, the layer that decides, the 
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The clients' training, as far as it decides what an update shows."""
+    """The settings of clients' training that decide what an update shows."""
 
     batch_size: int = 1
     batch_norm: Literal["eval", "train"] = "eval"  # statistics of norms: fixed ones, or those of the batch

@@ -113,7 +113,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stated:
-    """What a mod, strategy or defense states about itself; ``clip_norm`` bounds a unit's contribution in l2 norm.
+    """Statements of a mod, strategy or defense about itself; ``clip_norm`` bounds a unit's contribution in l2 norm.
 
     ``notes`` are sentences on it.
     """

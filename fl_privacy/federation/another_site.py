@@ -96,7 +96,7 @@ class AnotherSite:
     def _estimated(
         self, mean: Tensors, changes: Mapping[int, Tensors], last: Tensors, numbers: Mapping[int, float]
     ) -> dict[int, float]:
-        """Return the own ``numbers`` of examples, and for each other client its part of what the estimate leaves."""
+        """Return the sites' ``numbers`` of examples, and an equal part of the estimated rest for each other client."""
         own, others = {c: numbers[c] for c in changes}, [c for c in numbers if c not in changes]
         total, found = sum(own.values()), (len(own) / len(numbers), "equal numbers of examples")
         if own:

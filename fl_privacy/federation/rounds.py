@@ -34,7 +34,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Which uploads the attacker obtains.
+    """Uploads that the attacker obtains.
 
     Attributes:
         rounds: intercepted rounds, from 1.

@@ -95,7 +95,7 @@ def stated_by(subject: object, *, rounds: int = 1) -> Stated | None:
 def mechanism_of_mod(
     mod: Mod, *, config: Mapping[str, float] | None = None, metrics: Mapping[str, float] | None = None
 ) -> ByRound:
-    """Make a function of ``mod``: from a client's update to the change that the server sees in the reply.
+    """Turn ``mod`` into a function from a client's update to the change that the server sees in the reply.
 
     The client is sent zeros and replies them plus the update; each call is a round of its own. Numbers that the first
     reply has among its metrics, but not the client, count as sent.

@@ -47,7 +47,7 @@ UNCOUNTED = ("ledger", "day", "budget")
 
 @dataclass(frozen=True)
 class Origin:
-    """The app of a run, for the ledger: its name, the SHA-256 of its bundle, and who or what let it in."""
+    """The app of a run, for the ledger: its name, the SHA-256 of its bundle, and who or which rule admitted it."""
 
     app: str = ""
     fab: str = ""

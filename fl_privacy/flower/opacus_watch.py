@@ -114,7 +114,7 @@ class OpacusWatch:
         return tested(name, mechanism, stated, question, pair=pair)
 
     def _claim(self, asked: DpCheckRequest, facts: Facts) -> Claim | None:
-        """Return the asked claim, the accountant's, or what the noise promises (for one step, if others have none)."""
+        """Return the claim asked for, the accountant's, or that of the noise (for one step, if others have none)."""
         if asked.epsilon is not None:
             return asked.claim(None, "the user", unit="example")
         if self.claims:

@@ -108,7 +108,7 @@ class DefendedUpload:
         """Return the upload, by name, that replaces ``after`` from a client sent ``before``.
 
         With a promise of differential privacy, a reply that is not finite counts as ``unchanged``, since an error would
-        break the promise; else it raises ``UserError``, as a parameter does that is missing or not floating-point.
+        break the promise; else it raises ``UserError``, as does a parameter that is missing or not floating-point.
         """
         if not self.of_model and (missing := sorted((self.parameters or set()) - before.keys())):
             raise UnfitMessageError(

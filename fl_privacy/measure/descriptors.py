@@ -43,10 +43,10 @@ class Latest(Generic[Made]):
 
 
 class Once:
-    """Keeps what is computed of an object, by a key."""
+    """Cache of values computed from an object."""
 
     def once(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return what ``make`` returned for ``key`` the first time."""
+        """Return the value of ``key``, made by ``make`` at the first call."""
         kept: dict[object, Made] = self.__dict__.setdefault("_kept", {})
         if key not in kept:
             kept[key] = make()

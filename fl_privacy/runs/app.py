@@ -42,7 +42,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CapturedApp:
-    """Captured updates of a Flower app, with what its audit recorded."""
+    """Captured updates of a Flower app, with its audit's record."""
 
     observations: Sequence[Observation]
     source: NamedImages  # images that the user names as the clients'

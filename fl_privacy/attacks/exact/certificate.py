@@ -71,7 +71,7 @@ class Reproduction:
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
         """Return p and p - y (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
 
-        Under other losses p - y is the loss's slope of each, times B.
+        Under other losses, p - y is the slope of the loss by each output, times B.
         """
         observation, inputs = self.observation, self._entering(inputs)
         output = labeling.output_layer(observation.model, observation.num_classes)

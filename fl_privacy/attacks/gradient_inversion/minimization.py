@@ -219,7 +219,7 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Select ``rows`` of what images depend on, without the large observed updates."""
+    """Select ``rows`` of the fields that images depend on, without the large observed updates."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held

@@ -184,7 +184,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the way and the negative gradient of ``images``, at shares ``between`` (V,)."""
+        """Return 1 - cosine (V,) of the update and the negative gradient of ``images``, ``between`` (V,) along it."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

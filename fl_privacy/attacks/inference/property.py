@@ -95,7 +95,7 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """Return products (S, K) of clients of ``size`` examples with these shares (S, K) of the classes."""
+        """Return products (S, K) of S clients trained on ``size`` examples with class ``shares`` (S, K)."""
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []

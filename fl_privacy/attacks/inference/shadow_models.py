@@ -93,7 +93,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods, and what methods with reference models share."""
+    """Options of the methods, and the ``course`` that those with reference models share."""
 
     shadows: int = 64
     shadow_rounds: int = 1

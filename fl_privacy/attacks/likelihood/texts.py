@@ -44,7 +44,7 @@ _ROWS = "rows"  # key of the rows of positions in the first step, by text
 
 
 class _FirstStep(VictimGradients):
-    """The direction of a client's only step: the gradient, or what Adam makes of it."""
+    """The direction of a client's only step: the gradient, or Adam's normalized step."""
 
     def __init__(self, victim_model: VictimModel, gradients: VictimGradients) -> None:
         self._gradients, self._plan, self.soft = gradients, victim_model.plan, 0.0
@@ -82,7 +82,7 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return what slopes at embeddings (M, B, L, d) promise of each word at each place, (M, B, L, n), in nats."""
+        """Return gains in nats (M, B, L, n) of each word at each place, by slopes at embeddings (M, B, L, d)."""
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
             step.soft = soft

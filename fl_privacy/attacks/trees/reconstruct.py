@@ -247,7 +247,7 @@ MOST_ROWS = 20_000  # largest number of rows that are searched for
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """What the attacker knows about the population, if anything.
+    """The attacker's knowledge about the population, if any.
 
     Attributes:
         categories: feature -> possible codes. The schema of a federation is public.

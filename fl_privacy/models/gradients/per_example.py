@@ -201,7 +201,6 @@ def _one_by_one(
     *,
     names: Sequence[str],
 ) -> tuple[Tensors, Tensor]:
-    """Compute gradients (B, *shape) by ``names``, and losses (B,)."""
     values = {name: state.parameters[name].detach() for name in names}
     if not len(batch):
         none = {name: value.new_zeros(0, *value.shape) for name, value in values.items()}
@@ -340,7 +339,7 @@ _ELEMENTS = 1 << 25  # elements of single examples' gradients held at once (128 
 
 
 def _in_chunks(model: nn.Module, state: ModelState, batch: Batch, plan: LocalPlan) -> Iterator[Tensors]:
-    """Yield the examples' gradients for some at once, batch norm in evaluation mode."""
+    """Yield per-example gradients in chunks, with batch norm in evaluation mode."""
     plan, elements = replace(plan, batch_norm="eval", loss_scale=1.0), sum(p.numel() for p in state.parameters.values())
     for some in _chunks(batch, elements, most=_ELEMENTS):
         yield example_gradients(model, state, some, plan=plan)

@@ -45,7 +45,7 @@ class GeneratorPlan:
             checks.number(name, getattr(self, name), at_least=0, below=1, example=0.5)
 
     def shape(self, images: Tensor, num_classes: int) -> GeneratorShape:
-        """Return the generator's shape, for images (N, C, H, W); ``UserError`` if it can't make such."""
+        """Return the generator's shape, for images (N, C, H, W); ``UserError`` if it can't make these."""
         channels, height, width = images.shape[1:]
         if height != width:
             raise UserError(

@@ -126,7 +126,6 @@ def complete(config: DictConfig) -> None:
 
 
 def _left_out(config: DictConfig) -> Mapping[str, Mapping[str, Any]]:
-    """Return each section of ``COMPLETED`` -> the settings that it lacks."""
     found = {}
     for name, section, own, signature in _sections(config, COMPLETED):
         named, known = set(section), {**signature.defaults, **own}  # ``in`` takes long if it is not there

@@ -95,7 +95,7 @@ class Candidate:
 
     @property
     def tells(self) -> list[str]:
-        """List what else than examples may be inferred, by upper bounds of intervals; unknown ones count."""
+        """List questions, other than examples, that may be answered, by upper bounds; unknown ones count."""
         limits = {
             About.MEMBERSHIP: lambda m: m.high <= MEMBERSHIP_AT_MOST,
             About.ATTRIBUTE: lambda m: m.high <= m.chance + ATTRIBUTE_AT_MOST,

@@ -94,7 +94,7 @@ class TestedRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """Epsilon spent after the last round, and for what."""
+    """Epsilon spent after the last round, with delta and the protected unit."""
 
     epsilon: float | None  # privacy budget spent; ``None`` without a guarantee
     delta: float
