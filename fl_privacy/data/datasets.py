@@ -29,7 +29,6 @@ from fl_privacy.data.examples import (
 from fl_privacy.data.images import Fit, decode_images
 from fl_privacy.errors import UserError
 from fl_privacy.files import make_missing_private, user_cache_folder
-from fl_privacy.files.foreign import expanded
 
 E = TypeVar("E", bound=LabelledExamples)
 _FORMAT = 1
@@ -176,11 +175,7 @@ def find_source(name: str, root: str | None = None) -> sources.Source:
                 " data=image_folder for a folder of your own, with a folder of images for each class."
             )
         return _EMBEDDED[name]
-    if name == "image_folder":
-        if root is None:
-            raise UserError("data=image_folder needs a folder, but got none; set data.root=FOLDER.")
-        return sources.local_source(expanded(root))
-    folder = expanded(root) / name if root is not None else sources.environment_folder(name)
+    folder = sources.named_folder(name, root, own="image_folder")
     return sources.local_source(folder) if folder is not None else sources.hub_source(name)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,7 @@ import numpy as np
 from PIL import Image
 
 from fl_privacy.errors import UserError
+from fl_privacy.files.foreign import expanded
 
 if TYPE_CHECKING:
     import datasets
@@ -262,8 +263,8 @@ class ImageFolder:
         return {split: classes for split, classes in found.items() if classes}
 
 
-def local_source(folder: Path) -> Source:
-    """Return parquet files or else class folders of images in ``folder``; ``UserError`` if it does not exist."""
+def local_source(folder: Path, by_class: Callable[[Path], Source] = ImageFolder) -> Source:
+    """Return parquet files or else examples ``by_class`` in ``folder``; ``UserError`` if it does not exist."""
     if not folder.is_dir():
         parent = folder.parent
         there = ", ".join(f.name for f in _subfolders(parent)) if parent.is_dir() else "no such folder either"
@@ -271,7 +272,16 @@ def local_source(folder: Path) -> Source:
             f"A folder {folder} is expected, but there is none (in {parent}: {there or 'nothing'});"
             f" set data.root or {ROOT_VARIABLE}."
         )
-    return ParquetFolder(folder) if any(folder.glob("*.parquet")) else ImageFolder(folder)
+    return ParquetFolder(folder) if any(folder.glob("*.parquet")) else by_class(folder)
+
+
+def named_folder(name: str, root: str | None, *, own: str) -> Path | None:
+    """Return ``root`` for the name ``own``, else ``<root>/<name>`` or that of ``FL_PRIVACY_DATA``, if any."""
+    if name != own:
+        return environment_folder(name) if root is None else expanded(root) / name
+    if root is None:
+        raise UserError(f"data={own} needs a folder, but got none; set data.root=FOLDER.")
+    return expanded(root)
 
 
 def environment_folder(name: str) -> Path | None:

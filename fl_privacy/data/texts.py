@@ -19,7 +19,7 @@ from fl_privacy.checks.packages import expect_package, minilm_folder, packaged_f
 from fl_privacy.data import sources
 from fl_privacy.data.datasets import TEST_SPLITS, Dataset, expect_train, hold_out
 from fl_privacy.data.examples import LABEL_COLUMNS, TextExamples, Vocabulary, encode_labels, find_column
-from fl_privacy.data.sources import HubData, ParquetFolder, Source, Tables, environment_folder, file_stamps, require
+from fl_privacy.data.sources import HubData, Source, Tables, file_stamps, require
 from fl_privacy.errors import UserError, reason_of
 from fl_privacy.files.foreign import expanded
 
@@ -245,16 +245,9 @@ def _examples(
 def _source(name: str, root: str | None) -> Source:
     if name == "tweets":
         return Tweets()
-    if name == "text_folder" and root is None:
-        raise UserError("data=text_folder needs a folder, but got none; set data.root=FOLDER.")
-    folder = environment_folder(name) if root is None else expanded(root)
-    if root is not None and name != "text_folder":
-        folder = expanded(root) / name
-    if folder is None:
+    if (folder := sources.named_folder(name, root, own="text_folder")) is None:
         return sources.hub_source(name, _ON_THE_HUB, "tweets, text_folder")
-    if not folder.is_dir():
-        raise UserError(f"A folder {folder} is expected, but there is none; set data.root or FL_PRIVACY_DATA.")
-    return ParquetFolder(folder) if any(folder.glob("*.parquet")) else TextFolder(folder)
+    return sources.local_source(folder, TextFolder)
 
 
 def _table(texts: Sequence[str], labels: Sequence[str]) -> Any:

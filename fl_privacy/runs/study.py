@@ -17,7 +17,7 @@ from fl_privacy.data import images_of
 from fl_privacy.defenses import Defense
 from fl_privacy.errors import UserError, in_one_line
 from fl_privacy.files import write_whole
-from fl_privacy.files.foreign import expanded, read_text
+from fl_privacy.files.foreign import expanded
 from fl_privacy.report.benchmark_page import MeasuredBenchmark, benchmark_as_plain, render_benchmark
 from fl_privacy.runs.attack import app_captures, as_captured
 from fl_privacy.runs.build import build_dataset
@@ -30,8 +30,8 @@ from fl_privacy.runs.config.study import AttackCell, GridPoint, Study, Track, gr
 from fl_privacy.runs.folder import is_finished, read_environment, read_summary
 from fl_privacy.runs.folder.defense_choice import asked_of
 from fl_privacy.runs.folder.ongoing import write_planned
-from fl_privacy.runs.folder.read import failed_attackers
-from fl_privacy.runs.folder.records import dump_json, parse_json
+from fl_privacy.runs.folder.read import failed_attackers, read_json
+from fl_privacy.runs.folder.records import dump_json
 from fl_privacy.runs.folder.study import (
     MEASURED,
     MeasuredTable,
@@ -158,16 +158,10 @@ class _Composed:
 
 def read_problems(out: Path) -> dict[str, str]:
     """Return the reasons why jobs failed last, by folder name."""
-    path = out / PROBLEMS
-    if not path.is_file():
-        return {}
-    try:
-        found = parse_json(read_text(path))
-    except ValueError as error:
-        raise UserError(f"{path} is expected to hold JSON, but is damaged ({error}); remove it.") from error
-    if not fits(found, dict[str, str]):
+    found = read_json(path := out / PROBLEMS)
+    if found is not None and not fits(found, dict[str, str]):
         raise UserError(f"{path} is expected to name a reason for each job, but does not; remove it.")
-    return dict(found)
+    return dict(found or {})
 
 
 def write_problems(out: Path, problems: Mapping[str, str]) -> None:

@@ -94,11 +94,11 @@ def read_run(path: Path) -> Run:
         )
     expect_regular_files(path, without=(CAPTURES, WAITING))
     records, problems = checked.read_records(path / METRICS)
-    stored = _read_json(path / SUMMARY)
+    stored = read_json(path / SUMMARY)
     summary = None if stored is None else _summary(path, stored, records)
-    partition = _read_json(path / "partition.json")
-    threats = _read_json(path / "threat_model.json") or []
-    defense = _read_json(path / "defense.json") or []
+    partition = read_json(path / "partition.json")
+    threats = read_json(path / "threat_model.json") or []
+    defense = read_json(path / "defense.json") or []
     for name, wrong in (
         ("partition.json", checked.wrong_partition(partition) if partition else None),
         ("defense.json", None if fits(defense, checked.PARTS) else "it is no list of parts"),
@@ -131,13 +131,13 @@ def read_run(path: Path) -> Run:
 def read_summary(path: Path) -> Summary | None:
     """Return the summary of the run in folder ``path``; ``None`` if it has not finished."""
     expect_regular_files(path, without=(CAPTURES, WAITING))
-    stored = _read_json(path / SUMMARY)
+    stored = read_json(path / SUMMARY)
     return None if stored is None else _summary(path, stored, checked.read_records(path / METRICS)[0])
 
 
 def read_environment(path: Path) -> Mapping[str, Any]:
     """Return versions, hardware and seed of a run, empty if not recorded; ``UserError`` if damaged."""
-    found = _read_json(path / "environment.json") or {}
+    found = read_json(path / "environment.json") or {}
     if wrong := checked.wrong_field(found, checked.ENVIRONMENT):
         raise _damaged(path / "environment.json", wrong)
     return found
@@ -157,7 +157,8 @@ def read_identity(path: Path) -> Identity:
         raise UserError(f"{path} is expected to describe a run, but is damaged ({error}); remove it.") from error
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file; ``None`` without the file, ``UserError`` if it is damaged."""
     if not path.is_file():
         return None
     try:
