@@ -197,7 +197,14 @@ def load_text(
     whole("data.max_length", max_length, at_least=2, at_most=_LONGEST, example=64)
     whole("data.vocabulary_size", vocabulary_size, at_least=8, at_most=10**6, example=8000)
     one_of("data.target", target, ("class", "next_token"))
-    tables = _source(name, root).tables()
+    source: Source
+    if name == "tweets":
+        source = Tweets()
+    elif (folder := sources.named_folder(name, root, own="text_folder")) is None:
+        source = sources.hub_source(name, _ON_THE_HUB, "tweets, text_folder")
+    else:
+        source = sources.local_source(folder, TextFolder)
+    tables = source.tables()
     expect_train(tables, name)
     wanted: dict[str, tuple[str | None, Sequence[str]]]
     wanted = {"text": (text_column, TEXT_COLUMNS), "label": (label_column, LABEL_COLUMNS), "group": (group_column, ())}
@@ -240,14 +247,6 @@ def _examples(
         for own, classes, owners in zip(tokens.split([len(part) for part in texts]), labels, groups, strict=True)
     ]
     return [each.subset((each.lengths > 0).nonzero().flatten()) for each in found]  # texts without a token are no use
-
-
-def _source(name: str, root: str | None) -> Source:
-    if name == "tweets":
-        return Tweets()
-    if (folder := sources.named_folder(name, root, own="text_folder")) is None:
-        return sources.hub_source(name, _ON_THE_HUB, "tweets, text_folder")
-    return sources.local_source(folder, TextFolder)
 
 
 def _table(texts: Sequence[str], labels: Sequence[str]) -> Any:
