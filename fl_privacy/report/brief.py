@@ -32,7 +32,7 @@ from fl_privacy.runs.folder.defense_choice import HEADLINE, TOLD, strongest
 from fl_privacy.runs.folder.leakage import worst_by
 from fl_privacy.runs.folder.ongoing import IDENTITY, SUMMARY
 from fl_privacy.runs.folder.pictures import ROW_FILES, SENTENCE_FILES
-from fl_privacy.runs.folder.read import run_folder_of
+from fl_privacy.runs.folder.read import read_json, run_folder_of
 from fl_privacy.runs.folder.records import dump_json, parse_json
 from fl_privacy.runs.folder.verdict import LEAK, Ground
 from fl_privacy.types.modality import ROWS, TEXTS
@@ -359,7 +359,8 @@ def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
     brief, compared, wrong = place if place.is_file() else folder / BRIEF, list[str](), list[str]()
     if audit_folder_of(folder) is not None:
         record, compared = read_audit(folder), [RECORD]
-        wrong = _differ(RECORD, _entries(folder / RECORD), json.dumps(plain_app(record), indent=1, default=str))
+        there = json.dumps(read_json(folder / RECORD), indent=1)
+        wrong = _differ(RECORD, there, json.dumps(plain_app(record), indent=1, default=str))
         if app is not None:
             digest, known = files_digest(app), dict(record.environment).get(APP_DIGEST, "not recorded")
             compared.append("the app's files")
@@ -370,7 +371,7 @@ def verified(place: Path, *, app: Path | None = None) -> tuple[str, list[str]]:
     elif (folder / SUMMARY).is_file():
         run, compared = read_run(folder), [SUMMARY]
         again: Any = parse_json(dump_json({"verdict": verdict_of(run).as_plain(), **run.summary.as_json()}))
-        wrong = _differ(SUMMARY, _entries(folder / SUMMARY), json.dumps(again, indent=1))
+        wrong = _differ(SUMMARY, json.dumps(read_json(folder / SUMMARY), indent=1), json.dumps(again, indent=1))
     if brief.is_file():
         compared, text, expected = [*compared, brief.name], read_text(brief, LARGEST_BRIEF), brief_of(folder)[1]
         found = _differ(brief.name, _words(text), _words(expected))
@@ -388,13 +389,6 @@ def _differ(name: str, there: str, expected: str) -> list[str]:
         f"{name}: {told!r} in line {number} is expected to be {right!r}" for number, told, right in wrong[:MOST_SHOWN]
     ]
     return [*said, *([f"{name}: {len(wrong) - MOST_SHOWN} more"] if len(wrong) > MOST_SHOWN else [])]
-
-
-def _entries(file: Path) -> str:
-    try:
-        return json.dumps(parse_json(read_text(file)), indent=1)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{file} is expected to hold JSON, but is damaged: {error}.") from error
 
 
 def _words(page: str) -> str:
