@@ -118,7 +118,7 @@ def _teacher(path: str, *, texts: bool) -> EvaluationNetwork:
         raise UserError("teacher is expected with data of images, but got texts; leave it out.")
     teacher = files.load_evaluator(expanded(path))
     if not isinstance(teacher, EvaluationNetwork):
-        raise UserError(f"teacher is expected to be an evaluation network of images, but {path} is one of texts.")
+        raise UserError(f"teacher is expected to be a network of images, but {path} is one of texts; name another.")
     return teacher
 
 

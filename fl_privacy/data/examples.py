@@ -269,7 +269,7 @@ def encode_labels(
 
 
 def _expect_classes(values: "np.ndarray[Any, Any]", column: str, name: str, *, numbered: bool) -> None:
-    """Refuse marks of a missing class, which would become a class of their own if not ``numbered``."""
+    """Refuse marks of a missing class: NaN and, unless classes are ``numbered``, negative numbers."""
     numbers = values.astype(float) if values.dtype.kind in "fiu" else np.zeros(0)
     if not np.isfinite(numbers).all():
         raise UserError(

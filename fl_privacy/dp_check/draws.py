@@ -234,7 +234,7 @@ class Statistics:
     Attributes:
         directions: (P, d), unit vectors.
         update: (d,) release of the first neighbor without clipping and noise, if known.
-        lines: arrays in which the angle to the update, of random direction there, is measured.
+        lines: arrays within which the angle to ``update`` is also measured.
     """
 
     names: Sequence[str]

@@ -154,7 +154,7 @@ def _fitter(client: NumPyClient, content: RecordDict) -> Fit:
 
 def _privacy_client(client: NumPyClient, who: str) -> PrivacyClient:
     if not isinstance(client, PrivacyClient):
-        raise UserError(f"{who} is expected to be a PrivacyClient, but is a {type(client).__name__}.")
+        raise UserError(f"{who} is expected to be a PrivacyClient, but is a {type(client).__name__}; return one.")
     return client
 
 

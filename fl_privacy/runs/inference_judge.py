@@ -195,7 +195,7 @@ class InferenceJudge:
 
     @property
     def _columns(self) -> Tensor:
-        """Return the column of each queried example's client in answers about clients, (C,)."""
+        """Return the column (C,) of each example's client in answers with a column per client."""
         return torch.searchsorted(torch.tensor(sorted(self.setup.clients)), self.asked.clients)
 
     def findings(

@@ -178,7 +178,7 @@ ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from wh
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Match the update at a model between the sent and the returned one; gives starts, or results of many steps."""
+    """Match the update at a model between the sent and the returned one, for starts or for results of many steps."""
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
     if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":

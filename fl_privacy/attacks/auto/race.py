@@ -155,7 +155,7 @@ class Attempt:
     ) -> "Attempt":
         """Return the result in the ``row`` of ``judged``, or this attempt if that is no better.
 
-        Images given by a layer's equations are left only if others suit the widest tensor better by more than noise.
+        Images from a layer's equations are replaced only by a widest tensor's mismatch that is less by more than noise.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))

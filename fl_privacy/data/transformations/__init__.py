@@ -275,10 +275,8 @@ class Policy:
     def parse(cls, text: str | int, table: Table = "paper") -> "Policy":
         parts = str(text).split("-")
         if not all(part.isdecimal() and int(part) < len(OPERATIONS) for part in parts):
-            raise UserError(
-                f"A policy is expected as numbers of operations 0 to {len(OPERATIONS) - 1}, like 3-43-15,"
-                f" but got {text!r}."
-            )
+            most = len(OPERATIONS) - 1
+            raise UserError(f"A policy is expected as operations from 0 to {most}, but got {text!r}; try 3-43-15.")
         return cls(tuple(map(int, parts)), table)
 
     def __str__(self) -> str:

@@ -172,7 +172,9 @@ def _takes_config(train: Train) -> bool:
     try:
         signature = inspect.signature(train)
     except (TypeError, ValueError) as error:
-        raise UserError(f"train is expected to be a function (net, loader), but got {type(train).__name__}.") from error
+        raise UserError(
+            f"A function train(net, loader) is expected, but got {type(train).__name__}; give one."
+        ) from error
     names = list(signature.parameters)
     takes_config = len(names) > 2 and names[2] in CONFIG_NAMES
     try:
