@@ -449,6 +449,21 @@ def test_a_policy_of_lists_that_is_none_is_one_line(before: str, after: str, lin
         policy(LISTS.replace(before, after))
 
 
+def test_a_text_of_any_wording_is_received_and_never_leaves() -> None:
+    free = policy(PLAIN.replace("mode: {one_of: [a]}", "mode: {one_of: [a]}, place: {most_letters: 20}"))
+    given = Records(config={"config": {"place": "results/2026-01-01"}})
+    assert admit(free, "train", given) == given
+    for text in ("x" * 21, b"bytes", ["results"]):
+        with pytest.raises(RefusedError):
+            admit(free, "train", Records(config={"config": {"place": text}}))
+    assert any("place as at most 20 letters, whatever they hold" in said for said in rules_in_words(free))
+    assert any("By the texts of place, a coordinator can direct" in said for said in warnings_of(free))
+    assert not any("can direct" in said for said in warnings_of(policy(PLAIN)))
+    for kind in ("metrics", "config"):
+        with pytest.raises(UserError, match=r"sends.train is expected to list texts by one_of; most_letters is for"):
+            policy(f"version: 1\nsends: {{train: {{{kind}: {{allow: {{note: {{most_letters: 9}}}}}}}}}}")
+
+
 def test_lists_and_bytes_are_sentences_and_count_as_bits() -> None:
     said, open_ = rules_in_words(policy(LISTS)), warnings_of(policy(LISTS))
     lists = "T of at most 3 values and E of at most 3 values; finite, of float64 and uint8"

@@ -63,3 +63,16 @@ def test_a_message_without_a_reply_is_answered_by_nothing(vertical: SitePolicy) 
         release(vertical, "train.step", Records(arrays=gradient), Records(arrays=gradient))
     with pytest.raises(RefusedError):
         admit(vertical, "train.other", Records())
+
+
+def test_a_text_with_the_day_is_bounded_by_its_length_and_others_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    from run_bundles import policy_of  # noqa: PLC0415
+
+    sent = message("sent", "train", config={"config": {"save_path": "results/2026-11-30_01-02", "mode": "fast"}})
+    policy = parse_policy(policy_of([sent], FAB, Path("/data")).encode(), "site.yaml", Path("/site"))
+    later = {"save_path": "results/2027-01-01_10-20", "mode": "fast"}
+    assert admit(policy, "train", Records(config={"config": later})).config == {"config": later}
+    for other in ({"mode": "slow"}, {"save_path": "results/2026-11-30_01-023"}):
+        with pytest.raises(RefusedError):
+            admit(policy, "train", Records(config={"config": other}))

@@ -325,6 +325,8 @@ def _reply(kind: str, given: object) -> Reply | None:
     values = {n: _values(f"sends.{kind}.{n}", told[n], (n,), Rule()) for n in named}
     if "metrics" in values and any(rule.most_bytes is not None for rule in values["metrics"].rules.values()):
         raise UserError(f"sends.{kind}.metrics is expected to be of numbers; write most_bytes under config.")
+    if any(rule.most_letters is not None for one in values.values() for rule in one.rules.values()):
+        raise UserError(f"sends.{kind} is expected to list texts by one_of; most_letters is for received ones.")
     return Reply(arrays=arrays, **values)
 
 

@@ -72,6 +72,7 @@ class Rule:
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
         most_bytes: largest size of bytes that pass as they are.
+        most_letters: largest length of a received text that passes as it is; none leaves so.
         length: length of a list of such values; ``None`` for one.
         shorter: ``True`` if shorter lists pass too.
     """
@@ -85,6 +86,7 @@ class Rule:
     value: float | None = None
     one_of: tuple[Any, ...] | None = None
     most_bytes: int | None = None
+    most_letters: int | None = None
     length: int | None = None
     shorter: bool = False
 
@@ -96,7 +98,8 @@ class Rule:
                 checks.number(name, number, example=32)
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
-        wholes = ("digits", MOST_DIGITS, DIGITS), ("most_bytes", LARGEST_BYTES, 256), ("length", LONGEST, 1)
+        wholes = ("digits", MOST_DIGITS, DIGITS), ("length", LONGEST, 1)
+        wholes += ("most_bytes", LARGEST_BYTES, 256), ("most_letters", LARGEST_BYTES, 100)
         for name, most, example in wholes:
             if (number := getattr(self, name)) is not None:
                 checks.whole(name, number, at_least=1, at_most=most, example=example)
@@ -111,9 +114,9 @@ class Rule:
             raise UserError("A rule is expected to have one of value and length, but has both.")
         if self.shorter and self.length is None:
             raise UserError("shorter is expected with length, but there is none; try length: 3.")
-        several = (self.value, self.one_of, self.most_bytes, self.round_to, self.digits)
-        if self.exact + sum(one is not None for one in several) > 1:
-            raise UserError("One of exact, value, one_of, most_bytes, round_to, digits is expected, but got several.")
+        several = ("value", "one_of", "most_bytes", "most_letters", "round_to", "digits")
+        if self.exact + sum(getattr(self, name) is not None for name in several) > 1:
+            raise UserError(f"One of exact, {', '.join(several)} is expected, but got several.")
 
     @classmethod
     def read(cls, where: str, given: object, usual: "Rule | None" = None) -> "Rule":
@@ -147,10 +150,11 @@ class Rule:
                 return same[0]  # the policy's own: 0.0 equals -0.0
             raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
         flags = self.exact and not self.integer and self.at_least is None and self.at_most is None
-        if (isinstance(value, bytes) and len(value) <= (self.most_bytes or -1)) or (isinstance(value, bool) and flags):
+        most = {bytes: self.most_bytes, str: self.most_letters}.get(type(value))
+        if (isinstance(value, bool) and flags) or (most is not None and len(value) <= most):
             return value
-        if self.most_bytes is not None:
-            raise RefusedError("size" if isinstance(value, bytes) else "type", f"{where} is {_short(value)}")
+        if self.most_bytes or self.most_letters:
+            raise RefusedError("type" if most is None else "size", f"{where} is {_short(value)}")
         if isinstance(value, str | bytes):
             raise RefusedError("text", f"{where} is text of {len(value)} letters, and no rule lists what it may be")
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -218,8 +222,8 @@ class Rule:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
             return f"as one of {', '.join(map(str, self.one_of))}"
-        if self.most_bytes is not None:
-            return f"as at most {self.most_bytes} bytes, whatever they hold"
+        if most := self.most_bytes or self.most_letters:
+            return f"as at most {most} {'bytes' if self.most_bytes else 'letters'}, whatever they hold"
         low, high = self.bounds
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"
