@@ -2,31 +2,44 @@
 
 import importlib
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from fl_privacy.cli.supernode import SECRET_BYTES
+from fl_privacy.cli.supernode import FOLDER, SECRET_BYTES
 from fl_privacy.errors import UserError
 from fl_privacy.federation.replies import Failure, attempt
 from fl_privacy.files import write_private
+from fl_privacy.site.gate.apart import close_all, remove
 from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
     """Answer messages until standard input ends; call ``told`` with nothing or an error once the app is loaded."""
+    from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
+
     hide_memory()
     secret = b""
     while len(secret) < SECRET_BYTES and (piece := os.read(0, SECRET_BYTES - len(secret))):
         secret += piece
 
+    def end() -> None:
+        close_all()
+        os._exit(0)
+
     def end_with_parent() -> None:
         while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
             pass
-        os._exit(0)
+        if (folder := Path(told).parent).name.startswith(FOLDER):  # the parent was killed
+            remove(folder)
+        end()
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # in a thread, since this one may hold locks
+            signal.signal(number, lambda *_: threading.Thread(target=end).start())
     loaded = attempt(lambda: answerer(app, policy))
     if isinstance(loaded, Failure):
         write_private(Path(told), loaded.reason.removeprefix("UserError: "))

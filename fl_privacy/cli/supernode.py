@@ -28,6 +28,7 @@ PAUSE_VARIABLE = "FL_PRIVACY_NODE_PAUSE"
 
 POLL_SECONDS = 0.1
 SECRET_BYTES = 32
+FOLDER = "fl-privacy-node-"
 OWN_APP = "fl_privacy.cli.flower_app:client_app"
 
 _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl-keyfile", "--ssl-ca-certfile")
@@ -60,7 +61,7 @@ def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str
     time.sleep(float(os.environ.pop(PAUSE_VARIABLE, "0")))
     hide_memory()
     started, secret = time.monotonic(), secrets.token_bytes(SECRET_BYTES)
-    with tempfile.TemporaryDirectory(prefix="fl-privacy-node-") as folder:
+    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
         told = Path(folder) / "app"
         own = ["-m", "fl_privacy.cli.node_worker", f"{of_node.host}:{of_node.port}", app, str(told), policy]
         worker = _started(command := [sys.executable, *own], secret)

@@ -1,6 +1,7 @@
 """``fl-privacy supernode``: what it hands on and refuses; ``tests/deploy/test_real_nodes.py`` shows that it works."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +152,42 @@ def test_a_worker_ends_with_its_node(tmp_path: Path) -> None:
     worker.stdin.close()
 
     assert worker.wait(60) == 0
+
+
+GATED = """
+version: 1
+sends: {train: {metrics: {allow: [num-examples]}}}
+app: {isolation: where_possible}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
+def test_a_worker_that_is_interrupted_leaves_no_folder(ends: signal.Signals | None, tmp_path: Path) -> None:
+    """``None`` is a node that was killed, whose folder the worker removes too."""
+    (tmp_path / "site.yaml").write_text(GATED)
+    (tmp_path / "site.yaml").chmod(0o600)
+    temporary = tmp_path / "temporary"
+    told = temporary / f"{supernode.FOLDER}of-a-test" / "told"
+    told.parent.mkdir(parents=True)
+    app = ["tests.gate.apps:honest", str(told), str(tmp_path / "site.yaml")]
+    command = [sys.executable, "-m", "fl_privacy.cli.node_worker", "127.0.0.1:1", *app]
+    variables = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=variables) as worker:
+        assert worker.stdin is not None
+        worker.stdin.write(bytes(supernode.SECRET_BYTES))
+        worker.stdin.flush()
+        while not told.exists():
+            assert worker.poll() is None
+            time.sleep(0.1)
+        assert told.read_text() == ""
+        assert len(list(temporary.iterdir())) == 2
+        if ends is None:
+            worker.stdin.close()
+        else:
+            worker.send_signal(ends)
+        assert worker.wait(60) == 0
+    assert list(temporary.iterdir()) == [told.parent] * (ends is not None)
 
 
 @pytest.mark.parametrize("app", ["nope:app", "fl_privacy.nope:app", "fl_privacy", ":app", "a b:c"])

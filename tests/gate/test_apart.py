@@ -302,6 +302,12 @@ def test_a_closed_process_is_closed_once(world: dict[str, Any]) -> None:
     assert not process.is_quiet
 
 
+def test_a_process_that_nobody_closed_is_closed_at_the_end(tmp_path: Path) -> None:
+    code = f"from fl_privacy.site.gate.apart import Apart, Wishes; Apart({MODULE!r}, Wishes(temporary=''), {{}})"
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True, timeout=60)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_thread_that_can_not_be_had_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def none(self: object) -> None:
         raise RuntimeError("can't start new thread")

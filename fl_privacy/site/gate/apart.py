@@ -1,5 +1,6 @@
 """An isolated process, and the two pipes to it."""
 
+import atexit
 import errno
 import fcntl
 import json
@@ -47,6 +48,9 @@ GIVEN = ("PATH", "LANG", "LC_ALL", "TZ", "PYTHONPATH", "OMP_NUM_THREADS", "MKL_N
 """Environment variables passed to such a process."""
 
 
+_open = set["Apart"]()
+
+
 class Apart:
     """A process for third-party code that gives up its rights before it loads that code.
 
@@ -63,6 +67,7 @@ class Apart:
         self._pipes: list[int] = []
         self._folder: Path | None = Path(tempfile.mkdtemp(prefix="fl-privacy-cell-")).resolve()
         theirs: list[int] = []
+        _open.add(self)
         try:
             work = self._folder / "work"
             for folder in (work, self._folder / "root"):
@@ -128,6 +133,7 @@ class Apart:
     def close(self) -> None:
         """End the process with its children, and remove its folder; a second call does nothing."""
         self.end()
+        _open.discard(self)
         process, pipes, folder = self._process, self._pipes, self._folder
         self._process, self._pipes, self._folder = None, [], None
         if process is not None:
@@ -193,6 +199,13 @@ class Apart:
         left = deadline - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
             raise RefusedError("time", "the app did not answer in time")
+
+
+@atexit.register
+def close_all() -> None:
+    """Close all such processes of this one, which is about to end."""
+    for apart in list(_open):
+        apart.close()
 
 
 def remove(folder: Path) -> None:
