@@ -32,14 +32,15 @@ from tests.fuzz.test_replies import LIES, tolerant
 
 NODES = 3
 
-AUDITED = 4
+AUDITED = 6
 """Nodes of the training under audit."""
 
-LIARS = 2, 3
+LIARS = 2, 3, 4, 5
 """The partitions that lie there."""
 
-IMAGES, ROUNDS = 19, 10
-"""Of a client, each probed in each round: with the training's reply of each round, 200 replies of each liar."""
+IMAGES, ROUNDS = 19, 5
+"""Of a client, each probed in each round: with the training's reply of each round, 100 replies of each liar, which
+answers one after the other."""
 
 REPLIES_THAT_LIE = len(LIARS) * ROUNDS * (IMAGES + 1)
 

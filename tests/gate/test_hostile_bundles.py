@@ -226,6 +226,18 @@ CASES = {
         os.kill(os.getpid(), signal.SIGSEGV)
     tries("dumped", lambda: os.WCOREDUMP(os.wait()[1]))
 """,
+    "devices and settings that all share": """
+    settings = map(Path, ("/etc/passwd", "/etc/localtime", "/etc/ld.so.cache"))
+    for place in (*Path("/dev").glob("[!s]*"), *settings, Path(os.__file__)):
+        about = place.stat()
+        tries(f"{place} mode", lambda: place.chmod(about.st_mode & 0o7777) or True)
+        tries(f"{place} times", lambda: os.utime(place, ns=(about.st_atime_ns, about.st_mtime_ns)) or True)
+        tries(f"{place} owner", lambda: os.chown(place, about.st_uid, about.st_gid) or True)
+        tries(f"{place} name", lambda: place.rename(place.with_name("new")) or True)
+    for place in ("/dev/null", "/dev/urandom"):
+        with open(place, "r+b", 0) as device:
+            device.write(secret)
+""",
     "numbers too small to be rounded": "    metrics['train_loss'] = 5e-324 * secret[0]",
     "the size of the app's state": "    context.state['own'] = ConfigRecord({'kept': bytes(secret[0] << 18)})",
 }
@@ -321,7 +333,12 @@ HONEST = (
     *("the order of arrays", "empty records", "the sign of zero", "the type of a count"),
     *("logs", "low bits of a metric", "low bits of a count", "the order of keys", "the app's state"),
     *("a process that stays", "the gate's process", "descriptors and folders of others", "signals", "warnings"),
-    *("a core dump", "numbers too small to be rounded", "the size of the app's state"),
+    *(
+        "a core dump",
+        "devices and settings that all share",
+        "numbers too small to be rounded",
+        "the size of the app's state",
+    ),
 )
 """Channels after which the reply is an honest one: what was tried came to nothing, or it raises what it reached."""
 

@@ -207,10 +207,12 @@ def _change_root(wishes: Wishes, held: Isolation) -> bool:
             _bind(OTHER_TEMPORARY, root, source=_folder(space / "tmp"))
         bound = _outermost(given)
         for place in bound:
-            _bind(place, root, read_only=True)
+            _bind(place, root, locks=_LOCKED)
         if not _sealed(bound, root, _folder(space / "sealed")) or wishes.writes:
             held.missing.append(UNSEALED)
-        for place in (*DEVICES, *GRAPHICS, *wishes.writes):
+        for place in (*DEVICES, *GRAPHICS):  # can still be written to, but modes and times are the machine's
+            _bind(place, root, locks=_LOCKED & ~kernel.MS_NODEV)
+        for place in wishes.writes:
             _bind(place, root)
         for place in (wishes.temporary, SHARED_MEMORY):
             _bind(place, root, source=_folder(space / Path(place).name))
@@ -268,7 +270,7 @@ def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
         kernel.mount("overlay", root + place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
     except OSError as error:
         held.missing.append(f"writing to {place} ({error})")
-        _bind(place, root, read_only=True)
+        _bind(place, root, locks=_LOCKED)
 
 
 def _escaped(place: str) -> str:
@@ -301,7 +303,7 @@ def _seen_at(places: Iterable[str], bound: Iterable[str]) -> Iterator[str]:
                 yield shown + real[len(source) :]
 
 
-def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -> None:
+def _bind(place: str, root: str, *, source: str = "", locks: int = 0) -> None:
     source, target = source or os.path.realpath(place), root + place
     if not os.path.exists(source) or os.path.ismount(target):  # noqa: PTH110
         return
@@ -312,9 +314,9 @@ def _bind(place: str, root: str, *, source: str = "", read_only: bool = False) -
         Path(target).touch()
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
     real = os.path.realpath(target)
-    for held, flags in ({real: 0} | _mounts_within(real)).items() if read_only else ():
+    for held, flags in ({real: 0} | _mounts_within(real)).items() if locks else ():
         try:
-            kernel.mount("", held, None, _LOCKED | flags)
+            kernel.mount("", held, None, locks | flags)
         except OSError as error:  # hidden under another mount, or in a folder of another user
             if held == real or error.errno not in {errno.ENOENT, errno.EINVAL, errno.EACCES}:
                 raise
