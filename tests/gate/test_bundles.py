@@ -95,12 +95,15 @@ budget: {ledger: site/ledger, anchor: away/anchor}
 SIGNED_AT = 1_700_000_000
 
 
-def fab(code: str = CLIENT.replace("STEP", "0"), name: str = "honest", packages: str = "[]", more: str = "") -> bytes:
-    """Make a bundle as `flwr build` does, of one module."""
+def fab(
+    code: str = CLIENT.replace("STEP", "0"), name: str = "honest", packages: str = "[]", more: str = "", again: str = ""
+) -> bytes:
+    """Make a bundle as `flwr build` does, of one module, which is there a second time as ``again``."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("pyproject.toml", PROJECT.format(name=name, packages=packages, more=more))
-        archive.writestr("brought_app.py", code)
+        for place in filter(None, ("brought_app.py", again)):
+            archive.writestr(place, code)
     return made.getvalue()
 
 
@@ -162,6 +165,8 @@ BROKEN = {
     "no list of texts": fab(packages="[1]"),
     "no TOML": fab(more="["),
     "a large project": fab(more=f'note = "{"x" * (1 << 20)}"'),
+    "two projects": fab(again="./pyproject.toml"),
+    "two files of one name": fab(again="/brought_app.py"),
     "many packages": fab(packages=str(["numpy"] * 501)),
     "many extras": fab(packages=str([f"numpy[{','.join(f'e{n}' for n in range(3000))}]"])),
     "a text of packages": fab(packages='"numpy"'),

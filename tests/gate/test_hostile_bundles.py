@@ -238,6 +238,25 @@ CASES = {
         with open(place, "r+b", 0) as device:
             device.write(secret)
 """,
+    "nodes, names and clocks of the machine": """
+    for kind, number in ((0o020600, os.makedev(1, 1)), (0o060600, os.makedev(254, 0))):
+        tries("node", lambda: os.mknod("node", kind, number) or True)
+    for name in ("host", "domain"):
+        call = getattr(ctypes.CDLL(None, use_errno=True), f"set{name}name")
+        tries(name, lambda: call(secret, 8) == 0)
+    tries("clock", lambda: time.clock_settime(time.CLOCK_REALTIME, time.time()) or True)
+    for place in ("/proc/sys/kernel/hostname", "/proc/sys/kernel/core_pattern", "/proc/self/oom_score_adj"):
+        tries(place, lambda: Path(place).write_bytes(b"999") and True)
+    tries("link", lambda: os.link(os.__file__, "link") or True)
+    tries("attribute", lambda: os.setxattr(os.__file__, "user.kept", secret) or True)
+""",
+    "records of another kind": """
+    made = {"metrics": ArrayRecord([np.frombuffer(secret, np.uint8)]), "arrays": MetricRecord(metrics)}
+    return reply(message, made)
+""",
+    "a metric that is no number": """
+    metrics["train_loss"] = struct.unpack("d", struct.pack("Q", 0x7FF8 << 48 | int.from_bytes(secret[:6], "big")))[0]
+""",
     "numbers too small to be rounded": "    metrics['train_loss'] = 5e-324 * secret[0]",
     "the size of the app's state": "    context.state['own'] = ConfigRecord({'kept': bytes(secret[0] << 18)})",
 }
@@ -333,12 +352,8 @@ HONEST = (
     *("the order of arrays", "empty records", "the sign of zero", "the type of a count"),
     *("logs", "low bits of a metric", "low bits of a count", "the order of keys", "the app's state"),
     *("a process that stays", "the gate's process", "descriptors and folders of others", "signals", "warnings"),
-    *(
-        "a core dump",
-        "devices and settings that all share",
-        "numbers too small to be rounded",
-        "the size of the app's state",
-    ),
+    *("a core dump", "devices and settings that all share", "nodes, names and clocks of the machine"),
+    *("numbers too small to be rounded", "the size of the app's state"),
 )
 """Channels after which the reply is an honest one: what was tried came to nothing, or it raises what it reached."""
 

@@ -156,8 +156,12 @@ def read_bundle(content: bytes) -> Bundle:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("pyproject.toml") as file:
             text = file.read(LARGEST_PROJECT + 1)
+            parts = [each.split("/") for each in archive.namelist()]
         if len(text) > LARGEST_PROJECT:
             raise ValueError("its pyproject.toml is larger than 1 MiB")
+        places = [tuple(part for part in each if part not in {"", ".", ".."}) for each in parts]
+        if len(set(places)) < len(places):  # a review, Flower and the app's process could each take another one
+            raise ValueError("two of its files unpack to one place")
         told = tomllib.loads(text.decode())
         project, app = told["project"], told["tool"]["flwr"]["app"]
         name, version = f"{app['publisher']}/{project['name']}", project["version"]
