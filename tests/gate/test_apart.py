@@ -125,8 +125,9 @@ def test_probes_find_what_is_there_where_nothing_keeps_them(tmp_path_factory: py
             process.close()
 
 
-def begun(process: Apart) -> Apart:
+def begun(process: Apart, without: str = "") -> Apart:
     held = process.begin({}, seconds(60))
+    assert without in held.in_words()
     assert ("core dumps" in held.in_words()) == (resource.getrlimit(resource.RLIMIT_CORE)[1] == 0)
     if not held.is_all:
         process.close()
@@ -224,7 +225,8 @@ def test_sockets_are_not_made_where_a_folder_can_not_be_sealed(kind: socket.Sock
         listener.bind(place)
         if kind == socket.SOCK_STREAM:
             listener.listen()
-        process = begun(Apart(MODULE, Wishes(temporary="", reads=(place,)), {"PYTHONPATH": ROOT}))
+        unsealed = f"reads or writes ({place}; they can be had without mounts in these"
+        process = begun(Apart(MODULE, Wishes(temporary="", reads=(place,)), {"PYTHONPATH": ROOT}), unsealed)
         try:
             assert tried(process, "sockets_are_called", {"places": [place]}) == ""
             assert tried(process, "sockets_are_made", {}) == ""

@@ -120,7 +120,7 @@ def keep_apart(wishes: Wishes) -> Isolation:
         held.missing.append(f"giving up privileges ({error})")
     _landlock(wishes, held, own_root)
     try:
-        unix_sockets = own_root and UNSEALED not in held.missing
+        unix_sockets = own_root and not any(each.startswith(UNSEALED) for each in held.missing)
         kernel.restrict_calls(unix_sockets=unix_sockets, internet=own_root and wishes.internet)
         held.network.append("seccomp")
         held.processes.append("seccomp")
@@ -208,8 +208,9 @@ def _change_root(wishes: Wishes, held: Isolation) -> bool:
         bound = _outermost(given)
         for place in bound:
             _bind(place, root, locks=_LOCKED)
-        if not _sealed(bound, root, _folder(space / "sealed")) or wishes.writes:
-            held.missing.append(UNSEALED)
+        if unsealed := [*_unsealed(bound, root, _folder(space / "sealed")), *wishes.writes]:
+            without = "they can be had without mounts in these, and without app.writes"
+            held.missing.append(f"{UNSEALED} ({', '.join(unsealed)}; {without})")
         for place in (*DEVICES, *GRAPHICS):  # can still be written to, but modes and times are the machine's
             _bind(place, root, locks=_LOCKED & ~kernel.MS_NODEV)
         for place in wishes.writes:
@@ -239,10 +240,10 @@ def _folder(place: Path) -> str:
     return str(place)
 
 
-def _sealed(bound: Iterable[str], root: str, empty: str) -> bool:
-    """Lay overlays over folders, so that no outside socket or pipe is reached; return whether all succeed."""
-    sealed = True
-    for target, real in [(root + place, os.path.realpath(place)) for place in bound]:
+def _unsealed(bound: Iterable[str], root: str, empty: str) -> Iterator[str]:
+    """Lay overlays over folders, so that no outside socket or pipe is reached; yield those without."""
+    for bare in bound:
+        target, real = root + bare, os.path.realpath(bare)
         if not os.path.lexists(target) or os.path.isfile(real) or real.startswith("/sys/"):  # noqa: PTH113
             continue
         told = f"lowerdir={_escaped(real)}:{_escaped(empty)},userxattr"
@@ -251,8 +252,7 @@ def _sealed(bound: Iterable[str], root: str, empty: str) -> bool:
                 raise OSError(errno.EINVAL, "others are in it")
             kernel.mount("overlay", target, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, told)
         except OSError:
-            sealed = False
-    return sealed
+            yield bare
 
 
 def _layer(place: str, root: str, space: Path, held: Isolation) -> None:
