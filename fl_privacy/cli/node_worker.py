@@ -17,7 +17,7 @@ from fl_privacy.site.gate.linux_calls import hide_memory
 
 
 def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
-    """Answer messages until standard input ends; call ``told`` with nothing or an error once the app is loaded."""
+    """Answer messages until standard input ends; write nothing or an error to ``told`` once the app is loaded."""
     from fl_privacy.cli.faults import ENDING  # noqa: PLC0415  (an app's process needs none of it)
 
     hide_memory()

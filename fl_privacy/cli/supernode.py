@@ -37,11 +37,10 @@ _OURS = ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile", "--ssl
 def run_node(arguments: Sequence[str], *, app: str, patience: float, policy: str = "") -> int:
     """Run ``flower-supernode ARGUMENTS`` with a worker process that answers by ``app``; return its exit status.
 
-    The worker imports PyTorch and builds data and client once, before the SuperLink hears of the node. It is restarted
-    if it dies. ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends
-    the node. ``policy``: site policy, a file or a shipped name, whose gate is then the worker
-    (``fl_privacy.flower.gate``). ``UserError`` if ``arguments`` set what this command sets itself, or app, policy,
-    ledger or isolation are not available.
+    The worker imports PyTorch and loads the app before the SuperLink hears of the node, and is restarted if it dies.
+    ``patience``: seconds to retry if the SuperLink fails, or still counts a lost node as connected; 0 ends the node.
+    ``policy``: a file or shipped name, whose gate is then the worker. ``UserError`` if ``arguments`` set what this
+    command sets itself, or app, policy, ledger or isolation are not available.
     """
     given = [name for argument in arguments if len(name := argument.partition("=")[0]) > len("--i")]
     if taken := [ours for ours in _OURS if any(ours.startswith(name) for name in given)]:

@@ -203,7 +203,7 @@ class Apart:
 
 @atexit.register
 def close_all() -> None:
-    """Close all such processes of this one, which is about to end."""
+    """Close all of these, before this process ends."""
     for apart in list(_open):
         apart.close()
 

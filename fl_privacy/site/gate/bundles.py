@@ -229,9 +229,9 @@ def _unmet(
 
 
 def install_packages(unmet: Mapping[str, str], folder: Path) -> Path:
-    """Install requirements from the site's package index into a separate folder, and return it.
+    """Install wheels alone from the site's package index into a separate folder, and return it.
 
-    Wheels alone are installed, so that no code of a package runs here; ``RefusedError`` if it is not possible.
+    No code of a package runs here; ``RefusedError`` if it is not possible.
     """
     if odd := [text for text in unmet if text.startswith(_PYTHON) or "@" in text or unmet[text] == "no requirement"]:
         raise RefusedError("packages", f"{odd[0]} ({unmet[odd[0]]})")
@@ -376,7 +376,7 @@ class Approvals:
             place.unlink(missing_ok=True)
 
     def waiting(self) -> list[Waiting]:
-        """List the runs that wait, the first comer first; ``UserError`` if the folder holds something else."""
+        """List waiting runs by arrival; ``UserError`` if the folder holds anything else."""
         found = list[Waiting]()
         try:
             for place in self.runs.folder.glob("*.json"):

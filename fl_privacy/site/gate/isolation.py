@@ -101,8 +101,8 @@ ONE_BY_ONE = "OPEN but for each process's own memory"
 def keep_apart(wishes: Wishes) -> Isolation:
     """Isolate this single-threaded process; return in its grandchild, whose end ends both.
 
-    This process then counts the app's resources. The child is the first process of the new process table: it only
-    waits, and all others end with it. ``OSError`` if limits of memory can't be set.
+    This process then counts the app's resources. The child, the first of the new process table, only waits; all
+    others end with it. ``OSError`` if limits of memory can't be set.
     """
     held = Isolation()
     if sys.platform != "linux" or threading.active_count() > 1:

@@ -72,7 +72,7 @@ class Rule:
         value: number that always leaves, whatever the app replies.
         one_of: texts or finite numbers that pass as the policy has them, and nothing else.
         most_bytes: largest size of bytes that pass as they are.
-        most_letters: largest length of a received text that passes as it is; none leaves so.
+        most_letters: largest length of received texts, which pass as they are.
         length: length of a list of such values; ``None`` for one.
         shorter: ``True`` if shorter lists pass too.
     """
