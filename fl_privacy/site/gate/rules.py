@@ -98,8 +98,8 @@ class Rule:
                 checks.number(name, number, example=32)
         if self.at_least is not None and self.at_most is not None and self.at_least > self.at_most:
             raise UserError(f"at_least is expected to be at most at_most, but {self.at_least:g} > {self.at_most:g}.")
-        wholes = ("digits", MOST_DIGITS, DIGITS), ("length", LONGEST, 1)
-        wholes += ("most_bytes", LARGEST_BYTES, 256), ("most_letters", LARGEST_BYTES, 100)
+        wholes = [("digits", MOST_DIGITS, DIGITS), ("length", LONGEST, 1), ("most_bytes", LARGEST_BYTES, 256)]
+        wholes += [("most_letters", LARGEST_BYTES, 100)]
         for name, most, example in wholes:
             if (number := getattr(self, name)) is not None:
                 checks.whole(name, number, at_least=1, at_most=most, example=example)
@@ -150,7 +150,7 @@ class Rule:
                 return same[0]  # the policy's own: 0.0 equals -0.0
             raise RefusedError("text" if isinstance(value, str | bytes) else "range", f"{where} is {_short(value)}")
         flags = self.exact and not self.integer and self.at_least is None and self.at_most is None
-        most = {bytes: self.most_bytes, str: self.most_letters}.get(type(value))
+        most = self.most_bytes if type(value) is bytes else self.most_letters if type(value) is str else None
         if (isinstance(value, bool) and flags) or (most is not None and len(value) <= most):
             return value
         if self.most_bytes or self.most_letters:
@@ -222,8 +222,8 @@ class Rule:
             return f"always as {self.value:g}, whatever the app says"
         if self.one_of is not None:
             return f"as one of {', '.join(map(str, self.one_of))}"
-        if most := self.most_bytes or self.most_letters:
-            return f"as at most {most} {'bytes' if self.most_bytes else 'letters'}, whatever they hold"
+        if size := self.most_bytes or self.most_letters:
+            return f"as at most {size} {'bytes' if self.most_bytes else 'letters'}, whatever they hold"
         low, high = self.bounds
         kind = "a whole number" if self.integer else "a number"
         within = f" from {low:g} to {high:g}"

@@ -61,8 +61,8 @@ def warnings_of(policy: SitePolicy) -> list[str]:
         found.append("A bundle states its name and version itself: anybody who may start runs can use an allowed name.")
     if policy.runs and policy.runs.install != "never":
         found.append("The site's package index chooses code that runs with the app, isolated like it.")
-    if free := [key for key, rule in policy.receives.config.rules.items() if rule.most_letters is not None]:
-        found.append(f"By the texts of {_listed(free)}, a coordinator can direct an approved app.")
+    if texts := [key for key, rule in policy.receives.config.rules.items() if rule.most_letters is not None]:
+        found.append(f"By the texts of {_listed(texts)}, a coordinator can direct an approved app.")
     if policy.receives.run_config is None:
         found.append("The app is given all of the run's configuration, texts too.")
     return found
