@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from fl_privacy.errors import UserError, visible
+from fl_privacy.errors import UserError, in_one_line, visible
 
 if TYPE_CHECKING:  # an app's process loads PyTorch only if the app does
     from torch import Tensor
@@ -54,8 +54,10 @@ def printable(text: str) -> str:
     return visible(text[:MOST_LETTERS])
 
 
-def attempt(function: Callable[[], T]) -> T | Failure:
+def attempt(function: Callable[[], T], *, placed: bool = False) -> T | Failure:
     """Return the result of ``function``, or its error as a ``Failure``; the traceback is logged at debug level.
+
+    With ``placed``, the reason names the file and line of the user's code.
 
     Third-party clients and attacks may raise anything, including ``SystemExit``. Interrupts pass through.
     """
@@ -63,7 +65,8 @@ def attempt(function: Callable[[], T]) -> T | Failure:
         return function()
     except (Exception, SystemExit) as error:
         logger.debug("The call failed", exc_info=error)
-        return Failure(f"{type(error).__name__}: {error}".splitlines()[0])
+        plain = f"{type(error).__name__}: {error}".splitlines()[0]
+        return Failure(in_one_line(error) if placed and not isinstance(error, UserError) else plain)
 
 
 WITHHELD = "The client can't answer this; its own log says why."

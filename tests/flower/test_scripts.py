@@ -17,7 +17,7 @@ from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
 from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed
-from fl_privacy.auditing.app.started import _Clients, _Runner
+from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -234,6 +234,46 @@ def test_two_apps_in_one_script_are_audited(tmp_path: Path) -> None:
     assert record["nodes"] == 2 and record["rounds"] == 2 and not record["problems"]
 
 
+SHARE = """
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from flwr.simulation import run_simulation
+
+server, client = ServerApp(), ClientApp()
+
+@client.train()
+def train(message, context):
+    return Message(RecordDict({"m": MetricRecord({"loss": 1.0})}), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    nodes = list(grid.get_node_ids())
+    asked = {"c": ConfigRecord({"server-round": 1})}
+    sent = [Message(RecordDict(asked), each, "train") for each in nodes[: len(nodes) // 5]]
+    print(list(grid.send_and_receive(sent))[0])
+
+run_simulation(server_app=server, client_app=client, num_supernodes=50)
+"""
+
+
+def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
+    record = audited(project(tmp_path / "a", main=SHARE), tmp_path / "out", nodes=3)
+    assert record["nodes"] == 10 and record["rounds"] == 1
+    assert "Of 3 clients the server chose none, so that 10 joined." in record["problems"]
+
+
+def test_a_script_that_ends_without_a_start_is_quoted(tmp_path: Path) -> None:
+    shows = "import logging\ntry:\n    1 / 0\nexcept Exception as error:\n    {}\n"
+    for show in ("print('Failed:', error)", "logging.error('Failed: %s', error)"):
+        (tmp_path / "main.py").write_text(shows.format(show) + "import flwr\nif 0: flwr.server.start_server()")
+        (tmp_path / "client.py").write_text("import flwr\nflwr.client.start_client()")
+        found = find_scripts(tmp_path)
+        assert found is not None
+        with pytest.raises(UserError, match=r"ended without\. It last said: Failed: division by zero\. If that is"):
+            start_scripts(found, tmp_path)
+
+
 def test_a_server_and_its_clients_are_audited_and_asked_again_unchanged(tmp_path: Path) -> None:
     folder = project(tmp_path / "a", server=parts.SERVER, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", "gradient", "one")
@@ -398,6 +438,17 @@ def test_a_script_that_fails_names_its_arguments_and_options_that_it_was_not_giv
     (tmp_path / "main.py").write_text(f"{parser}configparser.ConfigParser()[args.data or 'x']")
     with pytest.raises(UserError, match=r"KeyError: 'x' \(configparser\.py, line \d+, called in main\.py, line 6\)"):
         _Runner(tmp_path).run(tmp_path / "main.py", ["--settings", "0"])
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    options = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('-o')\nparser.parse_args()"
+    (library / "library.py").write_text(options)
+    uses = f"import sys\nsys.path.append({str(library)!r})\nimport library\nraise ValueError(1)"
+    (tmp_path / "main.py").write_text(uses)
+    with pytest.raises(UserError) as caught:
+        _Runner(tmp_path).run(tmp_path / "main.py", [])
+    assert "ValueError: 1" in str(caught.value) and "have no default" not in str(caught.value), (
+        "a library's own options"
+    )
 
 
 def test_a_missing_file_that_an_argument_names_is_blamed_on_it(tmp_path: Path) -> None:

@@ -16,7 +16,15 @@ import torch
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.environment import data_sets_of
-from fl_privacy.auditing.app.lent import absent_left_out, cpu_lent, loaded_here, older_names_lent
+from fl_privacy.auditing.app.lent import (
+    absent_left_out,
+    cpu_lent,
+    evaluate_generator,
+    fit_generator,
+    loaded_here,
+    nothing_served,
+    older_names_lent,
+)
 from fl_privacy.auditing.app.scripts import parsed
 from fl_privacy.auditing.app.stand_in import Drawing, Shape, column, pictures, texts
 from fl_privacy.auditing.app.stood_in import Hooks, stood_in
@@ -148,6 +156,41 @@ def test_packages_that_report_elsewhere_are_left_out() -> None:
 
         assert kept() == 3
     assert "wandb" not in sys.modules
+
+
+PROMETHEUS = """
+from prometheus_client import exposition
+class CollectorRegistry:
+    names = []
+    def register(self, name):
+        if name in self.names:
+            raise ValueError("Duplicated timeseries")
+        self.names.append(name)
+start_http_server = exposition.start_http_server
+"""
+
+
+def test_figures_are_served_on_no_port_and_each_script_may_make_a_metric(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "prometheus_client"
+    package.mkdir()
+    (package / "__init__.py").write_text(PROMETHEUS)
+    (package / "exposition.py").write_text("def start_http_server(port):\n    raise PermissionError('port')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for each in [name for name in sys.modules if name.partition(".")[0] == "prometheus_client"]:
+        monkeypatch.delitem(sys.modules, each)
+    asked: list[str] = []
+    with nothing_served(asked):
+        client = importlib.import_module("prometheus_client")
+        _server, _thread = client.start_http_server(8000)
+        assert asked == ["prometheus_client"] and client.exposition.start_http_server(port=8000)
+        for _script in range(2):
+            client.CollectorRegistry().register("accuracy")
+    with pytest.raises(PermissionError):
+        client.start_http_server(8000)
+    for each in [name for name in sys.modules if name.partition(".")[0] == "prometheus_client"]:
+        del sys.modules[each]
 
 
 def test_a_folder_of_runs_is_no_tracker_and_a_module_of_that_name_is(
@@ -307,6 +350,37 @@ def test_places_of_a_larger_data_set_are_few_drawn_examples(tmp_path: Path) -> N
         assert {*drawing.saved("all")} == {"train", "test"}
 
 
+def test_columns_of_a_format_are_arrays_as_before_datasets_4(tmp_path: Path) -> None:
+    rows = importlib.import_module("datasets").Dataset.from_dict({"x": [[1.0, 2.0]] * 3, "y": [0, 1, 2]})
+    with data_sets_of(None):
+        assert list(rows["y"]) == [0, 1, 2]
+        rows.set_format("numpy")
+        assert (rows["x"] / 2.0).shape == (3, 2) and rows["y"][np.array([2, 0])].tolist() == [2, 0]
+        assert rows.with_transform(lambda batch: {"y": [n + 1 for n in batch["y"]]})["y"][:1] == [1]
+
+
+def test_sizes_of_a_larger_data_set_divide_the_drawn_one_in_proportion(tmp_path: Path) -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    rows = importlib.import_module("datasets").Dataset.from_dict({"label": [n % 3 for n in range(600)]})
+    made = [
+        partitioners.SizePartitioner([30_000, 20_000]),
+        partitioners.InnerDirichletPartitioner([30_000, 20_000], partition_by="label", alpha=1.0),
+    ]
+    drawing = drawing_of("", tmp_path)
+    for each in made:
+        each.dataset = rows
+        with stood_in(drawing):
+            with pytest.raises(ValueError, match="size"):
+                each.load_partition(0)
+            drawing.note("someone/cifar10", "600 drawn pictures")
+            assert [len(each.load_partition(n)) for n in (0, 1)] == [360, 240]
+        drawing.asked.clear()
+    with stood_in(drawing):
+        drawing.note("someone/cifar10", "600 drawn pictures")
+        parts = torch.utils.data.random_split(range(600), [45_000, 5_000])
+        assert [len(each) for each in parts] == [540, 60]
+
+
 def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = ModuleType("sqlalchemy")
     library.create_engine = lambda address: 1 / 0  # type: ignore[attr-defined]
@@ -407,6 +481,8 @@ def test_an_apps_own_files_are_found_in_other_folders_and_by_paths_of_windows(
         assert Path("config.json").exists() and json.loads(Path("../code/config.json").read_text()) == {"rounds": 3}
         with open("code\\config.json") as file:  # noqa: PTH123
             assert json.load(file) == {"rounds": 3}
+        with open("../Code//config.json") as file:  # noqa: PTH123
+            assert json.load(file) == {"rounds": 3}, "capitals of folders do not count on Windows"
         with open("config.json", "w") as file:  # noqa: PTH123
             file.write("{}")
         with open("logs/one/run.log", "a") as file:  # noqa: PTH123
@@ -429,6 +505,12 @@ def test_names_of_earlier_libraries_are_lent_to_code_that_has_them() -> None:
     assert not hasattr(pandas.DataFrame, "append")
     with older_names_lent("import torch\niter(loader).next()"):
         assert iter(torch.utils.data.DataLoader([1, 2])).next().tolist() == [1]  # type: ignore[attr-defined]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    with older_names_lent("import torch\nReduceLROnPlateau(optimizer, 'min', verbose=True)"):
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "min", patience=0, verbose=True)  # type: ignore[call-arg]
+        plateau.step(1.0)
+        plateau.step(2.0)
+        assert plateau.get_last_lr() == [0.1]
     with older_names_lent("import numpy"), pytest.raises(AttributeError):
         np.float  # type: ignore[attr-defined]  # noqa: B018
 
@@ -446,6 +528,20 @@ def test_modules_of_earlier_libraries_are_lent_whole(monkeypatch: pytest.MonkeyP
         exec(code, {})
     with older_names_lent("from keras.preprocessing.text import Tokenizer"):  # of a Keras that can't be imported
         assert "keras.preprocessing.text" not in sys.modules
+
+
+def test_methods_of_keras_that_took_generators_keep_their_arguments() -> None:
+    calls: list[tuple[str, object, dict[str, object]]] = []
+    model = SimpleNamespace(
+        fit=lambda x, **given: calls.append(("fit", x, given)),
+        evaluate=lambda x, **given: calls.append(("evaluate", x, given)),
+    )
+    fit_generator(model, "batches", 5, epochs=2, workers=4, use_multiprocessing=True)
+    evaluate_generator(model, generator="batches", steps=3)
+    assert calls == [
+        ("fit", "batches", {"steps_per_epoch": 5, "epochs": 2}),
+        ("evaluate", "batches", {"steps": 3}),
+    ]
 
 
 def test_folders_of_pictures_are_drawn_by_whatever_name_they_are_given(tmp_path: Path) -> None:

@@ -123,17 +123,23 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         try:
             session.run(app, config, node_config, files)
         except UserError as error:
-            failed[number] = error
+            failed[number], error.args = error, (session.on_drawn(str(error)),)
         why = str(failed.get(number, "")) or session.last.silence
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
         vain.append(f"{run}: {why.rstrip('.')}")
-        if (other := app.another()) is None:
+        few = session.chose_none and session.asked.nodes is not None and session.asked.nodes < USUAL_NODES
+        if (other := app if few else app.another()) is None:
             break
-        said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
+        if few:
+            said.append(f"Of {asked.nodes} clients the server chose none, so that {USUAL_NODES} joined.")
+            asked = replace(asked, nodes=USUAL_NODES)
+        else:
+            said.append(f"No client trained by {vain[-1]}. Other scripts were run: --script chooses.")
         _forget(app.folder)
-        app, config, session = other, {}, AppAudit(other, asked, first.folder, first.tell, first.show)
+        app, config = other, config if few else {}
+        session = AppAudit(app, asked, first.folder, first.tell, first.show)
     if 0 in failed:
         more = f" Other scripts were run, too. {'. '.join(vain[1:])}." if vain[1:] else ""
         raise UserError(f"{failed[0]}{more}") from failed[0].__cause__
@@ -205,7 +211,7 @@ class AppAudit(AuditSession):
                 " or take it out of the folder."
             ) from error
         self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
-        self.last, self.understood = AuditRecord(app=app.name), False
+        self.last, self.understood, self.chose_none = AuditRecord(app=app.name), False, False
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
         """Run the app in the folder ``files``, attack it, and write the page."""
@@ -240,7 +246,8 @@ class AppAudit(AuditSession):
             self.tell(f"Training {nodes} client{'s' * (nodes != 1)}")
             held = rounds_held(asked.rounds)
             with held as taken, grid.joining(), figures_noted(self.figures), watched_opacus() as opacus:
-                ended = attempt(lambda: started.server(grid, context))
+                ended = attempt(lambda: started.server(grid, context), placed=True)
+            self.chose_none = grid.chose_none and not grid.inventory.messages
             grid.on_answer, self.figures = None, grid.evaluation() | self.figures
             self.ended = ended.reason.removeprefix("UserError: ") if isinstance(ended, Failure) else ""
             self.note(there, grid.rounds)
@@ -275,7 +282,7 @@ class AppAudit(AuditSession):
             beyond: limit is not None and rounds > limit,
             acts: name,
             "The app's own audit(...) was skipped in this run; its training was not.": there.audits,
-            f"It reports to {', '.join(there.silent)}, not installed here; it was left out.": there.silent,
+            f"It reports by {', '.join(there.silent)}, which was left out.": there.silent,
             lent_in_words(there.lent): there.lent,
             backend: there.keras,
             f"It names {', '.join(there.devices)}, which is not here: it ran on the CPU.": there.devices,
@@ -321,12 +328,21 @@ class AppAudit(AuditSession):
         grid, asked = self.grid, self.grid.inventory.messages
         if grid.models or any(kind.startswith("train") for kind in grid.replies):
             return ""
+        if self.chose_none:
+            return f"the app's server chose none of {self.asked.nodes} clients: --nodes names more"
         if self.ended:
             return f"the app's server ended before {'a client trained' if asked else 'it asked a client'}: {self.ended}"
         if grid.failures:
             return f"no client {'trained' if grid.rounds else 'was asked to train'}: {next(iter(grid.failures))}"
         none = bool(asked and self.trained and not grid.rounds)
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
+
+    def on_drawn(self, why: str) -> str:
+        """Return why an app fails, with the drawn data that may be the cause."""
+        of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
+        drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
+        said = f"{why.rstrip('.')}. Drawn data, in place of {', '.join(drawn)}, may be why: put real data there."
+        return said if drawn else why
 
     def leave(self) -> None:
         if self.content.get("going_on"):
@@ -336,7 +352,7 @@ class AppAudit(AuditSession):
     def record(self, going_on: str = "") -> AuditRecord:
         grid, asked = self.grid, self.asked
         assert grid is not None
-        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self._silence()
+        problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:

@@ -99,6 +99,7 @@ def around(
         stack.enter_context(replaced(AuditedStrategy, "start", start))
         stack.enter_context(replaced(torch.utils.data.DataLoader, "__init__", lent.loaded_here))
         moved, silent = stack.enter_context(lent.moved_names_lent()), stack.enter_context(lent.absent_left_out(absent))
+        stack.enter_context(lent.nothing_served(silent))
         keras = stack.enter_context(lent.keras_lent(code := lent.code_of(app)))
         stack.enter_context(sklearn_lent(code))
         stack.enter_context(lent.older_names_lent(code))
@@ -135,9 +136,14 @@ def data_sets_of(folder: Path | None) -> Iterator[set[str]]:
     def alone(original: Any, self: Any, *args: Any, num_proc: Any = None, **kwargs: Any) -> Any:
         return original(self, *args, **kwargs)
 
+    def whole(original: Any, self: Any, key: Any) -> Any:  # as before datasets 4: an array of the set's format
+        found = original(self, key)
+        lazy = type(found).__name__ == "Column" and self.format["type"] not in {None, "custom"}
+        return found[:] if lazy else found
+
     library = importlib.import_module("datasets")
     mirror = replaced(library, "load_dataset", redirected) if folder is not None else nullcontext()
-    with mirror, replaced(library.Dataset, "map", alone):
+    with mirror, replaced(library.Dataset, "map", alone), replaced(library.Dataset, "__getitem__", whole):
         yield asked
 
 

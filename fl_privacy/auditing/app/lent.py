@@ -25,6 +25,8 @@ from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
+_OURS = re.escape(str(Path(__file__).parents[2]))
+
 MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
@@ -87,7 +89,7 @@ _OLDER: Mapping[str, Mapping[str, str]] = {
         "preprocessing.image.ImageDataGenerator": "keras.src.legacy.preprocessing.image.ImageDataGenerator",
         "preprocessing.text.Tokenizer": "keras.src.legacy.preprocessing.text.Tokenizer",
         "utils.np_utils.to_categorical": "keras.utils.to_categorical",
-        **{f"Model.{name}_generator": f"keras.Model.{name}" for name in ("fit", "evaluate", "predict")},
+        **{f"Model.{n}_generator": f"{__name__}.{n}_generator" for n in ("fit", "evaluate", "predict")},
     },
     "transformers": {"AdamW": "torch.optim.AdamW"},
     "datasets": {"load_metric": "fl_privacy.auditing.app.odd_files.Score"},
@@ -288,6 +290,9 @@ def older_names_lent(code: str) -> Iterator[None]:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
+        schedulers = vars(torch.optim.lr_scheduler).values() if "verbose" in code else ()
+        for kind in (each for each in schedulers if isinstance(each, type) and "__init__" in vars(each)):
+            stack.enter_context(replaced(kind, "__init__", _without_verbose))
         for place, names in _OLDER.items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
@@ -308,6 +313,45 @@ def older_names_lent(code: str) -> Iterator[None]:
                     setattr(owner, last, stands)
                     stack.callback(delattr, owner, last)
         yield
+
+
+@contextmanager
+def nothing_served(asked: list[str]) -> Iterator[None]:
+    """Let ``prometheus_client`` open no port, and take each script's metrics as in a process of its own.
+
+    ``asked`` gets its name where it would open one.
+    """
+
+    def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        asked.extend({"prometheus_client"} - {*asked})
+        return _Silent("server"), _Silent("thread")
+
+    if importlib.util.find_spec("prometheus_client") is None:
+        yield
+        return
+    client: Any = importlib.import_module("prometheus_client")
+    again = replaced(client.CollectorRegistry, "register", lambda register, *given: attempt(partial(register, *given)))
+    with again, replaced(client, "start_http_server", serve), replaced(client.exposition, "start_http_server", serve):
+        yield
+
+
+def _without_verbose(original: Any, scheduler: Any, *args: Any, verbose: Any = None, **kwargs: Any) -> None:
+    original(scheduler, *args, **kwargs)
+
+
+def _by_generator(name: str, *places: str) -> Callable[..., Any]:
+    """Return a method of Keras models that took a generator, with the further arguments ``places``, before Keras 3."""
+
+    def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(places, args, strict=False)), **kwargs}
+        of_workers = {"max_queue_size", "workers", "use_multiprocessing"}
+        return getattr(model, name)(generator, **{key: given[key] for key in given.keys() - of_workers})
+
+    return answer
+
+
+fit_generator = _by_generator("fit", "steps_per_epoch", "epochs", "verbose")
+evaluate_generator, predict_generator = (_by_generator(name, "steps", "callbacks") for name in ("evaluate", "predict"))
 
 
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:
@@ -383,11 +427,16 @@ def _is_codeless(spec: ModuleSpec | None) -> bool:
     return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))
 
 
-def _of_library() -> bool:
-    """Return whether the code that imports, or asks for a package, is installed code instead of the app's."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and "importlib" in frame.f_code.co_filename:
+def caller(passed: str) -> FrameType | None:
+    """Return the frame of the code that calls a hook, through none of ours or of files that fit ``passed``."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
+    return frame
+
+
+def is_installed(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` is of installed code instead of the app's."""
     return frame is not None and "site-packages" in Path(frame.f_code.co_filename).parts
 
 
@@ -406,7 +455,7 @@ def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
             top = name.partition(".")[0]
-            known = top not in absent or (top not in missing and _of_library())
+            known = top not in absent or (top not in missing and is_installed(caller("importlib")))
             if known or (name == top and not _is_codeless(PathFinder.find_spec(name, path))):
                 return None
             asked.extend([top] if top not in (*asked, *missing) else [])

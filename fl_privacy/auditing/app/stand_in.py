@@ -301,12 +301,16 @@ class Drawing:
     def rng(self, asked: str) -> np.random.Generator:
         return np.random.default_rng([self._seed, *asked.encode()])
 
+    def of_clients(self) -> list[str]:
+        """List requested data of clients that were drawn."""
+        return [each for each in self.asked if each not in self._pretrained]
+
     def in_words(self) -> str:
         """Say what was drawn; "" if nothing was."""
         if not self.asked:
             return ""
         told = "; ".join(f"{drawn} in place of {asked}" for asked, drawn in self.asked.items())
-        kinds = {"clients' data": self.asked.keys() - self._pretrained, "pretrained parts": self._pretrained}
+        kinds = {"clients' data": self.of_clients(), "pretrained parts": self._pretrained}
         what = " and ".join(kind for kind, found in kinds.items() if found)
         rest = "What the network, its training and its uploads let through is the app's; how real examples look is not"
         rest = "The app's own may leak more or less" if self._pretrained else rest

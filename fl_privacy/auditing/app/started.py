@@ -29,7 +29,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from fl_privacy.auditing.app.lent import code_of
+from fl_privacy.auditing.app.lent import caller, code_of, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
@@ -41,6 +41,8 @@ USUAL_CLIENTS = 2
 
 _OFFERED = re.compile(r"[\[(]([^\])]+)[\])]")
 """Choices or a default in a question, as in ``yes or no [y/n]``."""
+
+_MOST_WORDS = 200
 
 WAITED = 5.0
 """Seconds to wait for a script's threads, one of which may start the server or a client."""
@@ -93,10 +95,8 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
     if not calls["simulations"]:
         if not calls["servers"]:
-            raise UserError(
-                f"{named(scripts.server, folder)} is expected to start a simulation or a server, but ended without:"
-                " name another by --script or --server, or its arguments by --server-args."
-            )
+            remedy = "name another by --script or --server, or its arguments by --server-args"
+            raise runner.silent(scripts.server, "a simulation or a server", remedy)
         given, of_clients = calls["servers"][0], calls["clients"]
         if not scripts.clients and not of_clients:
             raise UserError(
@@ -196,10 +196,7 @@ class _Clients:
         path = self._scripts.clients[partition % len(self._scripts.clients)]
         calls = self._runner.run(path, self._scripts.client_arguments, partition=partition, nodes=self._nodes)
         if not calls["clients"]:
-            raise UserError(
-                f"{named(path, self._runner.folder)} is expected to start a client, but ended without: name its"
-                " arguments by --client-args '--option {partition}'."
-            )
+            raise self._runner.silent(path, "a client", "name its arguments by --client-args '--option {partition}'")
         return calls["clients"][partition % len(calls["clients"])]
 
     @contextmanager
@@ -222,6 +219,7 @@ class _Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.failed, self._unset, self._options = folder, list[str](), list[str](), list[str]()
+        self._words = ""
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
@@ -264,6 +262,7 @@ class _Runner:
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         self._options.clear()
+        self._words = ""
         for each in self._loggers:
             logging.getLogger(each).handlers.clear()
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
@@ -278,7 +277,8 @@ class _Runner:
 
         def note(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
             found = original(parser, *args, **kwargs)
-            unset = (each for each in parser._actions if getattr(found[0], each.dest, "") is None)
+            library = is_installed(caller(r"\bargparse\b"))  # such as Hydra, whose options are not the project's
+            unset = (each for each in parser._actions if not library and getattr(found[0], each.dest, "") is None)
             self._options[:] = [each.option_strings[-1] for each in unset if each.option_strings]
             return found
 
@@ -296,6 +296,8 @@ class _Runner:
                         self._loggers.add(each)
 
             stack.enter_context(_taken_over(calls))
+            stack.enter_context(replaced(builtins, "print", self._print))
+            stack.enter_context(replaced(logging.Logger, "callHandlers", self._log))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -317,6 +319,21 @@ class _Runner:
                 for thread in set(threading.enumerate()) - threads:
                     thread.join(WAITED)
         return calls
+
+    def silent(self, path: Path, what: str, remedy: str) -> UserError:
+        """Return the error of a script that ends without starting ``what``, with what it said last, such as why."""
+        said = f"{named(path, self.folder)} is expected to start {what}, but ended without"
+        words = f". It last said: {self._words.rstrip('.')}. If that is no reason, " if self._words else ": "
+        return UserError(f"{said}{words}{remedy}.")
+
+    def _print(self, original: Any, *values: Any, **options: Any) -> None:
+        self._words = " ".join(map(str, values)).strip()[:_MOST_WORDS] or self._words
+        original(*values, **options)
+
+    def _log(self, original: Any, logger: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.ERROR:
+            self._words = record.getMessage().strip()[:_MOST_WORDS]
+        original(logger, record)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
         """Return the error of a script that fails, or ends before it starts anything, with what it may lack."""

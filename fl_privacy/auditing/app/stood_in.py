@@ -8,12 +8,12 @@ import linecache
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from fl_privacy.auditing.app import hub_models, odd_files, stand_in
 from fl_privacy.auditing.app.bundle import App
 from fl_privacy.auditing.app.check import TABLES, entries
 from fl_privacy.auditing.app.environment import FORMATS, find_mirrored
+from fl_privacy.auditing.app.lent import caller, is_installed
 from fl_privacy.auditing.app.scripts import MOST_PLACES, parsed, reached
 from fl_privacy.auditing.app.stand_in import TEST, TRAIN, Drawing, NoWeights, labels, pictures
 from fl_privacy.auditing.instrument.watch import replaced
@@ -31,8 +32,6 @@ from fl_privacy.federation.replies import Failure, attempt
 _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|figure|cache", re.IGNORECASE)
 
 _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
-
-_PASSED = re.escape(str(Path(__file__).parents[2])) + r"|\bpathlib\b"  # between an app and a hook
 
 
 @contextmanager
@@ -94,6 +93,10 @@ class Hooks:
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
+            *(
+                ("flwr_datasets.partitioner", f"{kind}.load_partition", self.sized)
+                for kind in ("SizePartitioner", "InnerDirichletPartitioner")
+            ),
             ("datasets", "Dataset.select", self.selected),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
@@ -174,12 +177,16 @@ class Hooks:
         original(made, *args, **kwargs)
         made._min_partition_size = min(made._min_partition_size, 4)
 
+    def sized(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
+        """Load a part of drawn examples by sizes that are those of the missing data."""
+        if self.drawing.asked and sum(made._partition_sizes) > len(made.dataset):
+            made._partition_sizes = np.array(_in_proportion(made._partition_sizes, len(made.dataset)))
+        return original(made, *args, **kwargs)
+
     def split(self, original: Any, dataset: Any, lengths: Any, *args: Any, **kwargs: Any) -> Any:
         """Split drawn examples in the proportions of ``lengths``, which are those of the missing data."""
-        total, held = sum(lengths), len(dataset)
-        if self.drawing.asked and total > 1 and total != held:
-            lengths = [each * held // total for each in lengths]
-            lengths[0] += held - sum(lengths)
+        if self.drawing.asked and sum(lengths) > 1 and sum(lengths) != len(dataset):
+            lengths = _in_proportion(lengths, len(dataset))
         return original(dataset, lengths, *args, **kwargs)
 
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
@@ -234,7 +241,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the path of what the app names by a path of Windows, or from another of its folders."""
+        """Return the path of what the app names from another of its folders, or as Windows takes it, in any case."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -252,7 +259,8 @@ class Hooks:
             self._found[own[-1]] = []  # while the search below asks whether paths exist
             self._found[own[-1]] = list(islice(self.drawing.files.rglob(own[-1]), MOST_PLACES))
         near = (plain, *sorted(self._found[own[-1]], key=lambda each: len(each.parts)))
-        found = (each for each in near if each.parts[-len(own) :] == own and not _is_missing(each))
+        alike = (each for each in near if [*map(str.lower, each.parts[-len(own) :])] == [*map(str.lower, own)])
+        found = (each for each in alike if not _is_missing(each))
         return next((str(each) for each in found if "stand-in" not in each.parts), path)
 
     def there(self, original: Any, path: Any, *args: Any, **kwargs: Any) -> bool:
@@ -376,16 +384,19 @@ def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: 
     made.__class__ = type(kind.__name__, (kind,), {**inner, "__module__": kind.__module__})
 
 
+def _in_proportion(sizes: Iterable[int], held: int) -> list[int]:
+    ends = np.cumsum([0, *sizes])
+    return np.diff(ends * held // ends[-1]).tolist()
+
+
 def _is_missing(path: object) -> bool:
     return isinstance(path, str | Path) and not os.access(path, os.F_OK)
 
 
 def _ends_without() -> bool:
     """Return whether the app ends without what it asks for."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and re.search(_PASSED, frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None or "site-packages" in frame.f_code.co_filename:
+    frame = caller(r"\bpathlib\b")
+    if frame is None or is_installed(frame):
         return False
     line, lines = frame.f_lineno, linecache.getlines(frame.f_code.co_filename)
     tree = attempt(lambda: ast.parse("".join(lines)))

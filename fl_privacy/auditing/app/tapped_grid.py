@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -94,7 +94,7 @@ class TappedGrid(LocalGrid):
         self._keeps, self._rounds, self._lock = keeps, Counter[tuple[int, str]](), threading.RLock()
         self._named: dict[str, set[str]] = defaultdict(set)
         self._evaluated: dict[int, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
-        self.joined, self._looks, self._since = 0, 0, 0.0
+        self.joined, self._looks, self._since, self.chose_none = 0, 0, 0.0, False
         self._covered = Counter[bool]()
 
     def evaluation(self) -> dict[str, float]:
@@ -144,6 +144,11 @@ class TappedGrid(LocalGrid):
             if waits and len(self.contexts) < MOST_JOINED:
                 self._join()
         return super().get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        self.chose_none = self.chose_none or not sent
+        return super().push_messages(sent)
 
     @contextlib.contextmanager
     def joining(self) -> Iterator[None]:
@@ -208,7 +213,7 @@ class TappedGrid(LocalGrid):
         app = self.client_app
         assert app is not None
         with watch.looking() as seen, columns.looking(), fitted.looking():
-            reply = attempt(lambda: app(message, context))
+            reply = attempt(lambda: app(message, context), placed=True)
         reply = error_reply(message, reply) if isinstance(reply, Failure) else reply
         reply, known = self._defended(message, reply, _flat(down), seen, context)
         if self._defense is not None and kind.startswith("train") and not reply.has_error():
