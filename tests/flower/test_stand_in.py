@@ -379,6 +379,10 @@ def test_sizes_of_a_larger_data_set_divide_the_drawn_one_in_proportion(tmp_path:
         drawing.note("someone/cifar10", "600 drawn pictures")
         parts = torch.utils.data.random_split(range(600), [45_000, 5_000])
         assert [len(each) for each in parts] == [540, 60]
+        assert len(torch.utils.data.DataLoader(range(60), batch_size=1024, drop_last=True)) == 1
+        assert len(torch.utils.data.DataLoader(range(60), 32, drop_last=True)) == 1
+        drawing.asked.clear()
+        assert len(torch.utils.data.DataLoader(range(60), batch_size=1024, drop_last=True)) == 0
 
 
 def test_tables_of_a_database_that_is_not_here_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

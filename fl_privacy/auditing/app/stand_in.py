@@ -71,6 +71,11 @@ PICTURES: tuple[tuple[re.Pattern[str], Shape, str, str], ...] = (
 )
 """Name of a data set -> its pictures, and the names of its columns."""
 
+
+def _shape_of(name: str) -> Shape:
+    return next(shape for pattern, shape, *_ in PICTURES if pattern.search(name.lower()))
+
+
 TEXTS: tuple[tuple[re.Pattern[str], str, int], ...] = (
     (re.compile(r"imdb|yelp_polarity|rotten|amazon_polarity|sentiment140|spam"), "text", 2),
     (re.compile(r"sst|glue|cola"), "sentence", 2),
@@ -79,14 +84,8 @@ TEXTS: tuple[tuple[re.Pattern[str], str, int], ...] = (
 )
 """Name of a data set -> its column of texts, and its number of classes."""
 
-OF_TORCHVISION: dict[str, Shape] = {
-    **dict.fromkeys(("MNIST", "FashionMNIST", "KMNIST"), Shape(side=28, channels=1)),
-    "EMNIST": Shape(side=28, channels=1, classes=47),
-    "CIFAR10": Shape(),
-    "CIFAR100": Shape(classes=100),
-    "SVHN": Shape(),
-    "STL10": Shape(side=96),
-}
+_ARRAYS = ("MNIST", "FashionMNIST", "KMNIST", "CIFAR10", "CIFAR100", "SVHN", "STL10")
+OF_TORCHVISION = {name: _shape_of(name) for name in _ARRAYS} | {"EMNIST": Shape(side=28, channels=1, classes=47)}
 """Sets that keep arrays of their pictures."""
 
 OF_FILES: dict[str, Shape] = {
@@ -107,11 +106,7 @@ OF_FILES: dict[str, Shape] = {
 
 SETS = OF_TORCHVISION | OF_FILES
 
-OF_KERAS: dict[str, Shape] = {
-    **dict.fromkeys(("mnist", "fashion_mnist"), Shape(side=28, channels=1)),
-    "cifar10": Shape(),
-    "cifar100": Shape(classes=100),
-}
+OF_KERAS = {name: _shape_of(name) for name in ("mnist", "fashion_mnist", "cifar10", "cifar100")}
 
 DRAWN = {".csv", ".tsv", ".xlsx", ".xls", ".parquet", ".feather", ".npz", ".npy"}
 """Suffixes of files that are drawn where they are missing."""

@@ -88,6 +88,7 @@ class Hooks:
             ("torch.nn", "Module.load_state_dict", _unless_missing),
             ("torch.utils.data", "random_split", self.split),
             ("torch.utils.data", "Subset.__init__", self.subset),
+            ("torch.utils.data", "DataLoader.__init__", self.loader),
             *(("torchvision.datasets", f"{name}.__init__", self.vision) for name in stand_in.SETS),
             ("torchvision.datasets", "ImageFolder.__init__", self.folder),
             ("sklearn.model_selection", "train_test_split", self.divided),
@@ -188,6 +189,12 @@ class Hooks:
         if self.drawing.asked and sum(lengths) > 1 and sum(lengths) != len(dataset):
             lengths = _in_proportion(lengths, len(dataset))
         return original(dataset, lengths, *args, **kwargs)
+
+    def loader(self, original: Any, made: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
+        """Keep the last batch of drawn examples that are fewer than one batch of the missing data."""
+        if self.drawing.asked and kwargs.get("drop_last") and isinstance(dataset, Sized) and len(dataset) < batch_size:
+            kwargs["drop_last"] = False
+        original(made, dataset, batch_size, *args, **kwargs)
 
     def subset(self, original: Any, made: Any, dataset: Any, indices: Any) -> None:
         original(made, dataset, self._few(indices, len(dataset)))
