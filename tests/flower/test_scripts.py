@@ -261,6 +261,7 @@ def test_as_many_clients_join_as_a_share_of_them_needs(tmp_path: Path) -> None:
     record = audited(project(tmp_path / "a", main=SHARE), tmp_path / "out", nodes=3)
     assert record["nodes"] == 10 and record["rounds"] == 1
     assert "Of 3 clients the server chose none, so that 10 joined." in record["problems"]
+    assert "its clients took no training step of PyTorch" in record["headline"]
 
 
 def test_a_script_that_ends_without_a_start_is_quoted(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             session.run(app, config, node_config, files)
         except UserError as error:
             failed[number], error.args = error, (session.on_drawn(str(error)),)
-        why = str(failed.get(number, "")) or session.last.silence
+        why = str(failed.get(number, "")) or session.silence
         if not why:
             return session, app
         run = app.name if app.scripts is None else named(app.scripts.server, app.folder)
@@ -211,7 +211,8 @@ class AppAudit(AuditSession):
                 " or take it out of the folder."
             ) from error
         self.trained, self.broken, self.ended, self._refreshed = 0.0, "", "", 0.0
-        self.last, self.understood, self.chose_none = AuditRecord(app=app.name), False, False
+        self.last, self.silence = AuditRecord(app=app.name), ""
+        self.understood = self.chose_none = False
 
     def run(self, app: App, config: Config, node_config: Config, files: Path) -> None:
         """Run the app in the folder ``files``, attack it, and write the page."""
@@ -260,7 +261,7 @@ class AppAudit(AuditSession):
             self.understood = any(kept.matched.parameters for kept in grid.answers.values())
             if asked.defense and not self.understood:
                 self.problems.append("The defense was not tried: no reply is known to hold trained parameters.")
-            self.last = self.write()
+            self.last, self.silence = self.write(), self._silence()
             self.line = terminal_line(self.last, self.page)
             self.grid = None  # and with it the app's code
 
@@ -353,6 +354,9 @@ class AppAudit(AuditSession):
         grid, asked = self.grid, self.asked
         assert grid is not None
         problems, silence = [*self.problems, *dict.fromkeys(self.failed)], self.on_drawn(self._silence())
+        trained = any(kind.startswith("train") for kind in grid.replies) and not any(vars(grid.fitted).values())
+        unseen = "its clients took no training step of PyTorch, Keras on PyTorch, scikit-learn or trees"
+        unseen = unseen if trained and not grid.models else ""
         if self.ended and not (silence or any(why in self.ended for why in grid.failures)):
             problems.append(f"The app's server ended with an error: {self.ended}")
         if grid.joined:
@@ -394,7 +398,7 @@ class AppAudit(AuditSession):
             notes=self.notes,
             going_on=f"{going_on} Written {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC." if going_on else "",
             broken=self.broken,
-            silence=" ".join(with_remedies([silence])) if silence and asked.sandboxed else silence,
+            silence=" ".join(with_remedies([silence])) if silence and asked.sandboxed else silence or unseen,
             environment=environment,
             nodes=asked.nodes,
             rounds=rounds or asked.rounds,

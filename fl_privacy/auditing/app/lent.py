@@ -290,9 +290,11 @@ def older_names_lent(code: str) -> Iterator[None]:
             with warnings.catch_warnings(), suppress(KeyError):
                 warnings.simplefilter("ignore")
                 stack.enter_context(importlib.import_module("pandas").option_context("future.infer_string", False))
-        schedulers = vars(torch.optim.lr_scheduler).values() if "verbose" in code else ()
-        for kind in (each for each in schedulers if isinstance(each, type) and "__init__" in vars(each)):
-            stack.enter_context(replaced(kind, "__init__", _without_verbose))
+        schedulers = torch.optim.lr_scheduler
+        for kind in vars(schedulers).values() if "verbose" in code else ():
+            if isinstance(kind, type) and issubclass(kind, schedulers.LRScheduler) and "__init__" in vars(kind):
+                quiet = lambda made, *args, verbose=None, **kwargs: made(*args, **kwargs)  # noqa: E731
+                stack.enter_context(replaced(kind, "__init__", quiet))
         for place, names in _OLDER.items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
@@ -333,10 +335,6 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
     again = replaced(client.CollectorRegistry, "register", lambda register, *given: attempt(partial(register, *given)))
     with again, replaced(client, "start_http_server", serve), replaced(client.exposition, "start_http_server", serve):
         yield
-
-
-def _without_verbose(original: Any, scheduler: Any, *args: Any, verbose: Any = None, **kwargs: Any) -> None:
-    original(scheduler, *args, **kwargs)
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:

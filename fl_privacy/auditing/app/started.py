@@ -296,8 +296,8 @@ class _Runner:
                         self._loggers.add(each)
 
             stack.enter_context(_taken_over(calls))
-            stack.enter_context(replaced(builtins, "print", self._print))
-            stack.enter_context(replaced(logging.Logger, "callHandlers", self._log))
+            stack.enter_context(replaced(builtins, "print", self._heard))
+            stack.enter_context(replaced(logging.Logger, "callHandlers", self._heard))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -326,14 +326,13 @@ class _Runner:
         words = f". It last said: {self._words.rstrip('.')}. If that is no reason, " if self._words else ": "
         return UserError(f"{said}{words}{remedy}.")
 
-    def _print(self, original: Any, *values: Any, **options: Any) -> None:
-        self._words = " ".join(map(str, values)).strip()[:_MOST_WORDS] or self._words
-        original(*values, **options)
-
-    def _log(self, original: Any, logger: logging.Logger, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            self._words = record.getMessage().strip()[:_MOST_WORDS]
-        original(logger, record)
+    def _heard(self, original: Any, *given: Any, **options: Any) -> None:
+        """Keep what a script prints, or logs as an error."""
+        logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
+        if logged is None or logged.levelno >= logging.ERROR:
+            words = " ".join(map(str, given)) if logged is None else logged.getMessage()
+            self._words = words.strip()[:_MOST_WORDS] or self._words
+        original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
         """Return the error of a script that fails, or ends before it starts anything, with what it may lack."""
