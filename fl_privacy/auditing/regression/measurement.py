@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -372,18 +374,9 @@ def sign_flip_p(sums: np.ndarray) -> float:
 
 def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> np.ndarray:
     """Return the numbers (N,) of the finest common groups."""
-    above = list(range(len(first)))
-
-    def root(index: int) -> int:
-        while above[index] != index:
-            index = above[index]
-        return index
-
-    for uploads in (first, second):
-        seen: dict[int, int] = {}
-        for index, upload in enumerate(uploads):
-            above[root(index)] = root(seen.setdefault(upload, index))
-    return np.unique([root(index) for index in range(len(first))], return_inverse=True)[1]
+    places = np.array(first), np.array(second) + max(first) + 1
+    graph = coo_array((np.ones(len(first)), places), shape=(places[1].max() + 1,) * 2)
+    return np.unique(connected_components(graph, directed=False)[1][places[0]], return_inverse=True)[1]
 
 
 def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float, *, worse: bool) -> str:
