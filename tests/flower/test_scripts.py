@@ -201,6 +201,13 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
         read_app(folder).load(lambda app: "")
 
 
+def test_a_folder_of_another_name_is_told_from_a_package_that_is_missing(tmp_path: Path) -> None:
+    main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(client_fn=N, num_clients=N)\n"
+    project(tmp_path, src__main=main, src__task="N = 1\n")
+    with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds earlier\.task: name that"):
+        read_app(tmp_path).load(stops_of)
+
+
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code = "from threading import Thread\nimport flwr as fl\n"
     code += "def client(number):\n    fl.client.start_client(client=number)\n"

@@ -1,6 +1,7 @@
 """A Flower app in a folder or bundle: its pyproject.toml, server app and client app."""
 
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -78,6 +79,7 @@ class App:
         from flwr.clientapp import ClientApp  # noqa: PLC0415
         from flwr.serverapp import ServerApp  # noqa: PLC0415
 
+        from fl_privacy.auditing.app.lent import code_of  # noqa: PLC0415
         from fl_privacy.auditing.app.started import Started, start_scripts  # noqa: PLC0415
 
         try:
@@ -94,7 +96,11 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                said = stops(self) or f"The app {self.name} imports {name}, which {lacks}."
+                asked = re.search(rf"^\s*(?:from|import) {re.escape(name)}\.(\w+)", code_of(self.folder), re.MULTILINE)
+                if own := holders(self.folder, asked[1], self.folder) if asked else []:
+                    place = named(Path(own[0]), self.folder)
+                    lacks = f"is no folder of it, but {place} holds {name}.{asked[1]}: name that folder {name}"
+                said = (stops(self) if not own else "") or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
