@@ -373,8 +373,8 @@ NINTH: Mapping[str, tuple[str, str, str]] = {
 """The ninth draw: all of Flower's baselines at one commit, each a folder of its own. Nobody ran them before they were
 listed."""
 
-HEADS = ("baf5cf03", "ba94e85d")
-"""Versions on which projects of the seventh draw were first tried, in this order."""
+HEADS = ("", "baf5cf03", "ba94e85d", "fed08622")
+"""Versions on which projects of the sixth and seventh draw were first tried, in this order; "" is not recorded."""
 
 WRONG: Mapping[str, str] = {
     "yonetaniryo/flwr_leaf": "it has no app format, so that nothing is missing in its pyproject.toml",
@@ -501,8 +501,8 @@ def section() -> list[str]:
         " were mended. Projects of a later draw were drawn before any of them was run, nothing was tuned to them, and"
         " each was run once; kinds of its errors were mended before the next draw. Quote the last draw"
         " that has run whole; a draw has so far run as many as it states, and errors mended since are not counted."
-        " Projects of draw 7 ran on two versions: kinds of errors of the earlier ones were mended before the later ones"
-        " ran.",
+        " Projects of draws 6 and 7 ran on several versions: kinds of errors of the earlier ones were mended before the"
+        " later ones ran.",
         "",
         *(
             f"- Draw {number}{' (tuned to)' * (number == 1)}, {len(held)} of {len(DRAWS[number])} run: {_counts(held)}."
@@ -510,9 +510,11 @@ def section() -> list[str]:
             if held
         ),
         *(
-            f"- Draw 7 at `{head}`, {len(held)} run: {_counts(held)}."
-            for head in sorted({row["head"] for row in draws[7]}, key=HEADS.index)
-            if (held := [row for row in draws[7] if row["head"] == head])
+            f"- Draw {number} at {f'`{head}`' if head else 'an earlier version'}, {len(held)} run: {_counts(held)}."
+            for number, of_draw in draws.items()
+            if len(heads := {row.get("head", "") for row in of_draw}) > 1
+            for head in sorted(heads, key=lambda head: (*HEADS, head).index(head))
+            if (held := [row for row in of_draw if row.get("head", "") == head])
         ),
         "",
         "| Project | Draw | Commit | Format | About |",
