@@ -328,7 +328,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
         asked.extend({"prometheus_client"} - {*asked})
         return _Silent("server"), _Silent("thread")
 
-    if importlib.util.find_spec("prometheus_client") is None:
+    if PathFinder.find_spec("prometheus_client") is None:  # others would be asked for what an app goes without
         yield
         return
     client: Any = importlib.import_module("prometheus_client")
