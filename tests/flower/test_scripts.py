@@ -81,6 +81,7 @@ def test_numbered_clients_are_all_taken_and_tests_are_not(tmp_path: Path) -> Non
         ('parser.add_argument("--mode", required=True, choices=["iid", "skewed"])', ("--mode", "iid")),
         ('parser.add_argument("--num-clients", required=True)', ("--num-clients", "{nodes}")),
         ('parser.add_argument("--num-clients", default=2)', ()),
+        ('parser.add_argument("--min_available_clients", type=int)', ("--min_available_clients", "{nodes}")),
         ('parser.add_argument("--server-ip", required=True)', ("--server-ip", "127.0.0.1:8080")),
         ('parser.add_argument("--id", action="store_true")', ()),
         ("print(sys.argv[1])", ("{partition}",)),
@@ -175,10 +176,13 @@ def test_half_of_a_project_is_told_from_no_project(tmp_path: Path) -> None:
 
 
 def test_clients_without_a_server_are_asked_by_plain_averaging(tmp_path: Path) -> None:
-    folder = project(tmp_path / "a", site=parts.CLIENT, network=parts.NETWORK)
-    record = audited(folder, tmp_path / "out", "gradient")
+    reads = "        assert config['server_round'] == config['epochs'] == 1 and config['lr'] == 0.01\n"
+    network = parts.NETWORK.replace(
+        "def fit(self, parameters, config):\n", f"def fit(self, parameters, config):\n{reads}"
+    )
+    record = audited(project(tmp_path / "a", site=parts.CLIENT, network=network), tmp_path / "out", "gradient")
     assert record["rounds"] == 1 and counts_in(record)[0]["exact"] == 2
-    assert "In place of a server of the project, FedAvg with its defaults asks site.py" in " ".join(record["notes"])
+    assert "In place of a server of the project, FedAvg with usual settings asks site.py" in " ".join(record["notes"])
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "PermissionError"])

@@ -29,7 +29,9 @@ _LIKELY = ("main", "simulation", "simulate", "sim", "run", "app", "server")
 _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
-_COUNT = re.compile(r"^(num|n|number|total)[-_]?(of[-_]?)?(clients|partitions|nodes|users|workers|sites)$")
+_COUNT = re.compile(
+    r"^(num|n|number|total|min|minimum)[-_]?((of|fit|eval\w*|available)[-_]?)*(clients|partitions|nodes|users|workers|sites)$"
+)
 _ENDS = re.compile(r"(.*[-_])?(end|stop|until)([-_]|$)")
 _USUAL = (
     (re.compile(r"^(num|n)?[-_]?(server|fl|global|comm\w*)?[-_]?rounds?$"), "1"),
@@ -80,7 +82,7 @@ class Scripts:
         names = [named(path, folder) for path in (self.server, *self.clients)]
         said = f"The project has no app format of Flower: {names[0]} is run"
         if self.server in self.clients:
-            said = f"In place of a server of the project, FedAvg with its defaults asks {', '.join(names[1:])}"
+            said = f"In place of a server of the project, FedAvg with usual settings asks {', '.join(names[1:])}"
         elif self.clients:
             said += f" as the server, and {', '.join(names[1:])} as the client{'s' * (len(names) > 2)}"
         given = " ".join(self.client_arguments or self.server_arguments)
