@@ -3,12 +3,13 @@
 import ast
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import decode_source
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from fl_privacy.errors import UserError
 
@@ -370,6 +371,14 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
     if _COUNT.match(name):
         return "{nodes}"
     return "127.0.0.1:8080" if _ADDRESS.search(name) else next((text for it, text in _USUAL if it.match(name)), None)
+
+
+def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
+    """Return the settings by round that clients read from their ``config``, as far as their names say usual values."""
+    names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
+    usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
+    rounds = {name for name in names if re.search(r"round|rnd", name)}
+    return lambda number: {n: ast.literal_eval(text) for n, text in usual.items()} | dict.fromkeys(rounds, number)
 
 
 def _of_argv(tree: ast.Module, *, of_client: bool) -> Iterator[str]:

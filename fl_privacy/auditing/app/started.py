@@ -31,7 +31,7 @@ from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
-from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for
+from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, holders, named, usual_for, usual_settings
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
@@ -91,7 +91,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     Raises:
         UserError: a script raises an error, or ends without a start.
     """
-    runner, settings = _Runner(folder), _settings_read(code_of(folder))
+    runner, settings = _Runner(folder), usual_settings(code_of(folder))
     plain = FedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
     calls = _Calls(list, servers=[{"strategy": plain}])
     if scripts.server not in scripts.clients:
@@ -124,14 +124,6 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
     return Started(
         _server_of(given, runner.failed), ClientApp(client_fn=_client_fn(given["client_fn"])), many, runner.failed
     )
-
-
-def _settings_read(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return the settings by round that clients read from their ``config``, as far as their names say usual values."""
-    names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
-    usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
-    rounds = {name for name in names if re.search(r"round|rnd", name)}
-    return lambda number: {n: ast.literal_eval(text) for n, text in usual.items()} | dict.fromkeys(rounds, number)
 
 
 def _count(number: Any) -> int | None:
