@@ -319,21 +319,15 @@ def older_names_lent(code: str) -> Iterator[None]:
 
 @contextmanager
 def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Let ``prometheus_client`` open no port, and take each script's metrics as in a process of its own.
-
-    ``asked`` gets its name where it would open one.
-    """
+    """Let ``prometheus_client`` open no port; ``asked`` gets its name where it would."""
 
     def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         asked.extend({"prometheus_client"} - {*asked})
         return _Silent("server"), _Silent("thread")
 
-    if PathFinder.find_spec("prometheus_client") is None:  # others would be asked for what an app goes without
-        yield
-        return
-    client: Any = importlib.import_module("prometheus_client")
-    again = replaced(client.CollectorRegistry, "register", lambda register, *given: attempt(partial(register, *given)))
-    with again, replaced(client, "start_http_server", serve), replaced(client.exposition, "start_http_server", serve):
+    with ExitStack() as stack:
+        if PathFinder.find_spec("prometheus_client") is not None:  # others would be asked for what an app goes without
+            stack.enter_context(replaced(importlib.import_module("prometheus_client"), "start_http_server", serve))
         yield
 
 
