@@ -409,6 +409,7 @@ WRONG: Mapping[str, str] = {
     "vishalsg42/flwr-monitioring-sample-app": "it opens a port, and the sandbox refused that, no file",
     "kvu228/FlwrBC": "the file is there, in a folder whose name has a capital letter",
     "IoTFedLab/flower-server": "the drawn examples left a client without any, an error of ours",
+    "jafermarq/flower-fl-summer-school": "its server chose a share of three clients, which was none",
     "kim-hyeon-gi/FL_flower": "its main script calls a simulation of its own, a changed copy of Flower's",
 }
 """Project of the last draws whose page or error names a wrong cause, by hand -> what is so."""
