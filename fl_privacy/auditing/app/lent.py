@@ -332,7 +332,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method of Keras models that took a generator, with the further arguments ``places``, before Keras 3."""
+    """Return a method of Keras models before version 3, which took a generator and the arguments ``places``."""
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}

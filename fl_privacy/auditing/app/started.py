@@ -226,11 +226,7 @@ class _Runner:
         self._loggers = {"__main__"}  # which the next script, in a process of its own, would find without handlers
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
-        """Run a script until it starts Flower.
-
-        Raises:
-            UserError: the script raises an error.
-        """
+        """Run a script until it starts Flower; ``UserError`` has the script's error."""
         words = [_filled(each, partition, nodes) for each in arguments]
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
@@ -393,13 +389,7 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question where there is no person: its default, a client's number, an address, or a number.
-
-    A repeated question gets the next answer.
-
-    Raises:
-        UserError: it comes again after all of these.
-    """
+    """Answer a script's question by its name or default where there is no person, and again by the next answer."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
