@@ -114,3 +114,11 @@ def test_an_error_names_the_user_s_own_code_and_no_installed_one(folder: Path, s
         assert in_one_line(error.with_traceback(error.__traceback__.tb_next)) == f"KeyError: 'x' ({said})"
     else:
         pytest.fail("no error")
+
+
+def test_a_message_that_ends_in_a_colon_goes_on_with_its_next_line() -> None:
+    error = RuntimeError("Error(s) in loading state_dict for Net:\n\tMissing key(s): a. " + "b" * 500 + "\n\tmore")
+    said = in_one_line(error)
+    assert said.startswith("RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): a. b")
+    assert len(said) < 300 and "more" not in said
+    assert in_one_line(ValueError("no\nmore")) == "ValueError: no"
