@@ -96,10 +96,11 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                asked = re.search(rf"^\s*(?:from|import) {re.escape(name)}\.(\w+)", code_of(self.folder), re.MULTILINE)
-                if own := holders(self.folder, asked[1], self.folder) if asked else []:
+                within = rf"^\s*(?:from|import) {re.escape(name)}\.(\w+)"
+                inner = next(iter(re.findall(within, code_of(self.folder), re.MULTILINE)), "")
+                if own := holders(self.folder, inner, self.folder):
                     place = named(Path(own[0]), self.folder)
-                    lacks = f"is no folder of it, but {place} holds {name}.{asked[1]}: name that folder {name}"
+                    lacks = f"is no folder of it, but {place} holds {name}.{inner}: name that folder {name}"
                 said = (stops(self) if not own else "") or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (

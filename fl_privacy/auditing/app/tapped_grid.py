@@ -145,7 +145,7 @@ class TappedGrid(LocalGrid):
                 self._join()
         return super().get_node_ids()
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
         sent = list(messages)
         self.chose_none = self.chose_none or not sent
         return super().push_messages(sent)
