@@ -207,8 +207,11 @@ def test_a_module_that_an_installed_package_lacks_is_one_of_another_version(tmp_
 
 def test_a_folder_of_another_name_is_told_from_a_package_that_is_missing(tmp_path: Path) -> None:
     main = "from earlier.task import N\nimport flwr as fl\nfl.simulation.start_simulation(client_fn=N, num_clients=N)\n"
-    project(tmp_path, src__main=main, src__task="N = 1\n")
-    with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds earlier\.task: name that"):
+    project(tmp_path, src__main=main, src__task="N = 1\n", src__net="")
+    with pytest.raises(UserError, match=r"imports earlier, which is not installed|imports earlier, which neither"):
+        read_app(tmp_path).load(stops_of)
+    project(tmp_path, src__main=f"from earlier.net import N\n{main}")
+    with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds its net, task: name that"):
         read_app(tmp_path).load(stops_of)
 
 

@@ -96,11 +96,14 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                within = rf"^\s*(?:from|import) {re.escape(name)}\.(\w+)"
-                inner = next(iter(re.findall(within, code_of(self.folder), re.MULTILINE)), "")
-                if own := holders(self.folder, inner, self.folder):
-                    place = named(Path(own[0]), self.folder)
-                    lacks = f"is no folder of it, but {place} holds {name}.{inner}: name that folder {name}"
+                inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(name)}\.(\w+)", code_of(self.folder))}
+                places = [holders(self.folder, each, self.folder) for each in inner]
+                own = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # one may be a package's, too
+                if own:
+                    place = named(Path(min(own)), self.folder)
+                    lacks = (
+                        f"is no folder of it, but {place} holds its {', '.join(sorted(inner))}: name that folder {name}"
+                    )
                 said = (stops(self) if not own else "") or f"The app {self.name} imports {name}, which {lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
