@@ -96,15 +96,10 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(name)}\.(\w+)", code_of(self.folder))}
-                places = [holders(self.folder, each, self.folder) for each in inner]
-                own = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # one may be a package's, too
-                if own:
-                    place = named(Path(min(own)), self.folder)
-                    lacks = (
-                        f"is no folder of it, but {place} holds its {', '.join(sorted(inner))}: name that folder {name}"
-                    )
-                said = (stops(self) if not own else "") or f"The app {self.name} imports {name}, which {lacks}."
+                renamed = _renamed(self.folder, name, code_of(self.folder))
+                said = (
+                    stops(self) if not renamed else ""
+                ) or f"The app {self.name} imports {name}, which {renamed or lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -164,6 +159,17 @@ class App:
         if rounds is not None:
             config |= dict.fromkeys([key for key in ROUNDS_KEYS if key in config][:1], rounds)
         return config
+
+
+def _renamed(folder: Path, package: str, code: str) -> str:
+    """Say which folder holds the modules of a ``package`` that is missing; "" for none, or a single module."""
+    inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
+    places = [holders(folder, each, folder) for each in inner]
+    found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
+    if not found:
+        return ""
+    place, held = named(Path(min(found)), folder), ", ".join(sorted(inner))
+    return f"is no folder of it, but {place} holds its {held}: name that folder {package}"
 
 
 def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:

@@ -227,7 +227,7 @@ class _Runner:
 
     def run(self, path: Path, arguments: Sequence[str], *, partition: int = 0, nodes: int = USUAL_CLIENTS) -> _Calls:
         """Run a script until it starts Flower; ``UserError`` has the script's error."""
-        words = [_filled(each, partition, nodes) for each in arguments]
+        words, self._words = [_filled(each, partition, nodes) for each in arguments], ""
         first, second = str(path.parent), str(self.folder)
         places: list[tuple[str, ...]] = [(first, second)]
         places += [(second, first)] if first != second else []  # as `python -m` from the project's folder
@@ -261,7 +261,6 @@ class _Runner:
         module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
         before, threads = set(sys.modules), set(threading.enumerate())
         self._options.clear()
-        self._words = ""
         for each in self._loggers:
             logging.getLogger(each).handlers.clear()
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
@@ -276,9 +275,9 @@ class _Runner:
 
         def note(original: Any, parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
             found = original(parser, *args, **kwargs)
-            library = is_installed(caller(r"\bargparse\b"))  # such as Hydra, whose options are not the project's
-            unset = (each for each in parser._actions if not library and getattr(found[0], each.dest, "") is None)
-            self._options[:] = [each.option_strings[-1] for each in unset if each.option_strings]
+            own = () if is_installed(caller(r"\bargparse\b")) else parser._actions  # Hydra's are not the project's
+            unset = (each.option_strings[-1:] for each in own if getattr(found[0], each.dest, "") is None)
+            self._options[:] = chain.from_iterable(unset)
             return found
 
         with ExitStack() as stack:
@@ -294,9 +293,7 @@ class _Runner:
                         del sys.modules[each]
                         self._loggers.add(each)
 
-            stack.enter_context(_taken_over(calls))
-            stack.enter_context(replaced(builtins, "print", self._heard))
-            stack.enter_context(replaced(logging.Logger, "callHandlers", self._heard))
+            stack.enter_context(_taken_over(calls, self._heard))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -413,8 +410,11 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 
 
 @contextmanager
-def _taken_over(calls: _Calls) -> Iterator[None]:
-    """Let Flower's starting functions note what they are given, here and in processes that a script begins."""
+def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
+    """Let Flower's starting functions note what they are given, here and in processes that a script begins.
+
+    ``heard`` answers what it prints and logs.
+    """
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]
@@ -441,6 +441,8 @@ def _taken_over(calls: _Calls) -> Iterator[None]:
         stack.enter_context(
             replaced(threading, "excepthook", lambda hook, each: each.exc_type is _AtStart or hook(each))
         )
+        stack.enter_context(replaced(builtins, "print", heard))
+        stack.enter_context(replaced(logging.Logger, "callHandlers", heard))
         stack.enter_context(replaced(BaseProcess, "start", at_once))
         stack.enter_context(replaced(BaseProcess, "join", lambda original, process, timeout=None: None))
         yield

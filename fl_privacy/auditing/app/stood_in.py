@@ -34,6 +34,9 @@ _WRITTEN = re.compile(r"log|result|output|check|model|run|weight|saved?$|plot|fi
 _WILD = re.compile(r"\*\*/|[*?]|\[[^]]*\]")  # a part of the names that a pattern fits
 
 
+_SIZED = ("Size", "InnerDirichlet")
+
+
 @contextmanager
 def drawn_for(app: App, files: Path, mirror: Path | None, seed: int) -> Iterator[Drawing]:
     """Draw what ``app`` loads and is neither here nor in ``mirror``; see ``stood_in``."""
@@ -94,10 +97,7 @@ class Hooks:
             ("sklearn.model_selection", "train_test_split", self.divided),
             *(("sklearn.datasets", name, partial(self.sklearn, name)) for name in dir(learn) if "fetch_" in name),
             ("flwr_datasets.partitioner", "DirichletPartitioner.__init__", self.partitioner),
-            *(
-                ("flwr_datasets.partitioner", f"{kind}.load_partition", self.sized)
-                for kind in ("SizePartitioner", "InnerDirichletPartitioner")
-            ),
+            *(("flwr_datasets.partitioner", f"{kind}Partitioner.load_partition", self.sized) for kind in _SIZED),
             ("datasets", "Dataset.select", self.selected),
             *(("os", name, self.listed) for name in ("listdir", "walk", "scandir")),
             *(("pathlib", f"Path.{name}", self.searched) for name in ("glob", "rglob")),
