@@ -86,6 +86,38 @@ def test_the_command_says_it_and_an_audit_stops(clinic: Path, capsys: pytest.Cap
     assert not (clinic / "out").exists()
 
 
+START = "import flwr, cv2, gone_package\nflwr.simulation.start_simulation(client_fn=lambda cid: None, num_clients=2)\n"
+POETRY = """
+[tool.poetry.dependencies]
+python = "^3.8"
+opencv-python = "^4.8.1"
+gone_package = { version = "1.2.0", extras = ["all"] }
+numpy = "^0.5.1"
+torch = "*"
+"""
+LISTED = "opencv-python>=4.8.1,<5  # pictures\n\n# numbers\n--index-url=here\ngone_package==1.2.0\nnumpy<0.6,>=0.5.1\n"
+
+
+@pytest.mark.parametrize(("file", "text"), [("pyproject.toml", POETRY), ("requirements.txt", LISTED)])
+def test_scripts_have_the_versions_that_their_project_names(file: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(START)
+    (tmp_path / file).write_text(text)
+    found = check_app(read_app(tmp_path))
+    assert found.missing["gone_package"] == "gone_package==1.2.0"
+    (said,) = found.versions
+    assert "numpy" in said and "0.5.1" in said and "<0.6" in said
+
+
+@pytest.mark.parametrize(
+    "text", ["[tool.poetry]", "[", "[project]\ndependencies = 3", "[tool.poetry.dependencies]\na = 3"]
+)
+def test_a_project_file_that_names_no_versions_is_no_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(START)
+    (tmp_path / "pyproject.toml").write_text(text)
+    (tmp_path / "requirements.txt").write_bytes(b"\xff")
+    assert not check_app(read_app(tmp_path)).versions
+
+
 def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (clinic / "pyproject.toml").write_text(PROJECT.replace("clinic.server_app", "hospital_of_nobody.server_app"))
     assert run_command_line(["audit", str(clinic)]) == 2

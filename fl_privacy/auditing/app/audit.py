@@ -120,6 +120,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
         files = session.folder / f"files{f'-{number}' if number else ''}"
         make_out_folder(files, session.folder, asked.out)
         session.absent, session.problems = tuple(checked.missing), list(said)
+        session.versions = checked.versions
         try:
             session.run(app, config, node_config, files)
         except UserError as error:
@@ -202,6 +203,7 @@ class AppAudit(AuditSession):
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
         self.absent: tuple[str, ...] = ()
+        self.versions: Sequence[str] = ()
         self.failed: Sequence[str] = ()
         try:
             self.digest = files_digest(app.folder)
@@ -339,11 +341,16 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return why an app fails, with the drawn data that may be the cause."""
+        """Return why an app fails, with the drawn data or other versions of packages that may be the cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
-        said = f"{why.rstrip('.')}. Drawn data, in place of {', '.join(drawn)}, may be why: put real data there."
-        return said if drawn else why
+        others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()
+        may = {
+            f"Drawn data, in place of {', '.join(drawn)}, may be why: put real data there": drawn,
+            f"Other versions may be why: {'; '.join(each.rstrip('.') for each in others)}": others,
+        }
+        said = [text for text, applies in may.items() if applies]
+        return ". ".join([why.rstrip("."), *said, ""]).rstrip() if said else why
 
     def leave(self) -> None:
         if self.content.get("going_on"):

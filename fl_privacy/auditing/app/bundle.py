@@ -9,6 +9,7 @@ import tomllib
 import weakref
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -190,7 +191,10 @@ def read_app(path: str | Path, chosen: Mapping[str, Any] | None = None) -> App:
         if place.is_dir() and (told.get("server") is not None or not _names_app(place / "pyproject.toml")):
             scripts = find_scripts(place, **told)
             if scripts is not None:
-                found = App(folder=place, name=place.name, server="", client="", config={}, scripts=scripts)
+                asked = _asked_for(place, {})
+                found = App(
+                    folder=place, name=place.name, server="", client="", config={}, scripts=scripts, dependencies=asked
+                )
                 return replace(found, tried=None) if told else found
             projects = [each for each in islice(place.rglob("pyproject.toml"), MOST_ENTRIES) if _names_app(each)]
             inner = sorted(each.parent for each in projects if "/." not in str(each.relative_to(place.parent)))
@@ -247,10 +251,38 @@ def _read(folder: Path, path: str | Path) -> App:
         server=str(components["serverapp"]),
         client=str(components["clientapp"]),
         config=config,
-        dependencies=tuple(map(str, listed)) if isinstance(listed := about.get("dependencies"), list) else (),
+        dependencies=_asked_for(folder, told),
         python=str(about.get("requires-python", "")),
         nodes=min(nodes[0], MOST_NODES) if nodes else None,
     )
+
+
+def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the packages that a project names: in ``told``, its pyproject.toml, else in its requirements.txt."""
+    project, listed = folder / "pyproject.toml", folder / "requirements.txt"
+    with suppress(ValueError, RecursionError, OSError):
+        if not told and project.stat().st_size <= LARGEST_PROJECT:
+            told = tomllib.loads(project.read_text(encoding="utf-8"))
+    if isinstance(named := _table(told, "project").get("dependencies"), list):
+        return tuple(map(str, named))
+    by_poetry = _table(_table(_table(told, "tool"), "poetry"), "dependencies")
+    if by_poetry:
+        wanted = {name: each.get("version") if isinstance(each, Mapping) else each for name, each in by_poetry.items()}
+        return tuple(f"{name}{_specifier(str(each))}" for name, each in wanted.items() if name != "python")
+    with suppress(ValueError, OSError):
+        if listed.stat().st_size <= LARGEST_PROJECT:
+            lines = (line.partition(" #")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
+            return tuple(line for line in lines if line and line[0] not in "#-")
+    return ()
+
+
+def _specifier(text: str) -> str:
+    """Return what a version of Poetry's means to pip: ``1.3.2`` is that one, ``^1.3`` any up to the next major one."""
+    if re.fullmatch(r"\d[\w.]*", text):
+        return f"=={text}"
+    if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
+        return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
+    return text if re.match(r"[<>=!]|~=", text) else ""
 
 
 def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:
