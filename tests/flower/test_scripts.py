@@ -3,6 +3,7 @@
 import importlib
 import json
 import signal
+import typing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -312,6 +313,26 @@ def test_a_client_script_that_answers_signals_begins_in_another_thread(tmp_path:
     with ThreadPoolExecutor(1) as pool:
         assert any(pool.submit(_Runner(folder).run, folder / "client.py", ()).result().values())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_script_within_a_package_is_run_as_by_its_module(tmp_path: Path) -> None:
+    start = "import flwr\nflwr.simulation.start_simulation(num_clients=NUMBER)\n"
+    folder = project(
+        tmp_path,
+        own____init__="",
+        own__parts="NUMBER = 3",
+        own__main=f"from .parts import NUMBER\nassert __package__ == 'own' and __name__ == '__main__'\n{start}",
+        own__inner____init__="",
+        own__inner__main=f"from ..parts import NUMBER\nassert __package__ == 'own.inner'\n{start}",
+        plain__main="assert not __package__\nNUMBER = 3\n" + start,
+    )
+    for place in ("own", "own/inner", "plain"):
+        assert any(_Runner(folder).run(folder / place / "main.py", ()).values())
+
+
+def test_types_are_still_had_from_flower_s_module_of_them() -> None:
+    with moved_names_lent():
+        assert getattr(importlib.import_module("flwr.common.typing"), "Dict") is typing.Dict  # noqa: B009, UP006
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedProx"])

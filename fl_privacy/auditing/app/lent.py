@@ -47,7 +47,7 @@ HOMES: Mapping[str, tuple[str, ...]] = {
     **{f"flwr.common.{name}": (f"flwr.supercore.{name}",) for name in _OF_CORE},
     **{f"flwr.common.{name}": (f"{_COMPAT}.{name}",) for name in ("dp", "parameter", "recorddict_compat")},
     **dict.fromkeys(("flwr.common.context", "flwr.common.message"), ("flwr.common",)),
-    "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing"),
+    "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing", "typing"),
     "flwr.server.app": ("flwr.server", "flwr.compat.server.app"),
     "flwr.server.compat": ("flwr.server.compat.grid_client_proxy",),
     "flwr.server.compat.app": ("flwr.server.compat.app",),

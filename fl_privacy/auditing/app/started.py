@@ -217,6 +217,22 @@ class _Clients:
                 each.load_state_dict(state)
 
 
+def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
+    """Return an empty module for a script; with relative imports, also the folder around its package."""
+    module, level = ModuleType("__main__"), 0
+    module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+    with suppress(SyntaxError):  # its cells' own errors come when they run
+        nodes = (node for cell in cells_of(path) for node in ast.walk(ast.parse(cell)))
+        level = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
+    if not level:
+        return module, []
+    around = path.parent.parents[level - 1]
+    while (around / "__init__.py").is_file():
+        around = around.parent
+    module.__package__ = ".".join(path.parent.relative_to(around).parts)  # as by `python -m`
+    return module, [str(around)]
+
+
 class _Runner:
     """Runs scripts of a project, each in a ``__main__`` and in modules of its own."""
 
@@ -257,12 +273,12 @@ class _Runner:
 
     def _run(self, path: Path, words: Sequence[str], places: Sequence[str], told: tuple[int, int]) -> _Calls:
         os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra ends scripts without their errors otherwise
-        calls, name, module = _Calls(list), named(path, self.folder), ModuleType("__main__")
-        module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+        calls, name, (module, around) = _Calls(list), named(path, self.folder), _main_module(path)
         before, threads = set(sys.modules), set(threading.enumerate())
         self._options.clear()
         for each in self._loggers:
             logging.getLogger(each).handlers.clear()
+        places = [*dict.fromkeys([*places, *around])]
         sys.path[:] = [*places, *(each for each in sys.path if each not in places)]
         files = [path for place in places for path in (*Path(place).glob("*.py"), *Path(place).glob("*/__init__.py"))]
         own = {path.parent.name if path.stem == "__init__" else path.stem for path in files} - sys.stdlib_module_names
