@@ -335,15 +335,22 @@ def test_types_are_still_had_from_flower_s_module_of_them() -> None:
         assert getattr(importlib.import_module("flwr.common.typing"), "Dict") is typing.Dict  # noqa: B009, UP006
 
 
-def test_settings_that_no_message_holds_reach_clients_as_in_earlier_simulations() -> None:
-    compat = importlib.import_module("flwr.compat.common.recorddict_compat")
-    handler = importlib.import_module("flwr.client.message_handler.message_handler")
+def test_objects_that_no_message_holds_are_shared_as_in_earlier_simulations() -> None:
+    compat: Any = importlib.import_module("flwr.compat.common.recorddict_compat")
     given = {"lr": 0.1, "rates": [0.5, 1.0], "none": None, "plan": {"a": (1, 2)}, "name": "x"}
-    with moved_names_lent():
-        for kind, name in ((common.FitIns, "fitins"), (common.EvaluateIns, "evaluateins")):
-            sent = getattr(compat, f"{name}_to_recorddict")(kind(PARAMETERS, {**given}), keep_input=True)
-            got = getattr(handler, f"recorddict_to_{name}")(sent, keep_input=True).config
-            assert got == given and got["plan"] is given["plan"]
+    with moved_names_lent() as lent:
+        sent = [
+            compat.recorddict_to_fitins(
+                compat.fitins_to_recorddict(common.FitIns(PARAMETERS, given), True), True
+            ).config,
+            compat.recorddict_to_evaluateres(
+                compat.evaluateres_to_recorddict(
+                    common.EvaluateRes(common.Status(common.Code.OK, ""), 0.5, 3, given)  # type: ignore[arg-type]
+                )
+            ).metrics,
+        ]
+        assert sent == [given, given] and sent[0]["plan"] is given["plan"]
+        assert lent == [f"objects in place of numbers and texts ({key})" for key in ("rates", "none", "plan")]
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedProx"])

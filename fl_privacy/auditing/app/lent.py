@@ -9,7 +9,6 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from importlib.abc import Loader
@@ -31,7 +30,7 @@ _OURS = re.escape(str(Path(__file__).parents[2]))
 MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
-_COMPAT, _HANDLER = "flwr.compat.common", "flwr.client.message_handler.message_handler"
+_COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
 _OF_CORE = ("address", "date", "differential_privacy", "logger", "object_ref", "telemetry", "version")
 
 HOMES: Mapping[str, tuple[str, ...]] = {
@@ -138,11 +137,9 @@ def moved_names_lent() -> Iterator[list[str]]:
         for kind in vars(importlib.import_module("flwr.server.strategy")).values():
             if "__init__" in getattr(kind, "__dict__", ()):
                 stack.enter_context(replaced(kind, "__init__", _with_present_options))
-        places = importlib.import_module(f"{_COMPAT}.recorddict_compat"), importlib.import_module(_HANDLER)
-        objects = dict[str, Any]()  # by the texts that are sent for them
-        stack.enter_context(replaced(places[0], "_fit_or_evaluate_ins_to_recorddict", partial(_as_texts, objects)))
-        for name in ("recorddict_to_fitins", "recorddict_to_evaluateins"):
-            stack.enter_context(replaced(places[1], name, partial(_as_objects, objects)))
+        compat, objects = importlib.import_module(f"{_COMPAT}.recorddict_compat"), dict[str, Any]()
+        stack.enter_context(replaced(compat, "ConfigRecord", partial(_as_texts, objects, asked)))
+        stack.enter_context(replaced(compat, _OF_RECORD, partial(_as_objects, objects)))
         common: Any = importlib.import_module("flwr.common")
         lend = partial(_with_present_fields, common.Status(common.Code.OK, ""), asked)
         for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
@@ -183,19 +180,19 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original(*args, **(kwargs if named else {**kwargs, "group_id": None}))
 
 
-def _as_texts(objects: dict[str, Any], original: Any, ins: Any, *args: Any, **kwargs: Any) -> Any:
-    """Send texts for settings that no message holds, such as lists of OmegaConf: earlier simulations shared objects."""
-    config = dict(ins.config or {})
-    for key, value in config.items():
+def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
+    """Record texts for objects, such as OmegaConf's, that no message holds: earlier simulations shared them."""
+    told = dict(values)
+    for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
-            config[key] = f"an object of this process, {id(value)}"
-            objects[config[key]] = value
-    return original(replace(ins, config=config), *args, **kwargs)
+            told[key] = f"an object of this process, {id(value)}"
+            objects[told[key]] = value
+            asked += [said] if (said := f"objects in place of numbers and texts ({key})") not in asked else []
+    return original(told)
 
 
-def _as_objects(objects: Mapping[str, Any], original: Any, *args: Any, **kwargs: Any) -> Any:
-    ins = original(*args, **kwargs)
-    return replace(ins, config={key: objects.get(value, value) for key, value in ins.config.items()})
+def _as_objects(objects: Mapping[str, Any], original: Any, record: Any) -> dict[str, Any]:
+    return {key: objects.get(value, value) for key, value in original(record).items()}
 
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
