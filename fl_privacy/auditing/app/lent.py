@@ -31,6 +31,7 @@ MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
+_MOST_OBJECTS = 1000  # that are kept for the messages that name them
 _OF_CORE = ("address", "date", "differential_privacy", "logger", "object_ref", "telemetry", "version")
 
 HOMES: Mapping[str, tuple[str, ...]] = {
@@ -187,6 +188,8 @@ def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: 
         if not isinstance(value, int | float | str | bytes):
             told[key] = f"an object of this process, {id(value)}"
             objects[told[key]] = value
+            if len(objects) > _MOST_OBJECTS:
+                del objects[next(iter(objects))]
             asked += [said] if (said := f"objects in place of numbers and texts ({key})") not in asked else []
     return original(told)
 
