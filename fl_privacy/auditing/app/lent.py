@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from fl_privacy.auditing.app.check import EARLIER, HOMES, TRACKERS
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
@@ -32,81 +33,8 @@ MOST_READ = 2000
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
 _MOST_OBJECTS = 1000  # that are kept for the messages that name them
-_OF_CORE = ("address", "date", "differential_privacy", "logger", "object_ref", "telemetry", "version")
-
-HOMES: Mapping[str, tuple[str, ...]] = {
-    **{f"flwr.client.{n}": ("flwr.client", f"flwr.compat.client.{n}") for n in ("app", "client", "numpy_client")},
-    "flwr.client.client_app": ("flwr.clientapp", "flwr.clientapp.client_app"),
-    "flwr.client.dpfedavg_numpy_client": ("flwr.compat.client.dpfedavg_numpy_client",),
-    "flwr.client.mod": ("flwr.clientapp.mod",),
-    "flwr.client.typing": ("flwr.clientapp.typing", "flwr.compat.client.typing", "flwr.client"),
-    "flwr.common": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing", f"{_COMPAT}.parameter"),
-    "flwr.common.constant": ("flwr.app", "flwr.supercore.constant"),
-    "flwr.common.differential_privacy_constants": ("flwr.supercore.differential_privacy",),
-    "flwr.common.record": ("flwr.common", f"{_COMPAT}.record"),
-    "flwr.common.recordset_compat": (f"{_COMPAT}.recorddict_compat",),
-    **{f"flwr.common.{name}": (f"flwr.supercore.{name}",) for name in _OF_CORE},
-    **{f"flwr.common.{name}": (f"{_COMPAT}.{name}",) for name in ("dp", "parameter", "recorddict_compat")},
-    **dict.fromkeys(("flwr.common.context", "flwr.common.message"), ("flwr.common",)),
-    "flwr.common.typing": ("flwr.app", "flwr.app.typing", f"{_COMPAT}.typing", "typing"),
-    "flwr.server.app": ("flwr.server", "flwr.compat.server.app"),
-    "flwr.server.compat": ("flwr.server.compat.grid_client_proxy",),
-    "flwr.server.compat.app": ("flwr.server.compat.app",),
-    "flwr.server.compat.driver_client_proxy": ("flwr.server.compat.grid_client_proxy",),
-    "flwr.server.driver": ("flwr.server", "flwr.compat.server.grid"),
-    "flwr.server.grid": ("flwr.server",),
-    "flwr.server.server_app": ("flwr.server", "flwr.serverapp.server_app"),
-    "flwr.server.serverapp_components": ("flwr.server",),
-    "flwr.server.typing": ("flwr.serverapp.typing", "flwr.compat.server.typing"),
-}
-"""Earlier module -> the present modules that have its names, tried in this order."""
-
-RENAMED: Mapping[str, str] = {
-    "ConfigsRecordValues": "ConfigRecordValues",
-    "DriverClientProxy": "GridClientProxy",
-    "MetricsRecordValues": "MetricRecordValues",
-    "ParametersRes": "GetParametersRes",
-    "Weights": "NDArrays",
-    "parameters_size_mod": "arrays_size_mod",
-    "parameters_to_weights": "parameters_to_ndarrays",
-    "start_driver": "start_grid",
-    "weights_to_parameters": "ndarrays_to_parameters",
-}
-"""Earlier name -> its present name, in the modules above."""
-
-_BATCHES = "utils.data.dataloader._BaseDataLoaderIter"
-_OLDER: Mapping[str, Mapping[str, str]] = {
-    "numpy": {
-        **{name: f"builtins.{name}" for name in ("float", "int", "bool", "object", "str", "complex")},
-        **{"float_": "numpy.float64", "Inf": "numpy.inf", "infty": "numpy.inf", "NaN": "numpy.nan", "NAN": "numpy.nan"},
-        **{"product": "numpy.prod", "in1d": "numpy.isin", "trapz": "numpy.trapezoid", "row_stack": "numpy.vstack"},
-    },
-    "collections": {
-        name: f"collections.abc.{name}"
-        for name in ("Callable", "Hashable", "Iterable", "Iterator", "Mapping", "MutableMapping", "Sequence", "Set")
-    },
-    "torch": {f"{_BATCHES}.next": f"torch.{_BATCHES}.__next__"},
-    "keras": {
-        "preprocessing.image.ImageDataGenerator": "keras.src.legacy.preprocessing.image.ImageDataGenerator",
-        "preprocessing.text.Tokenizer": "keras.src.legacy.preprocessing.text.Tokenizer",
-        "utils.np_utils.to_categorical": "keras.utils.to_categorical",
-        **{f"Model.{n}_generator": f"{__name__}.{n}_generator" for n in ("fit", "evaluate", "predict")},
-    },
-    "transformers": {"AdamW": "torch.optim.AdamW"},
-    "datasets": {"load_metric": "fl_privacy.auditing.app.odd_files.Score"},
-    "albumentations": {"Flip": "albumentations.HorizontalFlip", "Cutout": "albumentations.CoarseDropout"},
-    "pandas": {"DataFrame.append": "fl_privacy.auditing.app.lent.appended"},
-}
-"""Module -> names that later versions took out -> what stands for them."""
-
 _OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
 """Earlier option of Flower's strategies -> its present name."""
-
-TRACKERS = (
-    *("wandb", "mlflow", "neptune", "comet_ml", "codecarbon", "tensorboardX", "clearml", "aim", "prometheus_client"),
-    *("plotly", "seaborn", "torchviz", "graphviz", "torchsummary", "torchinfo", "streamlit", "gradio", "dash"),
-)
-"""Packages that report or show a run, which an audit goes without where they are not installed."""
 
 
 def lent_in_words(lent: list[str]) -> str:
@@ -224,7 +152,7 @@ def _present(place: str, asked: list[str], name: str) -> Any:
         except ModuleNotFoundError:  # of another version of Flower
             continue
         plain = name.replace("recordset", "recorddict").replace("parametersrecord", "arrayrecord")
-        present = RENAMED.get(name, plain)
+        present = EARLIER["renamed"].get(name, plain)
         found = vars(module).get(present) if home == place else getattr(module, present, getattr(module, name, None))
         if found is not None and not isinstance(found, ModuleType):
             asked.extend({f"{place}.{name}"} - {*asked})
@@ -304,7 +232,7 @@ def keras_lent(code: str) -> Iterator[bool]:
 
 @contextmanager
 def older_names_lent(code: str) -> Iterator[None]:
-    """Provide the names of ``_OLDER`` that ``code`` has and the installed versions lack, until the block ends."""
+    """Provide the names in ``EARLIER`` that ``code`` has and the installed versions lack, until the block ends."""
     with ExitStack() as stack:
         # as before pandas 3, columns of texts take other values
         if "pandas" in code and importlib.util.find_spec("pandas") is not None:
@@ -316,7 +244,7 @@ def older_names_lent(code: str) -> Iterator[None]:
             if isinstance(kind, type) and issubclass(kind, schedulers.LRScheduler) and "__init__" in vars(kind):
                 quiet = lambda made, *args, verbose=None, **kwargs: made(*args, **kwargs)  # noqa: E731
                 stack.enter_context(replaced(kind, "__init__", quiet))
-        for place, names in _OLDER.items():
+        for place, names in EARLIER["older"].items():
             used = [name for name in names if re.search(rf"\b{re.escape(name.rpartition('.')[2])}\b", code)]
             if not used or not re.search(rf"\b{place}\b", code) or importlib.util.find_spec(place) is None:
                 continue

@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from fl_privacy.auditing.clear_text.copies import (
     LEAST_ROWS,
@@ -20,7 +22,7 @@ from fl_privacy.auditing.clear_text.copies import (
     numbers_in,
 )
 from fl_privacy.auditing.clear_text.inventory import Sent
-from fl_privacy.report.audit_parts import Leak, Severity
+from fl_privacy.report.audit_parts import Leak
 
 LEAST_DISTINCT = 4  # smallest number of different values for which equality is evidence
 
@@ -41,102 +43,15 @@ _FIGURE = re.compile(r"mean|average|avg|sum|total|squares?|std|dev|variance", re
 _STATED = re.compile(r"epsilon|delta|noise[-_]?multiplier|max[-_]?grad[-_]?norm|clip", re.IGNORECASE)
 
 
-_OF_FEW = (
-    "For few examples such figures reveal the examples, and two of nearly the same people reveal the one who differs."
-)
-
-_TREES = "decision trees as text, with split values and sums over the examples of each leaf"
-_OF_TREES = "Split values are values of examples, and sums over leaves count people."
-
-_KINDS: Mapping[str, tuple[Severity, str, str]] = {
-    "rows": ("data", "{}", "The receiver has these examples; no attack is needed."),
-    "labels": (
-        "data",
-        "the class of each of the client's {} examples, as it is",
-        "The receiver has the label of every example; no attack is needed.",
-    ),
-    "column": (
-        "data",
-        "the values of the column {} of {} examples, as they are",
-        "The receiver has these values of every example; no attack is needed.",
-    ),
-    "figure": ("facts", "the {} of each of {} features over the client's examples", _OF_FEW),
-    "statistic": ("facts", "the {} of the column {} over the client's {} examples", _OF_FEW),
-    "histogram": (
-        "facts",
-        "a histogram of the client's {} examples",
-        "Bins with few examples identify people, and it reveals how this client's data differ from others'.",
-    ),
-    "classes": (
-        "facts",
-        "how many of the client's examples are of each class",
-        "It says what the client's people have in common, such as how many are ill.",
-    ),
-    "each": (
-        "facts",
-        "{} for each of the client's {} examples",
-        "Values for single examples may be the data themselves, or enough to rebuild them; not attacked here.",
-    ),
-    "scores": (
-        "facts",
-        "a number for each of the client's {} examples",
-        "A loss or score of single examples says which of them a model was trained on.",
-    ),
-    "e-mail": ("facts", "an e-mail address ({}… of {} letters)", "It names a person."),
-    "path": (
-        "facts",
-        "a path of a file on the client ({}… of {} letters)",
-        "It may name a person, and reveals how the client stores its data.",
-    ),
-    "trees": ("facts", _TREES, _OF_TREES),
-    "other trees": ("facts", _TREES, f"{_OF_TREES} Only XGBoost's trees are attacked here."),
-    "thresholds": (
-        "facts",
-        "values of features of the client's rows, as thresholds of its trees ({} in one reply)",
-        "Histograms cut features at values that rows have, so a threshold is somebody's value.",
-    ),
-    "regions": (
-        "facts",
-        "numbers of rows and labels in each of {} regions: {} rows{}",
-        "Before the first tree, all rows have the same prediction, so its sums are counts of rows: of all the client's"
-        " rows, or with subsample of those drawn for the tree. For weighted rows they are sums of weights.",
-    ),
-    "nodes": (
-        "facts",
-        "{}",
-        "A threshold lies halfway between values of two examples, and nodes count people; not attacked here.",
-    ),
-    "array": (
-        "look",
-        "an array that is no parameter of what the client trained",
-        "What it reveals is unknown; look at how the client makes it.",
-    ),
-    "pickle": (
-        "look",
-        "{} bytes in Python's pickle format",
-        "Unpickling them runs code, and they may hold any object of the client.",
-    ),
-    "archive": ("look", "{} bytes of a ZIP archive, as torch.save writes", "They may hold any object of the client."),
-    "objects": (
-        "look",
-        "{} bytes of an array of Python's objects",
-        "They are pickled: loading them runs code, and they may hold any object of the client.",
-    ),
-    "key": (
-        "look",
-        "a public key of {} letters",
-        "Clients send such keys to agree on masks; they reveal nothing about data.",
-    ),
-    "word": ("look", "one word of {} letters", "It is likely a code, or encrypted; look at how the client makes it."),
-    "text": ("look", "a text of {} letters", "It may hold what a person wrote; look at how the client makes it."),
-}
+_KINDS: Mapping[str, Mapping[str, Any]] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text("utf-8"))
 """Kind of leak -> severity, what is found, and consequence for the people behind the data."""
 
 
 def leak_of(kind: str, where: str, *found: object) -> Leak:
     """Describe a leak of a known ``kind``, with what was ``found`` filled in."""
-    severity, what, why = _KINDS[kind]
-    return Leak(severity=severity, what=what.format(*found), where=where, why=why)
+    known = _KINDS[kind]
+    what = known["found"].format(*found)
+    return Leak(severity=known["severity"], what=what, where=where, why=known["consequence"])
 
 
 @dataclass(frozen=True, kw_only=True)
