@@ -108,7 +108,7 @@ class FittedUploads:
             yield made
 
     def _trees_of_others(self, clients: int, seed: int, seconds: float) -> Answer:
-        """Attack the new trees that the last client finds in the models it is given, but for its own."""
+        """Attack the new trees of others that the last client finds in its models."""
         site, pairs = list(self.exchanges.items())[-1]
         others = [client for client in self.exchanges if client != site]
         rounds = [trees.read_others(sent, after, own) for (sent, own), (after, _) in pairwise(pairs)]

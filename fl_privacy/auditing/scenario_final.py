@@ -143,6 +143,6 @@ def _continued(clients: Sequence[WatchedReply], final: Mapping[str, Tensor]) -> 
 
 
 def _unpadded(text: Tensor) -> Tensor:
-    """Cut a text (L,) behind the first of the equal tokens at its end, which are padding if no mask says so."""
+    """Cut a text (L,) behind the first of the equal tokens at its end."""
     others = (text != text[-1:]).nonzero().flatten()
     return text[: int(others[-1]) + 2] if len(others) else text[:1]

@@ -144,7 +144,7 @@ def _is_head(seen: Watched, name: str) -> bool:
 
 
 def _standing_out(change: Tensor) -> list[int]:
-    """Return the rows that differ most from the median one, since a head moves every row."""
+    """Return the rows that differ most from the median one."""
     size, order = (change - change.median(0).values).norm(dim=1).sort(descending=True)
     half = size[: len(size) // 2 + 1]
     ratios = half[:-1] / half[1:].clamp_min(1e-30)

@@ -184,7 +184,7 @@ class UpdateAudit(AuditSession):
         return replace(answer, notes=tuple(dict.fromkeys(notes)))
 
     def _control(self, observation: Observation, steps: int) -> Observation | None:
-        """Train on other examples in the same way: the guess at that update never saw the attacked examples."""
+        """Train on other examples in the same way."""
         number = observation.upload.num_examples
         rng = derive_generator(self.asked.seed, "control")
         pool = self.others

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, cycle, groupby, product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,27 +25,11 @@ _VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--line)", LEA
 }
 """Placeholder colors for matplotlib -> the page's colors, which differ in dark mode."""
 
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,
-    "font.size": 10.5,
-    "text.color": INK,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": GRID,
-    "axes.linewidth": 1.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.labelcolor": INK,
-    "lines.linewidth": 1.8,
+_STYLE = Path(__file__).with_name("charts.mplstyle")
+_INKS: dict[Any, Any] = {
+    **dict.fromkeys(("text.color", "legend.labelcolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.edgecolor", "grid.color"), GRID),
 }
 _COLORS = tuple(_VARIABLES[color] for color in SERIES)
 _DASHES = ("", "7 3", "2 3", "7 3 2 3")
@@ -276,7 +261,7 @@ def draw_svg(draw: Callable[[Axes], None], alt: str, *, height: float = 3.3) -> 
 
     number = next(_numbers)
     file = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"chart {number}"}):
+    with matplotlib.rc_context({**_INKS, "svg.hashsalt": f"chart {number}"}, fname=_STYLE):
         figure = Figure(figsize=(5.4, height), layout="constrained")
         draw(figure.add_subplot())
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
+
+import yaml
 
 from fl_privacy.measure import FEW, Statistic
 from fl_privacy.report.words import MISSING, percent, ratio, seconds, size
@@ -127,27 +130,7 @@ class Figure:
         return statistic.n if statistic else 0
 
 
-MEANINGS = {
-    "signal_to_distortion": "Norm of the clean update over that of what the defense changed. Below 1 the change drowns"
-    " the update; SPN's analysis expects reconstruction to fail there.",
-    "cosine": "Cosine of the angle between the defended and the clean update: 1 for the same direction, 0 for an"
-    " unrelated one.",
-    "zeros": "Share of the elements that are zero or withheld.",
-    "contraction": "For updates of one example and a fully connected first layer, whose input solves B x = W: the"
-    " change by the defense over the bias gradient, in the row with the largest bias gradient that was uploaded. Below"
-    " 1 the input can be determined (SPN, Theorem 2.2).",
-    "error_bound": "Bound on the relative error of that input by the theorem; infinite if its condition does not hold.",
-    "condition": "Condition number of that system with all rows: the largest over the smallest bias gradient.",
-    "solvable": "Share of the updates for which that condition holds.",
-    "upload_bytes": "Bytes of one client's encoded update in one round of training.",
-    "defense_seconds": "Time that the defense adds to one client's training in one round; terms that it adds to the"
-    " loss count as training.",
-    "node_cpu_seconds": "CPU time of a client's whole round on one core of this machine, with the memory of a small"
-    " device (`fl-privacy node-cost`).",
-    "node_peak_bytes": "Peak private memory of that process, PyTorch included.",
-    "node_joules": "Energy of the whole processor during that round, in joules, as the kernel counts it.",
-    "node_fits": "Whether the round could be done with that memory.",
-}
+MEANINGS: Mapping[str, str] = yaml.safe_load(Path(__file__).with_name("meanings.yaml").read_text("utf-8"))
 
 FIGURES = (
     Figure("update_distortion", "signal_to_distortion", "‖B‖/‖E‖", ratio),

@@ -110,7 +110,7 @@ def audit_app(
 
 
 def _trained(session: "AppAudit", app: App, config: Config, node_config: Config) -> tuple["AppAudit", App]:
-    """Run an app and, while no client trains, others of its scripts; the first run counts if none does."""
+    """Run an app and, while no client trains, others of its scripts."""
     first, begun, asked, failed = session, app, session.asked, dict[int, UserError]()
     said, vain = list[str](), list[str]()
     for number in range(MOST_TRIED):
@@ -341,7 +341,7 @@ class AppAudit(AuditSession):
         return "the app's server asked no client to train; --rounds 5 runs more rounds" if none else ""
 
     def on_drawn(self, why: str) -> str:
-        """Return why an app fails, with the drawn data or other versions of packages that may be the cause."""
+        """Add drawn data or other versions of packages that may be the cause."""
         of_data = re.search(r"\b(Value|Key|Index|Runtime|ZeroDivision)Error\b", why)
         drawn = [] if self.drawing is None or not of_data else self.drawing.of_clients()
         others = self.versions[:3] if re.search(r"\b(Attribute|Type|Import|Key|Name)Error\b", why) else ()

@@ -128,7 +128,7 @@ class App:
         return Started(server=server, client=client, nodes=self.nodes)
 
     def _loaded(self, reference: str) -> Any:
-        """Load an app; modules that it imports without their package are looked for in the whole folder."""
+        """Load an app, with modules that it imports without their package."""
         from fl_privacy.flower.inside.identity import loaded  # noqa: PLC0415
 
         sys.path += [str(each) for each in [self.folder / "src"] if each.is_dir()]
@@ -163,7 +163,7 @@ class App:
 
 
 def _renamed(folder: Path, package: str, code: str) -> str:
-    """Say which folder holds the modules of a ``package`` that is missing; "" for none, or a single module."""
+    """Name the folder that holds several modules of a missing ``package``."""
     inner = {*re.findall(rf"(?m)^\s*(?:from|import) {re.escape(package)}\.(\w+)", code)}
     places = [holders(folder, each, folder) for each in inner]
     found = {*places[0]}.intersection(*places) if len(inner) > 1 else set()  # another package may have one, too
@@ -258,7 +258,7 @@ def _read(folder: Path, path: str | Path) -> App:
 
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the packages that a project names: in ``told``, its pyproject.toml, else in its requirements.txt."""
+    """Return the packages of a pyproject.toml, else of requirements.txt."""
     project, listed = folder / "pyproject.toml", folder / "requirements.txt"
     with suppress(ValueError, RecursionError, OSError):
         if not told and project.stat().st_size <= LARGEST_PROJECT:
@@ -277,7 +277,7 @@ def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _specifier(text: str) -> str:
-    """Return what a version of Poetry's means to pip: ``1.3.2`` is that one, ``^1.3`` any up to the next major one."""
+    """Return a version of Poetry's as pip writes it: ``^1.3`` ends below 2."""
     if re.fullmatch(r"\d[\w.]*", text):
         return f"=={text}"
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):

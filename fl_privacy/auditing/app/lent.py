@@ -110,7 +110,7 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Record texts for objects, such as OmegaConf's, that no message holds: earlier simulations shared them."""
+    """Record texts for objects that no message holds: earlier simulations shared them."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
@@ -268,7 +268,7 @@ def older_names_lent(code: str) -> Iterator[None]:
 
 @contextmanager
 def nothing_served(asked: list[str]) -> Iterator[None]:
-    """Let ``prometheus_client`` open no port; ``asked`` gets its name where it would."""
+    """Let ``prometheus_client`` open no port."""
 
     def serve(original: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         asked.extend({"prometheus_client"} - {*asked})
@@ -281,7 +281,7 @@ def nothing_served(asked: list[str]) -> Iterator[None]:
 
 
 def _by_generator(name: str, *places: str) -> Callable[..., Any]:
-    """Return a method of Keras models before version 3, which took a generator and the arguments ``places``."""
+    """Return a method of Keras 2 that took a generator."""
 
     def answer(model: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(places, args, strict=False)), **kwargs}
@@ -362,14 +362,14 @@ class _Absent(_Silent):
 
 
 def _is_codeless(spec: ModuleSpec | None) -> bool:
-    """Return whether a module is nowhere, or a folder without code, such as that of a tracker's runs."""
+    """Return whether a module is nowhere, or a folder without code."""
     if spec is None or spec.has_location or spec.submodule_search_locations is None:
         return spec is None
     return not any(file for each in spec.submodule_search_locations for file in islice(Path(each).rglob("*.py"), 1))
 
 
 def caller(passed: str) -> FrameType | None:
-    """Return the frame of the code that calls a hook, through none of ours or of files that fit ``passed``."""
+    """Return the calling frame outside of our code and of ``passed`` files."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and re.search(f"{_OURS}|{passed}", frame.f_code.co_filename):
         frame = frame.f_back
@@ -377,7 +377,7 @@ def caller(passed: str) -> FrameType | None:
 
 
 def is_installed(frame: FrameType | None) -> bool:
-    """Return whether ``frame`` is of installed code instead of the app's."""
+    """Return whether ``frame`` is of installed code."""
     return frame is not None and "site-packages" in Path(frame.f_code.co_filename).parts
 
 

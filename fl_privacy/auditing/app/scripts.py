@@ -331,7 +331,7 @@ def _unnumbered(path: Path, folder: Path) -> str:
 
 
 def _guessed(trees: Sequence[ast.Module], *, of_client: bool) -> Iterator[str]:
-    """Yield a command line for what the scripts' parsers ask for: a client's number, the number of clients."""
+    """Yield a command line for what the scripts' parsers ask for."""
     for tree in trees:
         asked = dict(_options(tree))
         own = [flag for flag in asked if of_client and _OF_CLIENT.match(flag.lstrip("-").lower())]
@@ -374,7 +374,7 @@ def usual_for(name: str, *, of_client: bool = False) -> str | None:
 
 
 def usual_settings(code: str) -> Callable[[int], dict[str, Any]]:
-    """Return the settings by round that clients read from their ``config``, as far as their names say usual values."""
+    """Return usual values, by round, of settings that clients read by name."""
     names = {*re.findall(r"""\bconfig\[["'](\w+)["']]""", code)}
     usual = {name: text for name in names if re.fullmatch(r"[\d.]+", text := usual_for(name) or "")}
     rounds = {name for name in names if re.search(r"round|rnd", name)}

@@ -297,7 +297,6 @@ class Drawing:
         return np.random.default_rng([self._seed, *asked.encode()])
 
     def of_clients(self) -> list[str]:
-        """List requested data of clients that were drawn."""
         return [each for each in self.asked if each not in self._pretrained]
 
     def in_words(self) -> str:

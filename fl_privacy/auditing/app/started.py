@@ -218,7 +218,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return an empty module for a script; with relative imports, also the folder around its package."""
+    """Return a script's module and, with relative imports, the folder around its package."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
     with suppress(SyntaxError):  # its cells' own errors come when they run
@@ -309,7 +309,7 @@ class _Runner:
                         del sys.modules[each]
                         self._loggers.add(each)
 
-            stack.enter_context(_taken_over(calls, self._heard))
+            stack.enter_context(_taken_over(calls, self.heard))
             stack.enter_context(replaced(argparse.ArgumentParser, "error", refuse))
             stack.enter_context(replaced(argparse.ArgumentParser, "parse_known_args", note))
             if threading.current_thread() is not threading.main_thread():  # where Python lets none be set
@@ -333,12 +333,12 @@ class _Runner:
         return calls
 
     def silent(self, path: Path, what: str, remedy: str) -> UserError:
-        """Return the error of a script that ends without starting ``what``, with what it said last, such as why."""
+        """Return the error of a script that starts no ``what``, with its last words."""
         said = f"{named(path, self.folder)} is expected to start {what}, but ended without"
         words = f". It last said: {self._words.rstrip('.')}. If that is no reason, " if self._words else ": "
         return UserError(f"{said}{words}{remedy}.")
 
-    def _heard(self, original: Any, *given: Any, **options: Any) -> None:
+    def heard(self, original: Any, *given: Any, **options: Any) -> None:
         """Keep what a script prints, or logs as an error."""
         logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
         if logged is None or logged.levelno >= logging.ERROR:
@@ -347,7 +347,7 @@ class _Runner:
         original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:
-        """Return the error of a script that fails, or ends before it starts anything, with what it may lack."""
+        """Return the error of a script that fails or ends early, with what it may lack."""
         given = " ".join(words)
         if not isinstance(cause := error.__cause__, SystemExit):
             asked, options = (", ".join(sorted({*names})) for names in (self._unset, self._options))
@@ -367,7 +367,7 @@ class _Runner:
         return UserError(f"{said}; its arguments were {given or 'none'}: name them by --client-args or --server-args.")
 
     def _variable(self, partition: int, nodes: int, original: Any, key: str, default: Any = None) -> Any:
-        """Return an environment variable that the project asks for or, if it is not set, a usual value by its name."""
+        """Return an environment variable or, if it is not set, a usual value by its name."""
         asker = Path(sys._getframe(2).f_code.co_filename)  # the frame between is the hook's
         stored = re.search(r"database|db|dsn|sql|redis|mongo", key, re.IGNORECASE)  # no usual value stands for it
         if (found := original(key, default)) is not None or not asker.is_relative_to(self.folder):
@@ -402,7 +402,7 @@ class _Runner:
 
 
 def _answered(partition: int, nodes: int, asked: Counter[str], original: Any, prompt: object = "") -> str:
-    """Answer a script's question by its name or default where there is no person, and again by the next answer."""
+    """Answer a script's question by its name or default, and again by the next answer."""
     with suppress(EOFError, RuntimeError, OSError):
         return original(prompt)
     text = str(prompt)
@@ -427,10 +427,7 @@ def _filled(text: str, partition: int, nodes: int) -> str:
 
 @contextmanager
 def _taken_over(calls: _Calls, heard: Callable[..., None]) -> Iterator[None]:
-    """Let Flower's starting functions note what they are given, here and in processes that a script begins.
-
-    ``heard`` answers what it prints and logs.
-    """
+    """Let Flower's starting functions note what they are given, also in processes that a script begins."""
 
     def note(kind: str, names: Sequence[str], original: Any, *given: Any, **told: Any) -> None:
         ordered = [each for each in given if kind != "clients" or not isinstance(each, str)]

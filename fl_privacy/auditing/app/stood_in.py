@@ -179,7 +179,6 @@ class Hooks:
         made._min_partition_size = min(made._min_partition_size, 4)
 
     def sized(self, original: Any, made: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load a part of drawn examples by sizes that are those of the missing data."""
         if self.drawing.asked and sum(made._partition_sizes) > len(made.dataset):
             made._partition_sizes = np.array(_in_proportion(made._partition_sizes, len(made.dataset)))
         return original(made, *args, **kwargs)
@@ -191,7 +190,6 @@ class Hooks:
         return original(dataset, lengths, *args, **kwargs)
 
     def loader(self, original: Any, made: Any, dataset: Any, batch_size: Any = 1, *args: Any, **kwargs: Any) -> None:
-        """Keep the last batch of drawn examples that are fewer than one batch of the missing data."""
         if self.drawing.asked and kwargs.get("drop_last") and isinstance(dataset, Sized) and len(dataset) < batch_size:
             kwargs["drop_last"] = False
         original(made, dataset, batch_size, *args, **kwargs)
@@ -248,7 +246,7 @@ class Hooks:
             return self.made(original, path)
 
     def _twin(self, path: Any, *, reads: bool = True) -> Any:
-        """Return the path of what the app names from another of its folders, or as Windows takes it, in any case."""
+        """Return the path of a file named from another folder, or in another case."""
         if not _is_missing(path):
             return path
         plain = Path(str(path).replace("\\", "/"))
@@ -373,7 +371,7 @@ class Hooks:
 
 
 def _of_pictures(made: Any, drawn: np.ndarray, targets: np.ndarray, *, several: bool) -> None:
-    """Give a set of torchvision that opens files drawn pictures; ``several`` for many attributes of each."""
+    """Draw a set of torchvision that opens files, with ``several`` attributes."""
     pillow, plain = importlib.import_module("PIL.Image"), drawn[..., 0] if drawn.shape[-1] == 1 else drawn
     many = torch.from_numpy(np.arange(drawn.shape[0])[:, None] % np.arange(2, 42) == 0).long()
     made.targets = made.labels = made.y = made._labels = many if several else targets.tolist()
@@ -433,7 +431,7 @@ def _got(what: object = "", origin: object = "", *args: Any, **kwargs: Any) -> A
 
 
 def _in_made_folder(place: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Write a file named by the argument at ``place``, in a folder that only its author's machine may have."""
+    """Write a file named by the argument at ``place``, and make its folder."""
     named = args[place] if len(args) > place else next(iter(kwargs.values()), None)
     if isinstance(named, str | Path) and not Path(named).is_absolute():
         Path(named).parent.mkdir(parents=True, exist_ok=True)

@@ -91,7 +91,7 @@ def sklearn_lent(code: str) -> Iterator[bool]:
 
 
 def _begun(original: Any, estimator: Any, *args: Any, **kwargs: Any) -> None:
-    """Note whether the app only makes a network, by a first ``partial_fit``, before it trains the one that it gets."""
+    """Note whether the app only makes a network by a first ``partial_fit``."""
     original(estimator, *args, **kwargs)
     codes = (frame.f_code for frame, _ in traceback.walk_stack(None))
     estimator._is_made = any(_MAKES.search(c.co_name) and not _NOT_ITS_OWN.search(c.co_filename) for c in codes)

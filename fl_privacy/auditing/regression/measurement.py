@@ -343,7 +343,9 @@ def compare(before: Measurement, now: Measurement) -> Comparison:
             "The baseline is expected to be of the same images, but those attacked now are others"
             f" ({len(before.values)} then, {len(now.values)} now); measure the same ones, or update it."
         )
-    groups = _joined(before.uploads, now.uploads)
+    places = np.array(before.uploads), np.array(now.uploads) + max(before.uploads) + 1
+    graph = coo_array((np.ones(len(places[0])), places), shape=(places[1].max() + 1,) * 2)
+    groups = np.unique(connected_components(graph, directed=False)[1][places[0]], return_inverse=True)[1]
     expect_enough(groups.tolist())
     difference = np.asarray(now.values) - np.asarray(before.values)
     sign = 1.0 if now.judged_by.leaks == "high" else -1.0
@@ -370,13 +372,6 @@ def sign_flip_p(sums: np.ndarray) -> float:
         flips[0] = 1
     slack = 1e-9 * np.abs(sums).sum()
     return float(np.mean(flips @ sums >= sums.sum() - slack))
-
-
-def _joined(first: tuple[int, ...], second: tuple[int, ...]) -> np.ndarray:
-    """Return the numbers (N,) of the finest common groups."""
-    places = np.array(first), np.array(second) + max(first) + 1
-    graph = coo_array((np.ones(len(first)), places), shape=(places[1].max() + 1,) * 2)
-    return np.unique(connected_components(graph, directed=False)[1][places[0]], return_inverse=True)[1]
 
 
 def _sentence(before: Measurement, now: Measurement, change: Statistic, p: float, *, worse: bool) -> str:

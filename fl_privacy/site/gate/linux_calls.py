@@ -5,6 +5,7 @@ and arm64).
 """
 
 import ctypes
+import json
 import os
 import platform
 import resource
@@ -34,73 +35,10 @@ READ = 1 | 4 | 8
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32 = 0x40000000
 
-DENIED = {
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "open_by_handle_at": (304, 265),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "fsmount": (432, 432),
-    "mount_setattr": (442, 442),
-    "pidfd_getfd": (438, 438),
-    "kexec_load": (246, 104),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_file_load": (320, 294),
-    "fsconfig": (431, 431),
-    "fspick": (433, 433),
-    "open_tree_attr": (467, 467),
-    "fanotify_init": (300, 262),
-    "process_madvise": (440, 440),
-    "kcmp": (312, 272),
-    "syslog": (103, 116),
-    "quotactl": (179, 60),
-    "acct": (163, 89),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "reboot": (169, 142),
-    "clock_settime": (227, 112),
-    "settimeofday": (164, 170),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "vmsplice": (278, 75),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-}
-"""Calls that inspect other processes, change the isolation, or hold uncounted memory, by their numbers on
-x86-64 and arm64."""
-
-_LIMITED = {
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "mmap": (9, 222),
-    "clone": (56, 220),
-    "setrlimit": (160, 164),
-    "prlimit": (302, 261),
-}
-"""Calls that are refused with some arguments, in the same way."""
+_CALLS: dict[str, dict[str, list[int]]] = json.loads(Path(__file__).with_name("calls.json").read_text("utf-8"))
+DENIED, _LIMITED = _CALLS["denied"], _CALLS["limited"]
+"""Calls that inspect other processes, change the isolation, or hold uncounted memory, and calls that are refused with
+some arguments, by their numbers on x86-64 and arm64."""
 
 _CLONE3 = 435  # its flags are in memory: libraries without it fall back to clone
 _SHARED_NOWHERE = 0x21
