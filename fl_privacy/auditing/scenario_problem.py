@@ -399,7 +399,7 @@ def _loss(
 
 
 def _as_compared(program: Program, call: Call, asked: set[int], target: int) -> tuple[int, Tensor]:
-    """Return the numeric targets as a loss function gets them, among those ``asked`` that depend on them alone."""
+    """Return the numeric targets as a loss function gets them, of those ``asked``."""
     taken, labels = asked.intersection(call.taken), program.constants[target]
     if len(taken) == 1 and (number := taken.pop()) != target:
         made = _made(program, number)
