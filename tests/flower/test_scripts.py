@@ -587,7 +587,7 @@ def test_a_strategy_may_call_a_round_as_before_flower_1(tmp_path: Path) -> None:
 
 
 def test_why_no_message_left_is_named(tmp_path: Path) -> None:
-    server = parts.SERVER.replace("FedAvg(", "FedAvg(on_fit_config_fn=lambda number: {'rate': object()}, ")
+    server = parts.SERVER.replace("FedAvg(", "FedAvg(on_fit_config_fn=lambda number: {'rate': number['rate']}, ")
     assert server != parts.SERVER
     folder = project(tmp_path / "a", server=server, client=parts.CLIENT, network=parts.NETWORK)
     record = audited(folder, tmp_path / "out", nodes=3)

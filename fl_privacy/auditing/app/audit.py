@@ -119,8 +119,7 @@ def _trained(session: "AppAudit", app: App, config: Config, node_config: Config)
             raise UserError(why)
         files = session.folder / f"files{f'-{number}' if number else ''}"
         make_out_folder(files, session.folder, asked.out)
-        session.absent, session.problems = tuple(checked.missing), list(said)
-        session.versions = checked.versions
+        session.absent, session.versions, session.problems = tuple(checked.missing), checked.versions, list(said)
         try:
             session.run(app, config, node_config, files)
         except UserError as error:
@@ -202,9 +201,8 @@ class AppAudit(AuditSession):
         self.grid: TappedGrid | None = None
         self.data, self.problems, self.answers = set[str](), list[str](), list[Answer]()
         self.drawing: Drawing | None = None
-        self.absent: tuple[str, ...] = ()
-        self.versions: Sequence[str] = ()
-        self.failed: Sequence[str] = ()
+        none: Sequence[str] = ()
+        self.absent = self.versions = self.failed = none
         try:
             self.digest = files_digest(app.folder)
         except OSError as error:

@@ -15,18 +15,23 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import yaml
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.review import NETWORK
-from fl_privacy.auditing.app.scripts import SourceFile, called, constant, dotted, guards_main, parsed, reached
+from fl_privacy.auditing.app.scripts import (
+    HOMES,
+    TRACKERS,
+    SourceFile,
+    called,
+    constant,
+    dotted,
+    guards_main,
+    parsed,
+    reached,
+)
 from fl_privacy.errors import visible
-
-EARLIER: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("earlier_names.yaml").read_text("utf-8"))
-HOMES: Mapping[str, Sequence[str]] = EARLIER["homes"]
-TRACKERS: Sequence[str] = EARLIER["trackers"]
 
 DISTRIBUTIONS: Mapping[str, str] = {
     "Crypto": "pycryptodome", "PIL": "pillow", "attr": "attrs", "bs4": "beautifulsoup4", "bson": "pymongo",

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from fl_privacy.auditing.app.check import EARLIER, HOMES, TRACKERS
+from fl_privacy.auditing.app.scripts import EARLIER, HOMES, TRACKERS
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt

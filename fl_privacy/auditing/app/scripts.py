@@ -11,6 +11,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from fl_privacy.errors import UserError
 
 SIMULATIONS = {"start_simulation", "run_simulation"}
@@ -21,6 +23,11 @@ STARTS = SIMULATIONS | SERVERS | CLIENTS
 
 MOST_FILES, MOST_BYTES, MOST_TOGETHER, MOST_LISTED = 2000, 4 << 20, 1 << 25, 100_000
 """Largest number of files that are parsed, size of one and of all in bytes, and number of files that are listed."""
+
+EARLIER: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("earlier_names.yaml").read_text("utf-8"))
+HOMES: Mapping[str, Sequence[str]] = EARLIER["homes"]
+TRACKERS: Sequence[str] = EARLIER["trackers"]
+"""Earlier modules of Flower -> the present ones, and packages that only report, from ``earlier_names.yaml``."""
 
 MOST_PLACES = 6
 """Largest number of folders that are added to a project's search path."""
