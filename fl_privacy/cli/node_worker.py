@@ -26,13 +26,13 @@ def serve_node(address: str, app: str, told: str, policy: str = "") -> None:
         secret += piece
 
     def end() -> None:
-        close_all()
+        attempt(close_all)
         os._exit(0)
 
     def end_with_parent() -> None:
         while os.read(0, 1):  # unbuffered, since a thread in a buffer would block the end
             pass
-        if (folder := Path(told).parent).name.startswith(FOLDER):  # the parent was killed
+        if (folder := Path(told).parent).name.startswith(FOLDER) and folder.exists():  # the parent was killed
             remove(folder)
         end()
 

@@ -4,12 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from fl_privacy.cli import supernode
+from fl_privacy.cli import node_worker, supernode
 from fl_privacy.cli.node_worker import installed_app
 from fl_privacy.errors import UserError
 from fl_privacy.flower.inside.supernode import Ended
@@ -152,6 +153,26 @@ def test_a_worker_ends_with_its_node(tmp_path: Path) -> None:
     worker.stdin.close()
 
     assert worker.wait(60) == 0
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_worker_ends_in_silence_whatever_fails(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that ends as usual has removed its folder by then."""
+    ended, folder = threading.Event(), tmp_path / f"{supernode.FOLDER}x"
+    monkeypatch.setattr(node_worker, "close_all", lambda: os.close(-1))
+    monkeypatch.setattr(node_worker, "answerer", lambda *_: ended.wait(5) and sys.exit(3))
+    monkeypatch.setattr(node_worker, "hide_memory", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda status: ended.set())
+    monkeypatch.setattr(os, "read", lambda _, most: bytes(most) if most > 1 else b"")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(node_worker, "write_private", lambda *_: None)
+    if is_there:
+        folder.mkdir()
+    with pytest.raises(SystemExit):
+        node_worker.serve_node("", "", str(folder / "told"))
+    assert ended.is_set() and not folder.exists() and not caplog.records
 
 
 GATED = """
