@@ -1,6 +1,7 @@
 """What `audit --check` says of an app without running it, and that an audit stops where packages are missing."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,16 @@ def test_a_project_file_that_names_no_versions_is_no_error(text: str, tmp_path: 
     (tmp_path / "pyproject.toml").write_text(text)
     (tmp_path / "requirements.txt").write_bytes(b"\xff")
     assert not check_app(read_app(tmp_path)).versions
+
+
+def test_a_list_of_packages_that_is_a_pipe_or_begins_with_a_mark_is_read_or_left(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(START)
+    (tmp_path / "requirements.txt").write_bytes("\ufeffnumpy<0.6\n".encode())
+    assert check_app(read_app(tmp_path)).versions
+    (tmp_path / "requirements.txt").unlink()
+    os.mkfifo(tmp_path / "requirements.txt")
+    (tmp_path / "pyproject.toml").symlink_to("/dev/zero")
+    assert not check_app(read_app(tmp_path, {"server": "main.py"})).versions
 
 
 def test_a_module_that_is_named_and_not_there(clinic: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, find_scripts, holders, named
 from fl_privacy.errors import UserError, blamed_on, in_one_line
-from fl_privacy.files.foreign import expanded
+from fl_privacy.files.foreign import expanded, read_text
 
 if TYPE_CHECKING:
     from fl_privacy.auditing.app.started import Started
@@ -97,10 +97,10 @@ class App:
                 lacks += " folder that holds it"
                 if "site-packages" in str(getattr(sys.modules.get(package), "__file__", "")) and package != name:
                     lacks = f"the {package} here does not have: install the version of {package} that the app needs"
-                renamed = _renamed(self.folder, name, code_of(self.folder))
-                said = (
-                    stops(self) if not renamed else ""
-                ) or f"The app {self.name} imports {name}, which {renamed or lacks}."
+                asked = {re.split(r"[^\w.-]", each)[0].replace("-", "_").lower() for each in self.dependencies}
+                renamed = "" if package.lower() in asked else _renamed(self.folder, name, code_of(self.folder))
+                said = "" if renamed else stops(self)
+                said = said or f"The app {self.name} imports {name}, which {renamed or lacks}."
             if isinstance(cause, SyntaxError) and "f-string" in str(cause) and sys.version_info < (3, 12):
                 said = (
                     f"The app {self.name} is written for Python 3.12 or later ({in_one_line(cause)}), and this is"
@@ -259,20 +259,18 @@ def _read(folder: Path, path: str | Path) -> App:
 
 def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the packages of a pyproject.toml, else of requirements.txt."""
-    project, listed = folder / "pyproject.toml", folder / "requirements.txt"
-    with suppress(ValueError, RecursionError, OSError):
-        if not told and project.stat().st_size <= LARGEST_PROJECT:
-            told = tomllib.loads(project.read_text(encoding="utf-8"))
+    with suppress(UserError, ValueError, RecursionError):
+        told = told or tomllib.loads(read_text(folder / "pyproject.toml", LARGEST_PROJECT))
     if isinstance(named := _table(told, "project").get("dependencies"), list):
         return tuple(map(str, named))
     by_poetry = _table(_table(_table(told, "tool"), "poetry"), "dependencies")
     if by_poetry:
         wanted = {name: each.get("version") if isinstance(each, Mapping) else each for name, each in by_poetry.items()}
         return tuple(f"{name}{_specifier(str(each))}" for name, each in wanted.items() if name != "python")
-    with suppress(ValueError, OSError):
-        if listed.stat().st_size <= LARGEST_PROJECT:
-            lines = (line.partition(" #")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
-            return tuple(line for line in lines if line and line[0] not in "#-")
+    with suppress(UserError):
+        text = read_text(folder / "requirements.txt", LARGEST_PROJECT).removeprefix("\ufeff")
+        lines = (line.partition(" #")[0].strip() for line in text.splitlines())
+        return tuple(line for line in lines if line and line[0] not in "#-")
     return ()
 
 
