@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr import common
 from flwr.server import strategy
 
@@ -17,8 +18,11 @@ from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
 from fl_privacy.auditing.app.check import stops_of
 from fl_privacy.auditing.app.lent import moved_names_lent
-from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed
+from fl_privacy.auditing.app.scripts import cells_of, find_scripts, parsed, usual_for
 from fl_privacy.auditing.app.started import _Clients, _Runner, start_scripts
+from fl_privacy.auditing.app.tapped_grid import _described
+from fl_privacy.auditing.clear_text.findings import Loaded, findings_of
+from fl_privacy.auditing.clear_text.inventory import UP
 from fl_privacy.cli.main import run_command_line
 from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
@@ -214,6 +218,9 @@ def test_a_folder_of_another_name_is_told_from_a_package_that_is_missing(tmp_pat
     project(tmp_path, src__main=f"from earlier.net import N\n{main}")
     with pytest.raises(UserError, match=r"earlier, which is no folder of it, but src holds its net, task: name that"):
         read_app(tmp_path).load(stops_of)
+    (tmp_path / "requirements.txt").write_text("Earlier[all]==1.0")
+    with pytest.raises(UserError, match=r"imports earlier, which is not installed"):
+        read_app(tmp_path).load(stops_of)
 
 
 def test_a_script_may_start_all_in_threads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -351,6 +358,33 @@ def test_objects_that_no_message_holds_are_shared_as_in_earlier_simulations() ->
         ]
         assert sent == [given, given] and sent[0]["plan"] is given["plan"]
         assert lent == [f"objects in place of numbers and texts ({key})" for key in ("rates", "none", "plan")]
+
+
+@pytest.mark.parametrize("kind", [list, np.asarray, torch.tensor, lambda ages: {"ages": np.array(ages)}])
+def test_what_a_client_sends_in_an_object_is_found(kind: Any) -> None:
+    compat: Any = importlib.import_module("flwr.compat.common.recorddict_compat")
+    ages = np.arange(20, 60, 2) % 37 + 18.5
+    status, seen = common.Status(common.Code.OK, ""), Loaded(columns={"age": ages}, examples=len(ages))
+    with moved_names_lent():
+        sent = compat.fitres_to_recorddict(common.FitRes(status, PARAMETERS, 3, {"held": kind(ages.tolist())}), True)
+        (leak,) = findings_of(_described(sent, UP, "train", 1, 1), seen, (), trained=True)
+    assert leak.severity == "data" and "column age" in leak.what
+
+
+def test_a_relative_import_from_beyond_all_folders_is_the_script_s_error(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text(f"from {'.' * 50} import parts\n")
+    with pytest.raises(UserError, match="ImportError: attempted relative import beyond top-level package"):
+        _Runner(tmp_path).run(tmp_path / "main.py", ())
+
+
+def test_a_log_line_that_can_t_be_formatted_stops_no_script(tmp_path: Path) -> None:
+    log = "import flwr, logging\nlogging.raiseExceptions = False\nlogging.error('%d', 'a')\n"
+    (tmp_path / "main.py").write_text(f"{log}flwr.client.start_client()")
+    assert any(_Runner(tmp_path).run(tmp_path / "main.py", ()).values())
+
+
+def test_names_of_options_take_no_time() -> None:
+    assert usual_for("n" + "eval" * 40 + "!") is None
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam", "FedProx"])

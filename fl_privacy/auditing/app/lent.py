@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ from pkgutil import resolve_name
 from types import FrameType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from fl_privacy.auditing.app.scripts import EARLIER, HOMES, TRACKERS
@@ -26,19 +28,19 @@ from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
 
-_OURS = re.escape(str(Path(__file__).parents[2]))
+_OURS = re.escape(str(Path(__file__).parents[2]) + os.sep)
 
 MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
-_MOST_OBJECTS = 1000  # that are kept for the messages that name them
+_MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and told of one
 _OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
 """Earlier option of Flower's strategies -> its present name."""
 
 
 def lent_in_words(lent: list[str]) -> str:
-    """Say which names of earlier versions of Flower an app was lent."""
+    """Say which earlier names an app was lent."""
     return (
         f"The app names {', '.join(lent)}, which Flower {metadata.version('flwr')} lacks or has elsewhere: it was lent"
         " them here, and would not start by itself."
@@ -110,12 +112,14 @@ def _grouped(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: Any) -> Any:
-    """Record texts for objects that no message holds: earlier simulations shared them."""
+    """Record objects that no message holds as JSON: earlier simulations shared them."""
     told = dict(values)
     for key, value in told.items():
         if not isinstance(value, int | float | str | bytes):
-            told[key] = f"an object of this process, {id(value)}"
-            objects[told[key]] = value
+            name = f"object {id(value)}"
+            shown = attempt(lambda: json.dumps({name: value}, default=numbers_of, skipkeys=True))  # noqa: B023
+            told[key] = f'{{"{name}": {value!r:.{_MOST_NUMBERS}}' if isinstance(shown, Failure) else shown
+            objects[told[key].partition(":")[0]] = value
             if len(objects) > _MOST_OBJECTS:
                 del objects[next(iter(objects))]
             asked += [said] if (said := f"objects in place of numbers and texts ({key})") not in asked else []
@@ -123,7 +127,13 @@ def _as_texts(objects: dict[str, Any], asked: list[str], original: Any, values: 
 
 
 def _as_objects(objects: Mapping[str, Any], original: Any, record: Any) -> dict[str, Any]:
-    return {key: objects.get(value, value) for key, value in original(record).items()}
+    return {key: objects.get(str(value).partition(":")[0], value) for key, value in original(record).items()}
+
+
+def numbers_of(value: Any) -> Any:
+    """Return an array's first numbers (N,), else a text."""
+    found = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+    return found.reshape(-1)[:_MOST_NUMBERS].tolist() if found.ndim else repr(value)[:_MOST_NUMBERS]
 
 
 def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any = None, **kwargs: Any) -> None:
@@ -296,7 +306,7 @@ evaluate_generator, predict_generator = (_by_generator(name, "steps", "callbacks
 
 
 def appended(table: Any, other: Any, ignore_index: bool = False, **kwargs: Any) -> Any:
-    """Return a table of pandas with the rows of another one, or with one row, below."""
+    """Return a table of pandas with the rows of another, or one row, below."""
     pandas = importlib.import_module("pandas")
     rows = pandas.DataFrame([other]) if isinstance(other, Mapping | pandas.Series) else other
     rows = rows if isinstance(rows, list) else [rows]

@@ -38,7 +38,7 @@ _OF_CLIENT = re.compile(
     r"^(partition|client|node|site|user|worker|hospital)?[-_]?(cid|id|idx|index|no|num|number|rank|partition)?$"
 )
 _COUNT = re.compile(
-    r"^(num|n|number|total|min|minimum)[-_]?((of|fit|eval\w*|available)[-_]?)*(clients|partitions|nodes|users|workers|sites)$"
+    r"^(num|n|number|total|min|minimum)[-_]?((of|fit|eval|evaluate|available)[-_]?)*(clients|partitions|nodes|users|workers|sites)$"
 )
 _ENDS = re.compile(r"(.*[-_])?(end|stop|until)([-_]|$)")
 _USUAL = (

@@ -226,7 +226,7 @@ def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
         level = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
     if not level:
         return module, []
-    around = path.parent.parents[level - 1]
+    around = [path.parent, *path.parent.parents][: level + 1][-1]  # Python itself refuses a level beyond all
     while (around / "__init__.py").is_file():
         around = around.parent
     module.__package__ = ".".join(path.parent.relative_to(around).parts)  # as by `python -m`
@@ -342,8 +342,8 @@ class _Runner:
         """Keep what a script prints, or logs as an error."""
         logged = given[-1] if given and isinstance(given[-1], logging.LogRecord) else None
         if logged is None or logged.levelno >= logging.ERROR:
-            words = " ".join(map(str, given)) if logged is None else logged.getMessage()
-            self._words = words.strip()[:_MOST_WORDS] or self._words
+            words = attempt(lambda: " ".join(map(str, given)) if logged is None else logged.getMessage())
+            self._words = (isinstance(words, str) and words.strip()[:_MOST_WORDS]) or self._words
         original(*given, **options)
 
     def _blamed(self, error: UserError, path: Path, words: Sequence[str]) -> UserError:

@@ -256,8 +256,8 @@ def numbers_in(text: str) -> np.ndarray:
     except (ValueError, RecursionError):
         said = [float(one) for one in _NUMBER.findall(text)] if _NUMBERS.fullmatch(text) else []
     for _ in range(MOST_NESTED):
-        if isinstance(said, list) and said and all(isinstance(one, list) for one in said):
-            said = [each for one in said for each in one]
+        if isinstance(said, list) and said and all(isinstance(one, list | dict) for one in said):
+            said = [each for one in said for each in (one.values() if isinstance(one, dict) else one)]
     try:
         if not isinstance(said, list) or len(said) < 2 or not all(type(one) in (int, float) for one in said):
             return np.zeros(0)
