@@ -55,6 +55,26 @@ def test_half_batches_that_are_added_up_are_one_batch(share: float) -> None:
         torch.testing.assert_close(gradient, seen.gradients[name])
 
 
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_a_loss_may_be_summed_up_in_place_from_zero(shape: tuple[int, ...]) -> None:
+    said = list[float]()
+
+    def train(net: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+        loss, outputs = torch.zeros(shape), net(x)
+        for part in (0.5, 0.25):
+            loss += part * F.cross_entropy(outputs, y)
+        loss.backward()
+        said.append(loss.item())
+        optimizer.step()
+
+    seen, problem = watched(train)
+    loss = problem.loss(problem.model(problem.truth), problem.labels)  # type: ignore[arg-type]
+    assert loss.item() == pytest.approx(said[0], rel=1e-5)
+    made = torch.autograd.grad(loss, list(problem.model.parameters()))
+    for (name, _), gradient in zip(problem.model.named_parameters(), made, strict=True):
+        torch.testing.assert_close(gradient, seen.gradients[name])
+
+
 def test_examples_of_a_client_are_counted_once_whatever_the_epochs() -> None:
     """The second loader of the same data set, and a test loader without gradients, add nothing."""
     data = TensorDataset(torch.rand(5, 1, 6, 6), torch.zeros(5, dtype=torch.long))

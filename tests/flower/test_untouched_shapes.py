@@ -97,11 +97,20 @@ def main(driver, context):
 """
 
 
+SUMMED = PLAIN.replace(
+    "criterion(net(a), b).backward()",
+    """loss = torch.zeros(1)
+        loss += criterion(net(a), b)
+        loss.backward()""",
+)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("few_evaluations")
 @pytest.mark.parametrize(
     ("name", "client", "server"),
     [
+        ("app_summed", SUMMED, SERVER),
         ("app_parallel", prefixed("module."), SERVER),
         pytest.param("app_original", prefixed("_orig_mod."), SERVER, marks=pytest.mark.fuzz),
         ("app_compiled", COMPILED, SERVER),

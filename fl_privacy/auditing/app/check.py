@@ -21,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.review import NETWORK
 from fl_privacy.auditing.app.scripts import (
+    EARLIER,
     HOMES,
     TRACKERS,
     SourceFile,
@@ -32,17 +33,6 @@ from fl_privacy.auditing.app.scripts import (
     reached,
 )
 from fl_privacy.errors import visible
-
-DISTRIBUTIONS: Mapping[str, str] = {
-    "Crypto": "pycryptodome", "PIL": "pillow", "attr": "attrs", "bs4": "beautifulsoup4", "bson": "pymongo",
-    "cv2": "opencv-python-headless", "dateutil": "python-dateutil", "dotenv": "python-dotenv",
-    "flwr": "flwr[simulation]", "git": "gitpython", "github": "pygithub", "google": "protobuf",
-    "imblearn": "imbalanced-learn", "jose": "python-jose", "pkg_resources": "setuptools<81",
-    "psycopg2": "psycopg2-binary",
-    "pytorch_lightning": "pytorch-lightning", "serial": "pyserial", "skimage": "scikit-image",
-    "sklearn": "scikit-learn", "tdc": "PyTDC", "torch_geometric": "torch-geometric", "yaml": "pyyaml",
-}  # fmt: skip
-"""Module -> the distribution that has it, where the two are named differently."""
 
 _NOT_PUBLISHED = re.compile(
     r"(my_?)?(data(set|loader|_?utils|_loader)?s?|utils?|helpers?|common|configs?|settings|models?|nets?|networks?"
@@ -182,7 +172,7 @@ def check_app(app: App) -> Check:
     rounds = next((app.config[key] for key in ROUNDS_KEYS if key in app.config), 0)
 
     def absent(names: Iterable[str]) -> dict[str, str]:
-        found = {name: DISTRIBUTIONS.get(name, name.replace("_", "-")) for name in sorted({*names} - own)}
+        found = {name: EARLIER["distributions"].get(name, name.replace("_", "-")) for name in sorted({*names} - own)}
         wanted = {name: asked.get(_normal(text), asked.get(_normal(name), text)) for name, text in found.items()}
         return {name: text for name, text in wanted.items() if not _is_installed(name)}
 

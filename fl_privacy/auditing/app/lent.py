@@ -34,9 +34,7 @@ MOST_READ = 2000
 """Largest number of an app's files that are searched for Keras."""
 
 _COMPAT, _OF_RECORD = "flwr.compat.common", "_check_mapping_from_recordscalartype_to_scalar"
-_MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and told of one
-_OPTIONS = {"fraction_eval": "fraction_evaluate", "min_eval_clients": "min_evaluate_clients"}
-"""Earlier option of Flower's strategies -> its present name."""
+_MOST_OBJECTS, _MOST_NUMBERS = 1000, 100_000  # that are kept for the messages that name them, and shown of one
 
 
 def lent_in_words(lent: list[str]) -> str:
@@ -142,7 +140,7 @@ def _with_present_options(original: Any, strategy: Any, *args: Any, eval_fn: Any
         kwargs["evaluate_fn"] = lambda server_round, weights, config: evaluate(weights)
     if isinstance(given := kwargs.get("initial_parameters"), list):
         kwargs["initial_parameters"] = importlib.import_module("flwr.common").ndarrays_to_parameters(given)
-    original(strategy, *args, **{_OPTIONS.get(name, name): value for name, value in kwargs.items()})
+    original(strategy, *args, **{EARLIER["options"].get(name, name): value for name, value in kwargs.items()})
 
 
 def _with_present_fields(fine: Any, asked: list[str], original: Any, reply: Any, *args: Any, **kwargs: Any) -> None:

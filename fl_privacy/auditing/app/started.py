@@ -218,7 +218,7 @@ class _Clients:
 
 
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
-    """Return a script's module and, with relative imports, the folder around its package."""
+    """Return a script's module and the folder around its package."""
     module, level = ModuleType("__main__"), 0
     module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
     with suppress(SyntaxError):  # its cells' own errors come when they run

@@ -1,10 +1,12 @@
 """The recorded computation from a batch to its loss, which can be replayed with another batch."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -160,6 +162,12 @@ class Recorder:
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any] | None, nn.Module | None, Any, Any, list[Tensor], bool]] = []
         self._entered = False
+        self._begun: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, args: Any) -> None:
+        """Keep first values."""
+        if args and isinstance(first := args[0], Tensor) and first.numel() == 1 and first.grad_fn is None:
+            self._begun.setdefault(id(first), (first, first.detach().clone()))
 
     def note(self, function: Any, module: nn.Module | None, args: Any, kwargs: Any, made: Any) -> None:
         if function is not None and args and made is args[0] and getattr(function, "__name__", "") in MOVES:
@@ -190,10 +198,10 @@ class Recorder:
             kept.append((sum, None, (tuple(roots),), {}, [root], False))
         made, parts = {id(t) for call in kept for t in call[4]}, {id(m): m for _, m, *_ in kept if m is not None}
         places = {own: place for place, own in enumerate(parts)}
-        constants, numbers = dict[int, Tensor](), dict[int, int]()
+        constants, numbers = dict[int, Tensor](), defaultdict[int, int](count().__next__)
 
         def number_of(tensor: Tensor) -> int:
-            return numbers.setdefault(id(tensor), len(numbers))
+            return numbers[id(tensor)]
 
         def abstract(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -207,8 +215,11 @@ class Recorder:
         calls = []
         for function, module, args, kwargs, outputs, changes in kept:
             if changes and id(args[0]) not in numbers:
-                constants.setdefault(number_of(args[0]), args[0].detach().as_subclass(Tensor))
+                _, begun = self._begun.get(id(args[0]), (None, args[0].detach()))
+                constants.setdefault(number_of(args[0]), begun.as_subclass(Tensor))
             taken, part = tree_map(abstract, (args, kwargs)), places.get(id(module), -1)
+            if changes:  # its value from here on has a number of its own
+                del numbers[id(args[0])]
             calls.append(Call(function, part, taken[0], taken[1], tuple(number_of(t) for t in outputs), changes))
         return Program(tuple(calls), constants, number_of(root), tuple(parts.values()))
 

@@ -115,6 +115,7 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self._watch.met(args, kwargs or {})
+        self._watch.begin(args)
         made = func(*args, **kwargs)
         self._watch.called(func, args, kwargs, made)
         return made
@@ -178,6 +179,10 @@ class TrainingWatch:
     def _derive(self, made: Any) -> None:
         if self._span is not None and not self.seen.optimizers:
             self._derived |= {id(t): t for t in tensors_in(made)}
+
+    def begin(self, args: Any) -> None:
+        if self._recorder is not None and self._depth == 0:
+            self._recorder.begin(args)
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         if self._recorder is not None and self._depth == 0:
@@ -355,7 +360,10 @@ class TrainingWatch:
         if torch._C._current_graph_task_id() >= 0:  # a recomputed part of the network, within the loss's
             return backward(tensors, *args, **kwargs)
         root = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
-        if self._recorder is not None and isinstance(root, Tensor) and root.dim() == 0:
+        if self._recorder is not None and isinstance(root, Tensor) and root.numel() == 1:
+            if root.dim():  # as of a sum that begins with torch.zeros(1)
+                root, given = root.reshape(()), (root, ())
+                self._recorder.note(Tensor.reshape, None, given, {}, root)
             self._roots.append(root)
             if self.seen.optimizers or len(self._roots) == MOST_ADDED:  # in a step's closure, or without steps
                 del self._roots[1:]

@@ -173,7 +173,7 @@ def _read_text(path: Path) -> str:
     if path.stat().st_size > MOST_BYTES:
         raise _damaged(path, f"it is larger than {MOST_BYTES >> 20} MiB")
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise _damaged(path, "it is no text") from error
 
