@@ -20,18 +20,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from fl_privacy.auditing.app.bundle import MOST_NODES, ROUNDS_KEYS, App
 from fl_privacy.auditing.app.review import NETWORK
-from fl_privacy.auditing.app.scripts import (
-    EARLIER,
-    HOMES,
-    TRACKERS,
-    SourceFile,
-    called,
-    constant,
-    dotted,
-    guards_main,
-    parsed,
-    reached,
-)
+from fl_privacy.auditing.app.scripts import EARLIER, SourceFile, called, constant, dotted, guards_main, parsed, reached
 from fl_privacy.errors import visible
 
 _NOT_PUBLISHED = re.compile(
@@ -179,7 +168,7 @@ def check_app(app: App) -> Check:
     unmet = ""
     with suppress(InvalidSpecifier):
         unmet = "" if SpecifierSet(app.python).contains(platform.python_version()) else app.python
-    missing = absent(needed - set(TRACKERS))
+    missing = absent(needed - set(EARLIER["trackers"]))
     outer = [each for each in app.folder.parents[:MOST_UP] if each not in {Path("/"), Path(tempfile.gettempdir())}]
     around = [(each, name) for each in outer[::-1] for name in missing if not {name, _normal(name)} & asked.keys()]
     held = [(each, name) for each, name in around if any(each.glob(f"{name}.py")) or any(each.glob(f"{name}/*.py"))]
@@ -269,10 +258,15 @@ def _unmet(texts: Iterable[str]) -> Iterator[str]:
 
 def _lent(files: Sequence[SourceFile]) -> Iterator[str]:
     for node in chain.from_iterable(ast.walk(file.tree) for file in files):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module in HOMES and not _has(node.module):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module in EARLIER["homes"]
+            and not _has(node.module)
+        ):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in HOMES and not _has(alias.name))
+            yield from (alias.name for alias in node.names if alias.name in EARLIER["homes"] and not _has(alias.name))
 
 
 def _has(module: str) -> bool:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fl_privacy.auditing.app.scripts import EARLIER, HOMES, TRACKERS
+from fl_privacy.auditing.app.scripts import EARLIER
 from fl_privacy.auditing.instrument.keras_layers import keras_on_torch
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.federation.replies import Failure, attempt
@@ -47,7 +47,7 @@ def lent_in_words(lent: list[str]) -> str:
 
 @contextmanager
 def moved_names_lent() -> Iterator[list[str]]:
-    """Provide the names of ``HOMES``, where missing, until the block ends; list those used, as ``module.name``."""
+    """Provide the names of ``EARLIER``, where missing, until the block ends; list those used, as ``module.name``."""
     asked: list[str] = []
     with ExitStack() as stack:
         if importlib.util.find_spec("flwr_datasets") is not None:
@@ -73,7 +73,7 @@ def moved_names_lent() -> Iterator[list[str]]:
         lend = partial(_with_present_fields, common.Status(common.Code.OK, ""), asked)
         for kind in (common.GetParametersRes, common.FitRes, common.EvaluateRes):
             stack.enter_context(replaced(kind, "__init__", lend))
-        for place in sorted(HOMES):
+        for place in sorted(EARLIER["homes"]):
             try:
                 module: Any = importlib.import_module(place)
             except ModuleNotFoundError:
@@ -154,7 +154,7 @@ def _with_present_fields(fine: Any, asked: list[str], original: Any, reply: Any,
 
 
 def _present(place: str, asked: list[str], name: str) -> Any:
-    for home in HOMES[place]:
+    for home in EARLIER["homes"][place]:
         try:
             module = importlib.import_module(home)
         except ModuleNotFoundError:  # of another version of Flower
@@ -391,12 +391,12 @@ def is_installed(frame: FrameType | None) -> bool:
 
 @contextmanager
 def absent_left_out(missing: Collection[str] = ()) -> Iterator[list[str]]:
-    """Let apps import ``TRACKERS`` that are not installed, silently; list those until the block ends.
+    """Let apps import trackers that are not installed, silently; list those until the block ends.
 
     What an app takes of ``missing`` packages raises ``ModuleNotFoundError`` only when it is called. Libraries learn
     that a tracker is not installed.
     """
-    names = (*TRACKERS, *missing)
+    names = (*EARLIER["trackers"], *missing)
     absent = [name for name in names if name not in sys.modules and _is_codeless(importlib.util.find_spec(name))]
     asked = list[str]()
 
