@@ -95,4 +95,10 @@ def in_one_line(error: BaseException) -> str:
     own = [each for each in frames if not _INSTALLED.match(each.filename)]
     places = dict.fromkeys(f"{Path(each.filename).name}, line {each.lineno}" for each in (*frames[-1:], *own[-1:]))
     place = f" ({', called in '.join(places)})" if places else ""
-    return f"{type(error).__name__}: {text}{place}"
+    last = error
+    for _ in range(9):  # causes may go round
+        last = last.__cause__ or last
+    said = f"{type(error).__name__}: {text}{place}"
+    if last is error or isinstance(error, UserError):
+        return said
+    return f"{said}, caused by {' '.join(f'{type(last).__name__}: {last}'.split())[:200]}"

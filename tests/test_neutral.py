@@ -116,6 +116,20 @@ def test_an_error_names_the_user_s_own_code_and_no_installed_one(folder: Path, s
         pytest.fail("no error")
 
 
+def test_what_an_error_was_raised_from_is_named_too() -> None:
+    first, second, third = (
+        KeyError("size"),
+        ImportError("no module\nmore"),
+        ValueError("No target, see the chained error."),
+    )
+    third.__cause__, second.__cause__ = second, first
+    assert in_one_line(third) == "ValueError: No target, see the chained error., caused by KeyError: 'size'"
+    first.__cause__ = third  # without end
+    assert in_one_line(second).startswith("ImportError: no module")
+    second.__cause__ = second
+    assert in_one_line(second) == "ImportError: no module"
+
+
 def test_a_message_that_ends_in_a_colon_goes_on_with_its_next_line() -> None:
     error = RuntimeError("Error(s) in loading state_dict for Net:\n\tMissing key(s): a. " + "b" * 500 + "\n\tmore")
     said = in_one_line(error)

@@ -276,11 +276,9 @@ def _asked_for(folder: Path, told: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _specifier(text: str) -> str:
     """Return a version of Poetry's as pip writes it: ``^1.3`` ends below 2."""
-    if re.fullmatch(r"\d[\w.]*", text):
-        return f"=={text}"
     if caret := re.fullmatch(r"\^(0\.)?(\d+)[\d.]*", text):
         return f">={text[1:]},<{caret[1] or ''}{int(caret[2]) + 1}"
-    return text if re.match(r"[<>=!]|~=", text) else ""
+    return text if re.match(r"[<>=!]|~=", text) else f"=={text}" if re.fullmatch(r"\d[\w.]*", text) else ""
 
 
 def _table(told: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -25,7 +25,6 @@ MOST_FILES, MOST_BYTES, MOST_TOGETHER, MOST_LISTED = 2000, 4 << 20, 1 << 25, 100
 """Largest number of files that are parsed, size of one and of all in bytes, and number of files that are listed."""
 
 EARLIER: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("earlier_names.yaml").read_text("utf-8"))
-"""Other names of modules, packages and options, by kind."""
 
 MOST_PLACES = 6
 """Largest number of folders that are added to a project's search path."""

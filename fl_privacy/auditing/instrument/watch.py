@@ -115,7 +115,6 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self._watch.met(args, kwargs or {})
-        self._watch.begin(args)
         made = func(*args, **kwargs)
         self._watch.called(func, args, kwargs, made)
         return made
@@ -148,6 +147,8 @@ class TrainingWatch:
 
     def met(self, args: Any, kwargs: Any, *, enters: bool = False) -> tuple[Any, Any]:
         """Cut the arguments that meet tensors made of a cut batch, or that enter a module before the first step."""
+        if self._recorder is not None and self._depth == 0:
+            self._recorder.begin(args)
         if self._span is None or self._depth or self.seen.optimizers:
             return args, kwargs
         if not enters and not any(id(t) in self._derived for t in tensors_in((args, kwargs))):
@@ -179,10 +180,6 @@ class TrainingWatch:
     def _derive(self, made: Any) -> None:
         if self._span is not None and not self.seen.optimizers:
             self._derived |= {id(t): t for t in tensors_in(made)}
-
-    def begin(self, args: Any) -> None:
-        if self._recorder is not None and self._depth == 0:
-            self._recorder.begin(args)
 
     def called(self, func: Any, args: Any, kwargs: Any, made: Any) -> None:
         if self._recorder is not None and self._depth == 0:
