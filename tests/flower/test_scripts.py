@@ -3,6 +3,7 @@
 import importlib
 import json
 import signal
+import sys
 import typing
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +29,13 @@ from fl_privacy.errors import UserError
 from tests.flower import project_parts as parts
 from tests.flower.untouched_apps import attacked_only, written_once
 
-pytestmark = pytest.mark.usefixtures("few_evaluations")
+pytestmark = pytest.mark.usefixtures("few_evaluations", "path_put_back")
+
+
+@pytest.fixture
+def path_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
 
 PARAMETERS = common.ndarrays_to_parameters([np.zeros(2)])
 
@@ -373,7 +380,7 @@ def test_what_a_client_sends_in_an_object_is_found(kind: Any) -> None:
 
 def test_a_relative_import_from_beyond_all_folders_is_the_script_s_error(tmp_path: Path) -> None:
     (tmp_path / "main.py").write_text(f"from {'.' * 50} import parts\n")
-    with pytest.raises(UserError, match="ImportError: attempted relative import beyond top-level package"):
+    with pytest.raises(UserError, match="ImportError: attempted relative import with no known parent package"):
         _Runner(tmp_path).run(tmp_path / "main.py", ())
 
 

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.clientapp import ClientApp
-from flwr.server.strategy import FedAvg
 from flwr.serverapp import ServerApp
 
 from fl_privacy.auditing.app.lent import caller, code_of, is_installed
@@ -35,7 +34,7 @@ from fl_privacy.auditing.app.scripts import MOST_PLACES, Scripts, cells_of, hold
 from fl_privacy.auditing.instrument.watch import replaced
 from fl_privacy.errors import UserError, blamed_on, in_one_line
 from fl_privacy.federation.replies import Failure, attempt
-from fl_privacy.flower.inside.legacy import LegacyClient, NumPyClient, ServerAppComponents, ServerConfig
+from fl_privacy.flower.inside.legacy import LegacyClient, LegacyFedAvg, NumPyClient, ServerAppComponents, ServerConfig
 
 USUAL_CLIENTS = 2
 """Number of clients of a server that names none, as in Flower's strategies."""
@@ -92,7 +91,7 @@ def start_scripts(scripts: Scripts, folder: Path) -> Started:
         UserError: a script raises an error, or ends without a start.
     """
     runner, settings = _Runner(folder), usual_settings(code_of(folder))
-    plain = FedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
+    plain = LegacyFedAvg(on_fit_config_fn=settings, on_evaluate_config_fn=settings)
     calls = _Calls(list, servers=[{"strategy": plain}])
     if scripts.server not in scripts.clients:
         calls = runner.run(scripts.server, scripts.server_arguments, nodes=len(scripts.clients) or USUAL_CLIENTS)
@@ -220,13 +219,13 @@ class _Clients:
 def _main_module(path: Path) -> tuple[ModuleType, list[str]]:
     """Return a script's module and the folder around its package."""
     module, level = ModuleType("__main__"), 0
-    module.__dict__.update(__file__=str(path), __builtins__=__builtins__)
+    module.__dict__.update(__file__=str(path), __builtins__=__builtins__, __package__="")
     with suppress(SyntaxError):  # its cells' own errors come when they run
         nodes = (node for cell in cells_of(path) for node in ast.walk(ast.parse(cell)))
         level = max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
-    if not level:
+    if not 0 < level < len(path.parent.parents):
         return module, []
-    around = [path.parent, *path.parent.parents][: level + 1][-1]  # Python itself refuses a level beyond all
+    around = path.parent.parents[level - 1]
     while (around / "__init__.py").is_file():
         around = around.parent
     module.__package__ = ".".join(path.parent.relative_to(around).parts)  # as by `python -m`

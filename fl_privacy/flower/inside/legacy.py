@@ -23,5 +23,6 @@ from flwr.server import LegacyContext, Server as LegacyServer, ServerAppComponen
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.client_proxy import ClientProxy
 from flwr.server.compat.grid_client_proxy import GridClientProxy
+from flwr.server.strategy import FedAvg as LegacyFedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key as WorkflowKey
