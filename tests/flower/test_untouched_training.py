@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fl_privacy.auditing.app.audit import AppAuditRequest, audit_app
 from fl_privacy.auditing.app.bundle import read_app
@@ -168,3 +169,19 @@ def test_membership_is_said_at_low_false_positive_rates() -> None:
         "at 1 % FPR 0." in few and "at 0.1 % FPR not measured: it takes 1,000 examples of others, there are 200" in few
     )
     assert "not measured" not in said(1000)
+
+
+def test_a_part_called_alone_before_the_network_is_no_second_network() -> None:
+    features = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    watch = TrainingWatch(program=True)
+    with watch.looking() as seen:
+        features(torch.rand(1, 2, 2))  # to learn a size
+        network = nn.Sequential(features, nn.Linear(3, 2))
+        network(torch.rand(1, 2, 2))
+        loaded = {name: torch.rand_like(value) for name, value in network.state_dict().items()}
+        network.load_state_dict(loaded)
+        nn.functional.cross_entropy(network(torch.rand(1, 2, 2)), torch.tensor([1])).backward()
+        torch.optim.SGD(network.parameters(), lr=0.1).step()
+    assert seen.modules == [network]
+    assert set(seen.gradients) == set(seen.before) == {f"parts.0.{name}" for name in loaded}
+    assert all(torch.equal(seen.before[f"parts.0.{name}"], value) for name, value in loaded.items())

@@ -40,7 +40,7 @@ class Watched:
 
     Attributes:
         modules: outermost modules with parameters that were called with gradients on.
-        before: their parameters and buffers at the first call, by name.
+        before: their parameters and buffers by name, before the first step.
         names: names ``parts.<number>.<name>`` of parameters and buffers by ``id``.
         batches: tensors of the first training batches from loaders.
         evaluated: tensors of the first batches loaded without gradients.
@@ -83,11 +83,24 @@ class Watched:
 
     def values(self) -> dict[str, Tensor]:
         """Return all present parameters and buffers by name, not copied."""
-        return {
-            f"parts.{number}.{name}": value.detach()
-            for number, module in enumerate(self.modules)
-            for name, value in (*module.named_parameters(), *module.named_buffers())
-        }
+        return {name: value.detach() for name, value in self._named()}
+
+    def keep_values(self) -> None:
+        """Copy new values; copy all again if a parameter changed before the first step, as a model is loaded."""
+        named, kept = dict(self._named()), self.before
+        known = [
+            (kept[name], value) for name, value in named.items() if isinstance(value, nn.Parameter) and name in kept
+        ]
+        if not self.steps and not all(torch.equal(old.to(value.device), value) for old, value in known):
+            kept = {}
+        self.before = {name: kept[name] if name in kept else value.detach().clone() for name, value in named.items()}
+        for name, value in named.items():
+            self.names.setdefault(id(value), name)
+
+    def _named(self) -> Iterator[tuple[str, Tensor]]:
+        for number, module in enumerate(self.modules):
+            for name, value in (*module.named_parameters(), *module.named_buffers()):
+                yield f"parts.{number}.{name}", value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,13 +270,17 @@ class TrainingWatch:
         if not any(module is known for known in seen.modules):
             if not seen.modules:
                 seen.training = module.training and not (self._only is not None and self._only.evaluation)
-            prefix = f"parts.{len(seen.modules)}."
+            inner = set() if seen.steps else {id(each) for each in module.modules()}
+            if any(id(known) in inner for known in seen.modules):  # called alone before, as to learn a size
+                seen.modules = [known for known in seen.modules if id(known) not in inner]
+                seen.before, seen.names = {}, {}
             seen.modules.append(module)
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
-                seen.names.setdefault(id(value), prefix + name)
-                seen.before[prefix + name] = value.detach().clone()
+            seen.keep_values()
+        elif not seen.steps:
+            seen.keep_values()
         tensors = tensors_in((args, kwargs))
-        seen.entered[", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)] += 1
+        if tensors:
+            seen.entered[", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors)] += 1
         if not seen.loaded and tensors and self._room(tensors):
             seen.inputs.append([_kept(t) for t in tensors])
 
