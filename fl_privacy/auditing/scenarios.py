@@ -402,8 +402,7 @@ def _notes(problem: StepProblem, observation: Observation, guesses: Sequence[Rec
         of = len(observation.sent.parameters)
         said.append(f"{missing} of {of} parameters do not leave the client, or do not train.")
     by = sorted({guess.member for guess in guesses if guess.member})
-    said += [f"The strongest attacks: {', '.join(by)}."] if by else []
-    return tuple(said)
+    return (*said, *(f"The attack {member} made best guesses." for member in by))
 
 
 def entered_apart(observation: Observation) -> Tensor:

@@ -38,9 +38,12 @@ class Bar:
     kind: str = "other"
     best: Sequence[Mapping[str, Any]] = ()  # views of the best reconstructions
     leaves: bool = True  # ``False`` for what never leaves a client
+    said: str = ""  # interval and control in words, unless they are shares
 
     @property
     def numbers(self) -> str:
+        if self.said:
+            return self.said
         interval = share_interval(self.interval) if self.interval else ""
         control = "" if self.control is None else f"control {100 * self.control:.0f}\N{NO-BREAK SPACE}%"
         return "; ".join(filter(None, [interval, control]))
@@ -104,6 +107,7 @@ def _of_examples(step: Answer) -> Bar:
 def _of_question(answer: Answer, found: Estimate) -> Bar:
     question, control = QUESTIONS[answer.question], answer.control
     low, share, high = (min(1.0, max(0.0, value)) for value in (found.low, found.value, found.high))
+    compared = f"; control {control.value:.2f}" if isinstance(control, Estimate) else ""
     return Bar(
         title=question.title,
         figure=f"{found.value:.2f}",
@@ -112,6 +116,7 @@ def _of_question(answer: Answer, found: Estimate) -> Bar:
         share=share,
         interval=(low, high),
         control=min(1.0, max(0.0, control.value)) if isinstance(control, Estimate) else None,
+        said=f"{found.low:.2f} to {found.high:.2f}{compared}",
     )
 
 

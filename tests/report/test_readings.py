@@ -11,9 +11,11 @@ import pytest
 
 import fl_privacy.report
 from fl_privacy.federation import Evaluation
+from fl_privacy.measure.answer import Answer
 from fl_privacy.measure.counts import Counts
+from fl_privacy.measure.roc import Estimate
 from fl_privacy.report import write_report, write_trade_off
-from fl_privacy.report.bars import bar_of_counts
+from fl_privacy.report.bars import bar_of_counts, bars_of_questions
 from fl_privacy.report.brief import write_brief
 from fl_privacy.report.headline import headline_of, read_in_words
 from fl_privacy.runs.folder import Attacker, Recognized, RunFolder, read_run, verdict_of
@@ -309,6 +311,13 @@ def test_private_is_no_word_of_a_page(kinds):
     for page in pages:
         shown = re.sub(r"<[^>]*>", " ", re.sub(r"<(style|pre)>.*?</\1>", "", page, flags=re.DOTALL))
         assert not re.search(r"\b[Pp]rivate\b(?! layers)", shown), page
+
+
+def test_a_bar_of_a_correlation_states_its_interval_in_the_unit_of_its_figure():
+    found = Estimate(value=0.86, low=0.66, high=0.94, chance=0.0)
+    control = Estimate(value=-0.52, low=-0.8, high=0.1, chance=0.0)
+    (bar,) = bars_of_questions([Answer(question="classes", estimate=found, control=control)])
+    assert (bar.figure, bar.numbers, bar.control) == ("0.86", "0.66 to 0.94; control -0.52", 0.0)
 
 
 @pytest.mark.parametrize(("read", "said"), [(0, "up to 53 %"), (1, "1 to 81 %"), (4, "40 to 100 %")])
