@@ -17,7 +17,7 @@ from fl_privacy.types import Tensors
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Guessed gradients scaled down to norms (V,).
+    """Callable that scales guessed gradients down to ``norms`` (V,).
 
     Attributes:
         counted: (V, *shape) by name, 1 for elements that count for the norm, 0 for those dropped before the client
@@ -44,7 +44,7 @@ class Clip:
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Several clips of guessed gradients, in the client's order."""
+    """Callable that applies several clips in the client's order."""
 
     parts: tuple[Clip, ...]
 
@@ -74,17 +74,17 @@ class Clipping:
 
 
 Bounds = Mapping[str, tuple[Tensor, Tensor]]
-"""Name -> least and largest value of each element; names that are missing were uploaded as they are."""
+"""Name -> lower and upper bound of each element; tensors without bounds are known exactly."""
 
 Rule = Callable[[Tensors, float], Bounds]
 """Map from an update and its noise's standard deviation to bounds; values hidden by noise stay as observed."""
 
 _THRESHOLD = 3.0
-"""Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise itself."""
+"""Multiple of the noise's standard deviation below which the smallest shared magnitude may be noise."""
 
 
 def where_shared(effect: Sparse, update: Tensors, noise_std: float) -> Bounds:
-    """Bound unshared elements, or the known share of smallest values, by the smallest magnitude that was kept."""
+    """Bound dropped elements (zeros, or the known share of smallest values) by the smallest kept magnitude."""
     bounds = {}
     for layers in [[name] for name in update] if effect.scope == "layer" else [list(update)]:
         part = {name: update[name] for name in layers}
@@ -100,7 +100,7 @@ AT_BOUND = 1e-4
 
 
 def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
-    """Bound clipped elements from one side only, by the clipping bound."""
+    """Bound truncated elements on one side only, by the truncation bound."""
     bound = effect.bound or max(float(t.abs().max()) for t in update.values())
     bounds = {}
     for name, t in update.items():
@@ -110,7 +110,7 @@ def beyond_cut(effect: Truncated, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _hidden(effect: Sparse, values: Tensor, noise_std: float) -> tuple[float, float]:
-    """Return the largest magnitude of dropped elements of ``values`` (n,), -1 if noise hides them, and their bound."""
+    """Return the largest dropped magnitude of ``values`` (n,), -1 if noise hides it, and the bound."""
     sizes = values.abs()
     dropped = int((effect.dropped or 0.0) * len(sizes) + 1e-6)
     least = float(sizes.kthvalue(dropped).values) if dropped else 0.0
@@ -136,7 +136,7 @@ def within_bins(effect: Quantized, update: Tensors, noise_std: float) -> Bounds:
 
 
 def _bin(tensor: Tensor, bits: int | None, *, stochastic: bool) -> tuple[Tensor, Tensor]:
-    """Return the least and largest value of each element, never beyond the largest magnitude."""
+    """Return the lower and upper bound of each element, within the largest magnitude."""
     largest = tensor.abs().max()
     if bits == 1 and not stochastic:
         inf = torch.full_like(tensor, torch.inf)
@@ -184,7 +184,7 @@ def widest(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def all_known(bounds: Bounds) -> bool:
-    """Return ``True`` if every value is as observed."""
+    """Return ``True`` if the bounds fix every value."""
     return all(torch.equal(low, high) for low, high in bounds.values())
 
 
@@ -209,12 +209,12 @@ class AssumedTransform:
 
 
 def choose_transforms(number: int, restart: int, size: int, generator: torch.Generator) -> Tensor:
-    """Choose one of ``number`` transforms (B,) for each image: in turn for one image, at random for several."""
+    """Return a transform's index (B,) for each image: by ``restart`` for one image, at random for several."""
     return torch.tensor([restart % number]) if size == 1 else torch.randint(number, (size,), generator=generator)
 
 
 def outcomes(policies: Sequence[str], *, table: Table = "paper", by_probability: bool = False) -> tuple[Transform, ...]:
-    """List all transforms that ``policies`` can apply, with both signs; ``by_probability``: also skipped operations."""
+    """List all transforms of ``policies``, with both signs; ``by_probability`` adds skipped operations."""
     found: dict[tuple[Policy, tuple[int, ...]], None] = {}
     for policy in (Policy.parse(name, table) for name in policies):
         parts = [part for n in range(len(policy.indices) + 1) for part in itertools.combinations(policy.indices, n)]
@@ -231,8 +231,8 @@ _FEWEST = 64  # least number of elements for which a median estimates a spread
 def estimate_noise_std(update: Tensors) -> float:
     """Estimate the noise's standard deviation: the least median magnitude of a tensor, divided by 0.6745.
 
-    That tensor holds little but noise; what else it holds makes the estimate too large. Tensors of less than 64
-    elements count only without larger ones.
+    The tensor is assumed to hold mostly noise; anything else makes the estimate too large. Tensors of fewer than 64
+    elements count only if none is larger.
     """
     large = [t for t in update.values() if t.numel() >= _FEWEST] or list(update.values())
     return min(float(t.abs().median()) for t in large) / _NORMAL
@@ -255,7 +255,7 @@ def estimate_step(tensor: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class HiddenGradient:
-    """Gradients that a client's secret loss adds at the features.
+    """Unknown gradients that a client's private loss adds at the features.
 
     Attributes:
         strength: expected size of an element, divided by the factor of the cross entropy and by the ``layers``-th power
@@ -268,14 +268,14 @@ class HiddenGradient:
     layers: int = 1
 
     def unknowns(self, weight: Tensor) -> "Unknowns":
-        """Return the unknown variables for a layer with weight ``weight`` (K, F)."""
+        """Return the unknowns for a layer with ``weight`` (K, F)."""
         rms = self.weight_rms or float(weight.square().mean().sqrt())
         return Unknowns(weight.shape[1], self.strength * rms**self.layers)
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """Variables for a hidden gradient: ``features`` for each example of a round, in this unit."""
+    """Variables of a hidden gradient: ``features`` for each example and round, times ``unit``."""
 
     features: int
     unit: float
@@ -303,7 +303,7 @@ class KnownFeatures:
     weight: Tensor  # (V,) weight of their mismatch; zero if not known
 
     def mismatch(self, images: Tensor) -> Tensor:
-        """Return the relative squared distance (V,) of the features of ``images`` (V, B, C, H, W)."""
+        """Return the weighted relative distance (V,) of known features from those of ``images`` (V, B, C, H, W)."""
         guessed = self.front(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         squared = self.values.flatten(1).square().sum(1)
         apart: Tensor = (guessed - self.values).flatten(1).square().sum(1)
@@ -320,7 +320,7 @@ class Constraints:
     Attributes:
         transform: client's transform of its images, applied to the guesses too. Priors of natural images see the guess
             without it, those of the model's inputs the guess with it.
-        likeliest: (V,) the same next to the angle of the whole update, as the noise suggests; zero for victims without.
+        likeliest: (V,) weight of total variation, by the noise, next to the whole update's cosine distance; else 0.
     """
 
     transform: AssumedTransform | None = None

@@ -1,4 +1,4 @@
-"""What an attacker who knows the defense does about each of its effects."""
+"""Countermeasures of an attacker who knows the defense, for each of its effects."""
 
 import itertools
 import logging
@@ -33,7 +33,7 @@ class AttackSetting:
 
 @dataclass(frozen=True, kw_only=True)
 class Countermeasure:
-    """Measures that an attack takes against one defense.
+    """One change that an attack makes against a known defense.
 
     Attributes:
         hidden: gradient that a private loss sends back, which is guessed as well.
@@ -314,7 +314,7 @@ class KnownDefense:
 
     @property
     def transforms(self) -> tuple[constraints.Transform, ...]:
-        """Return the client's possible transforms; several defenses give sequences, at most ``MOST_SEQUENCES``."""
+        """Return the client's possible transforms; for several defenses, at most ``MOST_SEQUENCES`` sequences."""
         each = [countermeasure.transforms for countermeasure in self.countermeasures if countermeasure.transforms]
         if len(each) < 2 or math.prod(self._numbers_of_transforms) > MOST_SEQUENCES:
             return max(each, key=len, default=())
@@ -337,7 +337,7 @@ class KnownDefense:
         return any(m.noisy for m in self.countermeasures)
 
     def bounds(self, update: Tensors, number: int | None = None) -> constraints.Bounds:
-        """Bound the undefended tensors behind ``update`` by the first ``number`` rules; others equal the observed."""
+        """Return bounds of the undefended ``update`` by the first ``number`` rules."""
         rules = [m.rule for m in self.countermeasures[:number] if m.rule]
         std = self._noise_std(update) if rules else 0.0
         return constraints.widest(rule(update, std) for rule in rules)
