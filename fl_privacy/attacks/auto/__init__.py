@@ -1,4 +1,4 @@
-"""The attack ``auto``: it tries attacks that differ in kind, and keeps what fits the update best."""
+"""The attack ``auto``: it tries different attacks, and keeps the result that fits the update best."""
 
 from fl_privacy.attacks.auto.attack import AutoAttack
 from fl_privacy.attacks.auto.sub_attacks import Budget

@@ -33,10 +33,10 @@ Found = Mapping[int, Reconstruction]  # reconstructions by position
 
 @dataclass
 class StageState:
-    """A group's remaining victims, and the stages' findings about them by position.
+    """A group's remaining victims, and what the stages found about them, by position.
 
     Attributes:
-        starts: images that one may start from, and the attacks that found them.
+        starts: images from which descents may start, with the attacks that found them.
         features: features that a later fully connected layer leaks exactly.
     """
 
@@ -62,9 +62,10 @@ class StageState:
 
 
 Stage = tuple[str, Callable[[StageState, Report], Found | None], float]
-"""Name, attack on the victims left, which returns ``None`` unless it applies, and the share of the progress after it.
+"""Name, attack on the remaining victims (``None`` if it does not apply), and the share of the progress after it.
 
-The attack may fail with ``NotAttackableError``."""
+The attack may fail with ``NotAttackableError``.
+"""
 
 
 def _in_units(report: Report) -> Progress:
@@ -72,7 +73,7 @@ def _in_units(report: Report) -> Progress:
 
 
 def invert_features(state: StageState, report: Report) -> Found | None:
-    """Reconstruct images from the features of their layer that a client shared."""
+    """Reconstruct images from the features that a client shared."""
     if state.group.first.knowledge.features is None:
         return None
     asked, evaluations = list(state.victims.values()), state.evaluations
@@ -95,7 +96,7 @@ def invert_features(state: StageState, report: Report) -> Found | None:
 
 
 def _has_equations(first: Observation) -> bool:
-    """Test that all of a gradient of the images themselves is known."""
+    """Return ``True`` if the whole gradient of the untransformed images is known."""
     known = first.knowledge
     transformed = any(isinstance(part.effect, Transformed) for part in known.defense or ())
     return known.features is None and known.bounds is None and not transformed
@@ -121,11 +122,11 @@ def separate(state: StageState, report: Report) -> Found | None:
 
 
 _NO_DESCENT = 1e-2
-"""Share of squared features left behind residual blocks below which no descent starts from the solution."""
+"""Unexplained share of squared features below which a solution behind residual blocks is final."""
 
 
 def solve(state: StageState, report: Report) -> Found | None:
-    """Solve for images; unproven solutions become starts of the descents."""
+    """Solve for images; unproven solutions become starts of descents."""
     if not _has_equations(state.group.first):
         return None
     evaluations = max(4, state.evaluations or sub_attacks.EVALUATIONS["standard"])
@@ -143,7 +144,7 @@ def solve(state: StageState, report: Report) -> Found | None:
 
 
 def solve_features(state: StageState, report: Report) -> Found | None:
-    """Solve for features that a later fully connected layer leaks exactly, for use in the descents."""
+    """Store features that a later fully connected layer leaks exactly, for the descents."""
     if state.group.first.knowledge.bounds is not None:
         return None
     path = first_hidden_layer(state.group.first)
@@ -174,11 +175,11 @@ _SEVERAL_STEPS, _MANY_STEPS = 4, 32
 """Local steps from which the surrogate model is tried, and beyond which several images are not replayed."""
 
 _SURROGATE = 1000  # most iterations
-ON_THE_WAY = "surrogate model"  # name of results at a model on the way, from which descents start
+ON_THE_WAY = "surrogate model"  # name of results at an intermediate model, from which descents start
 
 
 def surrogate(state: StageState, report: Report) -> Found | None:
-    """Match the update at a model between the sent and the returned one, for starts or for results of many steps."""
+    """Match the update at an intermediate model, for starts or, after many steps, for results."""
     first, known = state.group.first, state.group.first.knowledge
     plan, size = first.plan, first.upload.num_examples
     if known.defense or known.private is not None or known.features is not None or plan.shares == "gradient":
@@ -202,7 +203,7 @@ _MOST_ITERATIONS, _LEAST_ITERATIONS, _ATTEMPTS = 150, 25, 2
 
 
 def find_likeliest(state: StageState, report: Report) -> Found | None:
-    """Find the likeliest images under the defense, to be compared with the descents' images."""
+    """Store the likeliest images under the defense, for comparison with the descents' images."""
     parts = state.group.first.knowledge.defense
     if not parts or any(isinstance(part.effect, PrivateLoss | PrivateLayers | OtherImages) for part in parts):
         return None
@@ -240,7 +241,7 @@ def descend(state: StageState, report: Report) -> Found:
 
 
 def entered(state: StageState) -> tuple[Race, int]:
-    """Set up the race with the given or affordable evaluations; a start that is no solution replaces another start."""
+    """Set up the race, and return it with each victim's evaluations, given or affordable."""
     started = any(found_by == ON_THE_WAY for given in state.starts.values() for _, found_by in given)
     group = Group(state.group.observations, state.group.earlier[-ROUNDS_RACED + 1 :])
 
@@ -266,7 +267,7 @@ def entered(state: StageState) -> tuple[Race, int]:
 
 
 def likelier(likeliest: Mapping[int, WithPosterior], found: Found) -> dict[int, Reconstruction]:
-    """Return by position the likelier of the descents' results and the likeliest images."""
+    """Return by position the likelier of the descents' result and the likeliest images."""
     result, chunks = dict(found), dict[Posterior, list[int]]()
     for position, answer in likeliest.items():
         if answer.posterior is not None and position in found:
@@ -295,7 +296,7 @@ SEARCHES: tuple[Stage, ...] = (
     ("maximum a posteriori", find_likeliest, 0.3),
     ("descents", descend, 1.0),
 )
-"""Stages on the victims that are left, in order."""
+"""Stages on the remaining victims, in order."""
 
 _MEMBERS: Mapping[Modality, type[TextMembers] | type[TableMembers]] = {TEXTS: TextMembers, ROWS: TableMembers}
 
@@ -306,17 +307,17 @@ class AutoAttack:
 
     Exact solutions come first: ``attack=cocktail_party`` for batches, then ``attack=exact``. Descents from several
     starts compete for the victims left, under successive halving: L-BFGS on angle and distance of the updates of smooth
-    models, signed Adam behind others. Unproven solutions are starts, too. All answer a defense that is known or evident
-    (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
+    models, signed Adam behind others. Unproven solutions are starts, too. All counter a defense that is known or
+    evident (:mod:`fl_privacy.attacks.gradient_inversion.evident_defense`).
 
     Attributes:
         budget: work for a victim: ``quick``, ``standard`` or ``thorough``, reproducible numbers of evaluations; or
             seconds, not reproducible, shared among all victims. Exact solutions take at most three quarters of the
             seconds. An attempt always has 25 evaluations.
         evaluations: evaluations of loss and gradient for each victim, instead of ``budget``. The number logged for a
-            budget in seconds repeats its descents; also their starts, unless the search for exact solutions was cut by
-            the clock or took more than ``evaluations / 12`` rounds.
-        device: device of the computation; ``None``: that of the values sent.
+            budget in seconds repeats its descents. It also repeats their starts, unless the time limit cut the search
+            for exact solutions or that took more than ``evaluations / 12`` rounds.
+        device: device of the computation; ``None``: that of the sent values.
         most_victims: most victims in one chunk; ``None``: found from the free memory.
     """
 

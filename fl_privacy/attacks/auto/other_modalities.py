@@ -1,4 +1,4 @@
-"""Texts, and rows of tables, for ``attack=auto``: exact solutions if possible, else what reproduces the update best."""
+"""``attack=auto`` for texts and table rows: exact solutions if possible, else the best descent."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _ATTEMPTS = 10  # attempts at a table, which are pooled
 _BEFORE_SEARCH = 1 / 8  # share of the descents' work on a single text if the likeliest is searched for
 
 TAG_RATE, TAG_DECAY = 0.2, 0.05
-"""Larger than the preset's: embeddings that decay reach words sooner, also behind trained weights."""
+"""Rates above the preset's: decaying embeddings reach words sooner, also behind trained weights."""
 
 ORDERED = settings.Rearranging(tries=100, last=6)
 """Ordering of the reconstructed words: by the gradient, and by public texts if there are some."""
@@ -54,9 +54,8 @@ class _Members:
 class TextMembers(_Members):
     """Sub-attacks on texts: DAGER, the bag of words, descents, LAMP's moves, and behind a defense the likeliest text.
 
-    As tokens leave no slope, results are compared by the distance of their tokens' gradient from the update. The search
-    for the likeliest text also starts from the nearest. Behind noise that drowns an update, descents run only if the
-    search fails.
+    Results are compared by the distance of their tokens' gradient from the update. The search for the likeliest text
+    also starts from the nearest result. If noise drowns the update, descents run only if that search fails.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -109,7 +108,7 @@ class TextMembers(_Members):
         seed: int,
         progress: Progress,
     ) -> None:
-        """Improve those of ``best`` at the places ``among`` in place, with a share of the evaluations."""
+        """Improve the results ``best`` at the indices ``among`` in place, with a share of the evaluations."""
         asked, apart = [], dict[int, float]()
         for k in among:  # descents start from the words of a whole bag
             seen, bag = observations[k], bags[k].batch
@@ -172,7 +171,7 @@ def _text_apart(observation: Observation, found: Reconstruction) -> float:
 class TableMembers(_Members):
     """Sub-attacks on rows: exact solutions by the first layer, TabLeak, and behind a defense the likeliest rows.
 
-    Of the first two the result nearer to the update is kept; the search for the third starts from it, too.
+    The result nearer to the update is kept; the search for the likeliest rows also starts from it.
     """
 
     def __call__(self, observations: Sequence[Observation], *, seed: int, progress: Progress) -> list[Reconstruction]:
@@ -220,9 +219,9 @@ class TableMembers(_Members):
 
 
 def _behind_values_changed(observations: Sequence[Observation]) -> list[Observation | None]:
-    """Return what is known of a defense for each observation; ``None`` if only zeros of an update suggest one.
+    """Return each observation with its evident defense; ``None`` if only zeros suggest one.
 
-    Categories that no row has, and words that no text has, leave zeros, too.
+    Absent categories and words also leave zeros.
     """
     found: list[Observation | None] = []
     for own, seen in zip(observations, evident_defense.undo_evident_defenses(observations), strict=True):
@@ -232,9 +231,9 @@ def _behind_values_changed(observations: Sequence[Observation]) -> list[Observat
 
 
 def _as_rows(observation: Observation, found: Reconstruction) -> Reconstruction:
-    """Return a solution as rows of the schema, marked approximate if they give another update.
+    """Return a solution rounded to rows of the schema, marked approximate if these change the update.
 
-    Mixtures of rows explain an update of a linear model as well.
+    For a linear model, mixtures of rows also explain an update.
     """
     schema = schema_of(observation.model)
     if found.certainty is not Certainty.CONSISTENT or found.batch is None or schema is None:

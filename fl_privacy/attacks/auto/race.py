@@ -1,4 +1,4 @@
-"""Successive halving of the attempts at many victims at once."""
+"""Successive halving of attempts, for many victims at once."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ added, all attempts fit alike and the smoothest is taken, which is then the like
 EXACT = 1e-12  # mismatch of an update that is reproduced up to rounding in single precision
 
 UNDERDETERMINED = 1e-6
-"""The same if fewer values of the update are known than pixels: many images fit, the smoothest is likeliest."""
+"""The same if fewer values of the update are known than pixels: the smoothest of many fitting images is likeliest."""
 
 _LEAST_VARIATION = 0.01  # least total variation of an image
 
@@ -47,24 +47,23 @@ class Judgment:
     """Scores of V attempts.
 
     Attributes:
-        mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2], within what a known
-            or evident defense leaves open; tensors of noise change all attempts' alike.
-        balance: (V,) weight of total variation that equals the rest of the attempt's own objective, as a share of a
-            zero gradient's.
+        mismatch: (V,) geometric mean over the tensors of 1 - cosine of guess and upload, in [0, 2]; differences within
+            the bounds of a known or evident defense do not count.
+        balance: (V,) weight at which total variation equals the attempt's misfit, as a share of a zero gradient's.
         score: (V,) ``log(mismatch) + ROUGHNESS * total variation``, at equal contrast if the model normalizes by the
-            batch; the least wins. If noise says how smooth images are, angle and total variation at that weight.
-            Infinite if it isn't a number.
+            batch; the least wins. If the noise sets a weight, the angle over that weight plus total variation. Infinite
+            for NaN.
     """
 
     mismatch: Tensor
-    widest: Tensor  # (V,) the same of the tensor with the most elements, which noise affects the least
+    widest: Tensor  # (V,) mismatch of the tensor with the most elements, which noise affects the least
     balance: Tensor
     score: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfAllLayers(Cosine):
-    """Geometric mean over layers, instead of the arithmetic one."""
+    """Geometric mean of the layers' cosine distances."""
 
     per_layer: bool = True
 
@@ -104,9 +103,9 @@ def judge(problem: Problem, variables: Tensor) -> Judgment:
 
 
 def margin(problem: Problem) -> float:
-    """Return how much free pixels lower the logarithm of the widest tensor's mismatch.
+    """Return by how much free pixels alone lower the widest tensor's log mismatch.
 
-    It is twice the number of pixels over that of the tensor's elements (Akaike 1974).
+    It is twice the number of pixels over the number of the tensor's elements (Akaike 1974).
     """
     return 2 * problem.pixels / max(target.size for target in problem.rounds[-1].targets.values())
 
@@ -119,17 +118,17 @@ class Attempt:
     """One sub-attack's attempt at one victim.
 
     Attributes:
-        member, position: numbers of the contender and of the victim.
+        member, position: numbers of the sub-attack and of the victim.
         mismatch, widest, score: values of :class:`fl_privacy.attacks.auto.race.Judgment`.
     """
 
     member: int
     start: int
     roughness: float  # weight of total variation in the next rung, as a share of a zero gradient's loss
-    labels: Tensor | None = None  # labels (B,) of its own; ``None``: the common ones
-    held: bool = False  # ``True`` if it is held to known features
+    labels: Tensor | None = None  # own labels (B,); ``None``: the victim's
+    held: bool = False  # ``True`` if the attempt matches known features, too
     given: str = ""  # attack that found its first images, or empty
-    margin: float = 0.0  # least fall of the logarithm of ``widest`` before these images are left
+    margin: float = 0.0  # least fall of log ``widest`` for other images to replace these
     variables: Tensor | None = None  # (N,); ``None`` before the first rung
     mismatch: float = math.inf
     widest: float = math.inf
@@ -153,9 +152,9 @@ class Attempt:
     def after(
         self, variables: Tensor, judged: Judgment, row: int, losses: Tensor, film: Sequence[Snapshot]
     ) -> "Attempt":
-        """Return the result in the ``row`` of ``judged``, or this attempt if that is no better.
+        """Return the attempt with the result in the ``row`` of ``judged``, if that is better.
 
-        Images from a layer's equations are replaced only by a widest tensor's mismatch that is less by more than noise.
+        Given images are replaced only if the widest tensor's mismatch falls by more than the margin.
         """
         history = (*self.history, *losses[losses.isfinite()].tolist())
         roughness = min(self.roughness, max(self.roughness / _EASED, float(judged.balance[row])))
@@ -166,7 +165,7 @@ class Attempt:
 
 
 def ranked(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Sort attempts, best first. Those with a worse mismatch in the widest tensor come after given images."""
+    """Sort attempts, best first; those with a worse widest mismatch come after given images."""
     given = [attempt for attempt in attempts if attempt.given]
     known = min((attempt.widest for attempt in given), default=math.inf)
     below = min((attempt.left_below for attempt in given), default=math.inf)
@@ -197,8 +196,8 @@ def _gradient_of(observation: Observation, layer: tuple[str, str | None], like: 
 def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor, images: Tensor) -> Tensor | None:
     """Infer labels (B,) again from ``images`` (B, C, H, W); ``None`` if they are unchanged.
 
-    Counts follow from the output layer's mean gradient, p - y, with the mean p of guessed images, which are closer to
-    the client's than noise. Images keep their labels as far as the counts allow.
+    Counts follow from the output layer's mean gradient p - y and the guessed images' mean p. Images keep their labels
+    as far as the counts allow.
     """
     layer = labeling.output_layer(observation.model, observation.num_classes)
     if layer is None or layer[1] is None or layer[1] not in observation.upload.tensors:
@@ -218,15 +217,15 @@ def refined_labels(prepared: Prepared, observation: Observation, labels: Tensor,
     return result if unlabeled else None
 
 
-FEATURES = 0.3  # weight of known features, as a share of a zero gradient's loss, in the attempt held to them
+FEATURES = 0.3  # weight of known features, as a share of a zero gradient's loss
 _SURE_OF_LABELS = 2  # number of attempts at a batch that take the inferred labels
 
 
 class Race:
-    """The sub-attacks on one group of victims, with the attempts ``entered`` for each victim.
+    """Successive halving of the attempts ``entered`` for each victim of a group.
 
     Raises:
-        NotAttackableError: no contender can attack the group.
+        NotAttackableError: no sub-attack can attack the group.
     """
 
     def __init__(
@@ -248,7 +247,7 @@ class Race:
         self.attempts = {victim.position: self._labeled(victim, blank) for victim in first.victims}
 
     def _labeled(self, victim: PreparedVictim, blank: Sequence[Attempt]) -> list[Attempt]:
-        """Give all but the first attempts at a batch with inferred labels other likely labels."""
+        """Return attempts at ``victim``; late ones take other likely labels if labels are inferred."""
         blank = [replace(attempt, position=victim.position) for attempt in blank]
         if (known := self._features.get(victim.position)) is not None:
             free = [replace(attempt, labels=known.labels) for attempt in blank]
@@ -304,7 +303,7 @@ class Race:
             self.attempts[position] = ranked(attempts)[:best]
 
     def _relabeled(self, attempt: Attempt) -> Attempt:
-        """Take other label counts if they follow from the guess and suit the update better."""
+        """Return the attempt with labels inferred from its guess, if these fit the update better."""
         prepared, victim = self._prepared[attempt.member], self._victim(attempt)
         labels = victim.labels
         if labels is None or labels.is_floating_point() or victim.label_source != "inferred":
@@ -384,7 +383,7 @@ class Race:
         return replace(problem, constraints=known)
 
     def _known_features(self, prepared: Prepared, jobs: Sequence[Attempt], zero: Tensor) -> KnownFeatures | None:
-        """Return the known features, with weights in units of ``zero`` (V,), 0 for other attempts."""
+        """Return known features with weights in units of ``zero`` (V,), 0 for attempts without."""
         own = [self._features[attempt.position] if attempt.held else None for attempt in jobs]
         some = next((one for one in own if one is not None), None)
         if some is None:

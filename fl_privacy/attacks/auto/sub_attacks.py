@@ -1,4 +1,4 @@
-"""The descents that ``attack=auto`` chooses from, and the work that each of them gets."""
+"""The descents that ``attack=auto`` tries, and their numbers of evaluations."""
 
 import logging
 import math
@@ -59,13 +59,13 @@ class Rung:
 
 
 def most_attempts(evaluations: int) -> int:
-    """Return how many attempts can be compared with ``evaluations``."""
+    """Return the number of attempts that ``evaluations`` suffice to compare."""
     most = [n for n in range(1, _MOST + 1) if n * LEAST * (len(rungs(evaluations, n)) - 1) <= (1 - _LAST) * evaluations]
     return max(most, default=1)
 
 
 def affordable(evaluations: float, beside: int) -> int:
-    """Return the most evaluations of a victim whose rounds fit in ``evaluations``, with ``beside`` given attempts."""
+    """Return the largest budget whose rungs cost at most ``evaluations``, given attempts included."""
     number = max(LEAST, int(evaluations))
     while number > LEAST:
         planned = rungs(number, most_attempts(number) + beside)
@@ -76,7 +76,7 @@ def affordable(evaluations: float, beside: int) -> int:
 
 
 def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
-    """Measure the seconds of one evaluation, by timing increasing numbers of them."""
+    """Return the seconds of one evaluation, by timing increasing numbers of evaluations."""
     each = 0.0
     for evaluations in _PILOTS:
         if evaluations * each > _PILOTED * seconds_left():
@@ -86,14 +86,14 @@ def time_of_one(seconds_of_each: Callable[[int], float]) -> float:
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Measure the seconds of ``work``."""
+    """Return the seconds that ``work`` takes."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: bool) -> int:
-    """Return, and log, how many evaluations of each victim fit in the time; ``work`` does a number of them."""
+    """Log and return the evaluations of each victim that fit in the time; ``work`` runs a number of them."""
     each = time_of_one(lambda number: seconds_of(lambda: work(number)) / number)
     found = max(LEAST, int(seconds_left() / each))
     logger.info(how_to_repeat(found, victims, cut=cut))
@@ -101,15 +101,15 @@ def evaluations_in_time(work: Callable[[int], object], victims: int, *, cut: boo
 
 
 def how_to_repeat(evaluations: int, victims: int, *, cut: bool) -> str:
-    """Return a sentence on the evaluations that repeat a budget in seconds; ``cut`` if time ended exact solutions."""
+    """Return a sentence with the evaluations that repeat a budget in seconds."""
     but = ", which repeat the descents but not what they start from: the clock ended a search for exact answers"
     return f"The seconds came to attack.evaluations={evaluations} for {victims} victims{but * cut}."
 
 
 def rungs(evaluations: int, attempts: int) -> list[Rung]:
-    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one, the last round in stages.
+    """Plan successive halving (Jamieson and Talwalkar 2016) from ``attempts`` to one attempt.
 
-    No attempt gets less than one iteration of L-BFGS.
+    Each attempt gets at least one iteration of L-BFGS; the last rung has stages.
     """
     numbers = [attempts]
     while numbers[-1] > 1:
@@ -126,12 +126,12 @@ _ROUGH = (
 )
 
 _THIN, _HELD = 0.25, 0.1
-"""Known values per pixel below which smoothness decides more than the fit, and its weight that is not eased."""
+"""Known values per pixel below which smoothness matters more than the fit, and its fixed weight."""
 
 _BEHIND_ADAM = 0.005
-"""Weight of total variation, which is not eased, for the angle of the values that a step of Adam leaves."""
+"""Fixed weight of total variation if only a step of Adam is known."""
 
-_MOVES = 20  # moves in an iteration of L-BFGS
+_MOVES = 20  # steps in an iteration of L-BFGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class SubAttack:
 
 
 Entry = tuple[SubAttack, int, float]
-"""A contender, the number of its start, and its first weight of total variation, relative to the zero loss."""
+"""A sub-attack, the number of its start, and its first weight of total variation, relative to the zero loss."""
 
 
 def entries(
@@ -206,10 +206,10 @@ def entries(
 
 
 def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
-    """List the descents: L-BFGS on angle, each layer's angle and distance, and signed Adam.
+    """Return five descents: L-BFGS on angle, layers' angles and distance, and two by signed Adam.
 
-    Layers count equally in the second, as gradients before saturated activations can be a thousand times smaller. The
-    last matches the statistics of the client's own batch if it uploads them.
+    Layers count equally in the second, since gradients before saturated activations can be a thousand times smaller.
+    The last also matches batch-norm statistics.
     """
     statistics = (BatchNormStatistics(weight=0.1 if uploaded_statistics(observation) else 1e-3),)
     base = GradientInversion(
@@ -235,7 +235,7 @@ def _sub_attacks_for(observation: Observation) -> Sequence[SubAttack]:
 
 
 def _share_known(observation: Observation) -> float:
-    """Return the known values per pixel that a defense left in the update; infinite if it left all."""
+    """Return the known values per pixel that a defense left; infinite if it left all."""
     parts = observation.knowledge.defense or ()
     if not any(isinstance(part.effect, Sparse) for part in parts):
         return math.inf
