@@ -1,4 +1,4 @@
-"""Attacks that solve for the inputs in the gradient of a fully connected layer."""
+"""Attacks that solve equations for the inputs behind a gradient."""
 
 from fl_privacy.attacks.exact.attack import ExactInversion
 from fl_privacy.attacks.exact.cocktail_party import CocktailParty

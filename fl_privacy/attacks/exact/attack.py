@@ -1,4 +1,4 @@
-"""Reconstruct images by solving equations, or descending between the first layers, and certify proven ones."""
+"""Reconstruct images by solving equations or by descent in the first layers, and certify them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,16 +28,16 @@ SMOOTH = (1e-1, 1e-2, 1e-3, 1e-4)
 """Weights of the mean total variation in the successive stages, next to shares of squared lengths."""
 
 _SURE = 1e-3
-"""Outputs of a ReLU above this share of the largest determine its inputs; the others only bound them from above."""
+"""Outputs of a ReLU above this share of the largest determine its inputs; smaller ones only bound the inputs."""
 
 _SPREAD = 0.02  # spread of the first pixels around 0.5
 _NEAREST = 2  # blocks nearest to the image whose outputs are matched
 
 
 def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, report: Report) -> tuple[Tensor, Tensor]:
-    """Fit images (V, C, H, W), float64, by descent to the known features and the first layers' gradients.
+    """Fit images (V, C, H, W) by descent to known features and the first layers' gradients.
 
-    Their mismatch (V,), as a mean share of squared lengths, is returned, too. ``evaluations`` are those of each victim.
+    Return float64 images and their mismatch (V,), a mean share of squared lengths; ``evaluations`` are per victim.
     """
     missed = _loss(network, known)
     like = next(iter(known.values.values()))
@@ -62,7 +62,7 @@ def pixels_of(network: Residual, known: Known, *, evaluations: int, seed: int, r
 
 
 def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
-    """Return the mismatch (V,) of images (V, C, H, W) with the known values nearest to them."""
+    """Return a function from images (V, C, H, W) to their mismatch (V,) with the nearest known values."""
     graph = network.graph
     order = {node: number for number, node in enumerate(graph.nodes)}
     nearest = sorted(known.values, key=order.__getitem__)[: 2 * _NEAREST - 1]
@@ -81,7 +81,7 @@ def _loss(network: Residual, known: Known) -> Callable[[Tensor], Tensor]:
 
 
 def _unlike(network: Residual, node: fx.Node, found: Mapping[fx.Node, Tensor], values: Tensor) -> Tensor:
-    """Return the squared distance (V,) of a node's values, in front of an active ReLU."""
+    """Return the squared distance (V,) of a node's guess from ``values``, measured before an active ReLU."""
     if network.graph.kind(node) != "relu":
         return _squares(found[node] - values)
     (given,) = node.all_input_nodes
@@ -155,7 +155,7 @@ def find_normalized_layer(observation: Observation) -> NormalizedLayer | None:
 
 
 def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Solve for two inputs (2, N) by the signs of the gradients (M, N), (M,): the center plus and minus the spread."""
+    """Return the two inputs (2, N), center plus and minus spread, with signs from the gradients (M, N), (M,)."""
     if layer.spread is None:
         return None
     direction = torch.linalg.svd(weight.double() - bias.double()[:, None] * layer.center, full_matrices=False)[2][0]
@@ -164,15 +164,15 @@ def two_examples(layer: NormalizedLayer, weight: Tensor, bias: Tensor) -> Tensor
 
 
 def with_the_bias(layer: FirstLayer, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the weight's gradient (M, N), with the bias's (M, 1) appended behind batch norm in training mode.
+    """Return the weight's gradient (M, N), behind batch norm in training mode with the bias's as a column.
 
-    Examples relative to their mean take one from the rank of the weight's gradient.
+    Centered examples lower the rank of the weight's gradient by one.
     """
     return torch.cat([weight, bias[:, None]], 1) if isinstance(layer, NormalizedLayer) else weight
 
 
 BLOCKS = "exact behind residual blocks"  # name of the sub-attack that solves for one image behind residual blocks
-_UNKNOWN = "The equations of one image are expected, but those of the layers disagree."
+_UNKNOWN = "The equations of one image are expected, but those of the layers disagree; use attack=auto."
 _Source = first_layer.FirstLayer | first_layer.PatchEmbedding | LayerChain | Residual
 _TOGETHER = 16  # images behind convolutions that are solved for at once
 
@@ -192,8 +192,7 @@ class ExactInversion(GroupAttack):
       by a descent in front of that, smooth images first.
 
     A reconstruction is ``proven`` if the equations have one solution up to the order of the images, its signs match the
-    zeros behind the ReLU, and the whole update is reproduced. The proof is of the model's inputs, which a defense may
-    have changed.
+    zeros behind the ReLU, and the whole update is reproduced. The proof concerns the model's inputs, after any defense.
 
     Attributes:
         rounds: maximal number of searches for sparse directions, for each victim.
@@ -278,7 +277,7 @@ class ExactInversion(GroupAttack):
         report: Report,
         explains: Callable[[Tensor], bool],
     ) -> tuple[Tensor, bool]:
-        """Return the layer's inputs (B, N), and ``True`` if no others could have entered."""
+        """Return the layer's inputs (B, N), and ``True`` if they are the only solution."""
         count, near = observation.upload.num_examples, NEARLY
         weight, bias = (as_gradient(observation)[name] for name in layer.names)
         if count == 1:
@@ -371,5 +370,5 @@ def _source(observation: Observation) -> _Source:
     source = source or find_normalized_layer(observation)
     source = source or first_layer.find_first_layer(model, sent, shape, fixed_norms=fixed)
     if missing := set(source.names) - observation.upload.tensors.keys():
-        raise first_layer.NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
+        raise first_layer.NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")
     return source

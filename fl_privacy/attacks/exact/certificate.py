@@ -1,4 +1,4 @@
-"""Certify reconstructed images without the originals: infer their labels, and compute the update again."""
+"""Certify reconstructed images without the originals: infer their labels and recompute the update."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ CHANGED_BEFORE = (
     "The client draws random numbers between its data and its network, as for crops, flips or mixup: the examples that"
     " entered the network are attacked, and may differ from the originals."
 )
-"""Note of an observation whose client was seen to do so."""
+"""Note of an observation whose client draws such numbers."""
 
 _PROVEN = "What is proven is what entered the first layer, which"
 _NEARLY_SAME = 0.01  # errors of the outputs match those of classes up to this share of their length
@@ -52,16 +52,16 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """Compares a batch's gradient with an update, as a mean gradient at the sent values, in double precision."""
+    """Compares a batch's recomputed gradient with the update, in double precision."""
 
     observation: Observation
     model: nn.Module
 
     def labels(self, inputs: Tensor, network: nn.Module | None = None) -> Tensor | None:
-        """Infer labels (B,) or (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
+        """Infer labels (B,) or (B, K) of ``inputs`` of ``network`` or the model; ``None`` without an output layer.
 
-        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is the same
-        multiple of p elsewhere, since clients may scale gradients.
+        They solve the output layer's gradient, a sum of inputs times p - y. Labels are classes if p - y is one multiple
+        of p off the label, since clients may scale gradients.
         """
         found = self.errors(inputs, network)
         if found is None or is_plain(self.loss):
@@ -69,9 +69,9 @@ class Reproduction:
         return labels_behind(self.head(inputs, network), self.loss, found[1] / len(inputs))[0]
 
     def errors(self, inputs: Tensor, network: nn.Module | None = None) -> tuple[Tensor, Tensor] | None:
-        """Return p and p - y (B, K) of inputs of ``network``, by default the model; ``None`` without an output layer.
+        """Return p and p - y (B, K) for ``inputs`` of ``network`` or the model; ``None`` without an output layer.
 
-        Under other losses, p - y is the slope of the loss by each output, times B.
+        Under other losses, p - y is the loss's gradient by each output, times B.
         """
         observation, inputs = self.observation, self._entering(inputs)
         output = labeling.output_layer(observation.model, observation.num_classes)
@@ -112,7 +112,7 @@ class Reproduction:
         return None if found is None else found[1].argmin(1)
 
     def equals(self, distance: float) -> bool:
-        """Return ``True`` if ``distance`` is only rounding, in the precision of the gradient's computation."""
+        """Return ``True`` if ``distance`` is only rounding in the precision of the client's computation."""
         if not ROUNDING <= distance < _HALF * torch.finfo(torch.bfloat16).eps:
             return distance < ROUNDING
         kinds = (precision_of(value) for value in as_gradient(self.observation).values() if value.dim() > 1)
@@ -125,8 +125,7 @@ class Reproduction:
     def distance(self, batch: Batch, *, any_scale: bool = True) -> float:
         """Return the distance of ``batch``'s gradient from the observed one, relative to the latter's norm.
 
-        A common factor is ignored, since clients clip, unless ``any_scale`` is off. The worst tensor counts, so that no
-        small layer hides.
+        The tensor with the largest distance counts. With ``any_scale``, a common factor is ignored, since clients clip.
         """
         found, observed = self._gradients(batch), as_gradient(self.observation)
         inner = sum(float((found[name] * value.double()).sum()) for name, value in observed.items())
@@ -139,7 +138,7 @@ class Reproduction:
         return math.nan if any(map(math.isnan, shares)) else max(shares)
 
     def share(self, batch: Batch, weight: float) -> float:
-        """Return ``weight`` times ``batch``'s gradient norm relative to the observed one, at most over tensors."""
+        """Return ``weight`` times the largest ratio, over tensors, of ``batch``'s gradient norm to the observed one."""
         found, observed = self._gradients(batch), as_gradient(self.observation)
         return max(weight * float(found[name].norm()) / float(v.norm()) for name, v in observed.items() if v.any())
 
@@ -206,7 +205,7 @@ def certified(reproduction: Reproduction, read: Read, *, ordered: bool = True) -
 
 
 def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
-    """Return a note if the update shows that the client's examples were changed before."""
+    """Return a note if the update shows that the client changed its examples first."""
     drops = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in observation.model.modules())
     if DRAWS in observation.notes or (drops and observation.plan.mode == "train"):
         return (
@@ -220,7 +219,7 @@ def _limits(observation: Observation, labels: Tensor) -> tuple[str, ...]:
 
 
 def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) -> tuple[Tensor, tuple[str, ...]]:
-    """Cut ``images`` to [0, 1]. Solved ones with another scale are kept, with a note on it.
+    """Cut ``images`` to [0, 1]; solved images of another scale are kept, with a note.
 
     Rows of a table with a ``schema`` are kept if solved for, or else replaced by its nearest rows.
     """
@@ -236,12 +235,12 @@ def within_range(images: Tensor, *, solved: bool, schema: Schema | None = None) 
 
 
 def is_muted(weight: Tensor, shade: Tensor) -> bool:
-    """Return whether columns of the gradient (M, N) were zeroed though their pixels ``shade`` (..., N) vary."""
+    """Return ``True`` if columns of the gradient (M, N) are zero although their pixels ``shade`` (..., N) vary."""
     return bool(((weight == 0).all(0) & (shade > 0) & (shade < 1)).any())
 
 
 def _labels(found: tuple[Tensor, Tensor] | None) -> Tensor | None:
-    """Turn p and p - y (B, K) into labels (B,) or (B, K); for classes any multiple of p - y will do."""
+    """Turn p and p - y (B, K) into labels (B,) or (B, K); classes need only a multiple of p - y."""
     if found is None:
         return None
     probabilities, errors = found
@@ -263,14 +262,14 @@ _MOST_WAYS = 1000  # largest number of compared combinations of occurrences
 _MOST = 8  # largest mean number of occurrences for a batch of unknown size
 
 Times = Callable[[int], list[int] | None]
-"""Occurrences of each different example in a batch of this size; ``None`` if no whole numbers fit."""
+"""Function from a batch size to each distinct example's occurrences; ``None`` if no whole numbers fit."""
 
 
 def with_repeats(victim: Reproduction, images: Tensor) -> tuple[Tensor, str]:
-    """Repeat each distinct image (R, ...) as often as it occurs in the batch, with a sentence on that.
+    """Repeat each distinct image (R, ...) as often as it occurs in the batch; also return a note.
 
-    The output layer's gradient sums the loss's slopes over the different examples: n p - c under a cross entropy, with
-    n occurrences, c of these by class. A batch of unknown size may be larger than its rank.
+    The output layer's gradient sums the loss's slopes over distinct examples: n p - c under cross entropy, for n
+    occurrences, c of them by class. A batch of unknown size may be larger than its rank.
     """
     rank, observation = len(images), victim.observation
     size = observation.upload.num_examples
@@ -300,10 +299,10 @@ def _same(size: int) -> str:
 
 
 def times_of(victim: Reproduction, inputs: Tensor, network: nn.Module | None = None) -> Times:
-    """Return how often each distinct input (R, ...) of ``network`` or the model occurs in the batch.
+    """Return the function that counts occurrences of each distinct input (R, ...) in a batch.
 
-    Under losses of classes the slopes have lengths in proportion to them. Slopes of others are linear in targets, whose
-    sums are whole.
+    Under losses of classes, a slope's length is proportional to the occurrences. Under others, slopes are linear in
+    targets, whose sums are whole.
     """
     rank, loss = len(inputs), victim.loss
     if rank == 1:
@@ -355,9 +354,9 @@ def _in_proportion(weights: Tensor) -> Times:
 
 
 def as_one(observation: Observation) -> Observation | None:
-    """Return the observation of one example that makes up the whole batch; ``None`` unless the output layer shows that.
+    """Return the observation of the one example that a batch repeats; ``None`` for other batches.
 
-    Its gradient has rank 1 then. With two outputs it always has.
+    The output layer's gradient then has rank 1; with two outputs it always has.
     """
     size, labels = observation.upload.num_examples, observation.knowledge.labels
     plan = observation.plan
@@ -378,7 +377,7 @@ def as_one(observation: Observation) -> Observation | None:
 
 
 def repeated(found: Reconstruction, size: int) -> Reconstruction:
-    """Repeat a reconstructed example ``size`` times, with a sentence on that."""
+    """Repeat a reconstructed example ``size`` times, with a note."""
     assert found.batch is not None
     batch = Batch(found.batch.inputs.repeat_interleave(size, 0), found.batch.labels.repeat_interleave(size, 0))
     return replace(found, batch=batch, notes=(*found.notes, _same(size)))

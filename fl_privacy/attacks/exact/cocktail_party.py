@@ -31,7 +31,7 @@ _LONGEST_STEP = 0.3  # largest relative change of a component in one step
 
 
 def unmixed(basis: Tensor, directions: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-    """Return the layer's inputs (V, B, N): ``directions`` (V, B, B) in ``basis`` (V, B, N), at the inputs' scale.
+    """Return the inputs (V, B, N) along ``directions`` (V, B, B) of ``basis`` (V, B, N), rescaled.
 
     The scale follows from the gradients of ``weights`` (V, M, N) and ``biases`` (V, M).
     """
@@ -79,7 +79,7 @@ def independent_directions(features: Tensor, start: Tensor, *, iterations: int) 
 
 
 def _most_likely(white: Tensor, directions: Tensor, iterations: int) -> Tensor:
-    """Maximize the likelihood of components with Student's t of one degree of freedom, each in its own scale."""
+    """Maximize the likelihood of components under a Cauchy density, each at its own scale."""
     found = directions @ white
     one = torch.eye(white.shape[1], dtype=white.dtype, device=white.device)
     for _ in range(iterations):
@@ -131,8 +131,8 @@ _RELABELED = 3  # number of searches for images with the labels of the images fo
 _ALONE = 1 / 16
 """Share of the differences of neighboring pixels that count as independent.
 
-A smaller one relies too much on equations behind noise, a larger one on images that leave most of the update
-unexplained."""
+A smaller one relies too much on equations behind noise, a larger one on images that leave much unexplained.
+"""
 
 _COMPONENTS = 0.5  # approximate share of the work that the search for components takes
 _CHUNK_ELEMENTS = 1 << 24  # elements of weight gradients processed at a time (128 MB of float64)
@@ -149,7 +149,7 @@ class CocktailParty(GroupAttack):
     look like photographs.
 
     Attributes:
-        iterations: number for each of two searches.
+        iterations: iterations of each of the two searches.
         steps: maximal number of Gauss-Newton steps; 0 leaves the components inexact.
     """
 
@@ -169,7 +169,7 @@ class CocktailParty(GroupAttack):
         fixed = first.plan.batch_norm == "eval"
         layer = find_first_layer(first.model, first.assumed(), first.input_shape, fixed_norms=fixed)
         if missing := set(layer.names) - first.upload.tensors.keys():
-            raise NotFullyConnectedError(f"The gradient of {min(missing)} is expected, but was withheld.")
+            raise NotFullyConnectedError(f"{min(missing)} is expected, but was withheld; use attack=auto.")
         (outputs, pixels), count = first.upload.tensors[layer.weight].shape, first.upload.num_examples
         if outputs < count:
             raise NotAttackableError(f"At least {count} outputs of the first layer are expected, but it has {outputs}.")
@@ -266,11 +266,11 @@ class _Mixed:
         return self.reproduction.classes(self.images(inputs).clamp(0, 1))
 
     def _is_silent(self, mixing: Tensor, labels: Tensor) -> bool:
-        """Return ``True`` if the network shows a ReLU behind the layer at A (B, B)."""
+        """Return ``True`` if the signals at the mixing A (B, B) have zeros, as behind a ReLU."""
         return float((self._mixture.signal(mixing, labels)[1] == 0).float().mean()) >= _SILENT
 
     def behind_zeros(self, inputs: Tensor, labels: Tensor) -> Tensor | None:
-        """Solve for the only images (B, N) with the gradient's zeros; ``None`` without zeros."""
+        """Return the only images (B, N) that fit the gradient's zeros; ``None`` without zeros."""
         mixing, count = inputs @ self.basis.T, len(inputs)
         if not self._is_silent(mixing, labels) or (columns := column_space(self.weight, count)) is None:
             return None
@@ -281,7 +281,7 @@ class _Mixed:
     def behind_network(self, inputs: Tensor, labels: Tensor, steps: int, report: Report) -> Tensor:
         """Descend from ``inputs`` to images (B, N) that explain the whole gradient, with labels that may change.
 
-        Start or end is returned, whichever is likelier by misfit and independence.
+        Of start and end, the likelier by misfit and independence is returned.
         """
         first, mixture = inputs @ self.basis.T, self._mixture
         starts = [(first, labels)]

@@ -1,4 +1,4 @@
-"""Solve for the inputs of a convolution from its weight's gradient, with its outputs or the slopes at them."""
+"""Solve for a convolution's inputs from its weight's gradient and its outputs or their slopes."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class Convolution:
 
 
 def above_noise(outputs: Tensor) -> Tensor:
-    """Zero the ReLU outputs (V, ...) that noise explains; values below 0 show the noise's size."""
+    """Set ReLU outputs (V, ...) that noise explains to zero; values below 0 show the noise's size."""
     least = outputs.flatten(1).amin(1).clamp(max=0).view(-1, *(1 for _ in outputs.shape[1:]))
     return torch.where(outputs > -_NOISE * least, outputs, 0)
 
@@ -147,7 +147,7 @@ def _number(rows: Tensor) -> Tensor:
 
 
 def _apart(values: Tensor, step: int) -> Tensor:
-    """Group pixels (V, C, H, W) by their places modulo ``step``: (V, S, C, H W / S), S = step^2."""
+    """Group pixels (V, C, H, W) by position modulo ``step``: (V, S, C, H W / S), S = step^2."""
     return F.pixel_unshuffle(values, step).reshape(*values.shape[:2], step * step, -1).transpose(1, 2)
 
 
@@ -291,7 +291,7 @@ _BETTER = 0.95  # share of the residual to which a flip has to reduce it
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """Slopes (V, C, H, W) of the loss, ``full`` without the ReLU, of which ``open`` ones, or all, are let through."""
+    """Slopes (V, C, H, W) of the loss: ``full`` before a ReLU, which passes only the ``open`` ones (or all)."""
 
     full: Tensor
     open: Tensor | None = None
@@ -325,14 +325,14 @@ class Equations:
 
 
 Shown = tuple[Tensor, Tensor]
-"""Number of times (V, C, H, W) that each input is known from elsewhere, and the sums (V, C, H, W) of these values."""
+"""Number of times (V, C, H, W) that each input is known from elsewhere, and the sum (V, C, H, W) of its values."""
 
 
 @torch.no_grad()
 def gated_inputs(equations: Sequence[Equations], shown: Shown | None = None) -> tuple[Tensor, Tensor]:
-    """Solve for the inputs (V, C, H, W); also return the residual share (V,).
+    """Solve for inputs (V, C, H, W), and return them with the residual share (V,).
 
-    Outputs near zero may pass a ReLU by rounding alone; gates are turned in place while the residual falls.
+    Gates that rounding may have opened or closed are turned in place while the residual falls.
     """
     for own in equations:
         if own.slopes.open is not None and own.layer.module.kernel_size != (1, 1):

@@ -1,6 +1,6 @@
-"""Find the layer that the pixels enter, and solve for them: b x^T = W of V victims if it is fully connected.
+"""Find the layer that the pixels enter, and solve for its inputs: b x^T = W if it is fully connected.
 
-W (V, M, N) and b (V, M) are the gradients of weight and bias, in double precision.
+W (V, M, N) and b (V, M) are the gradients of weight and bias of V victims, in double precision.
 """
 
 import math
@@ -74,10 +74,10 @@ class Probed:
 def find_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> FirstLayer:
-    """Find the first layer of ``model`` at ``state`` by following test images of ``input_shape`` (C, H, W).
+    """Find the first layer of ``model`` at ``state`` by passing test images of ``input_shape`` (C, H, W).
 
-    ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. If another layer comes first, it has no bias, or
-    pixels are mixed before, raise ``NotFullyConnectedError``.
+    ``fixed_norms`` is ``True`` if batch norm uses the statistics sent. Raise ``NotFullyConnectedError`` if another
+    layer comes first, it has no bias, or pixels are mixed before.
     """
     seen = probe_first_layer(model, state, input_shape, fixed_norms=fixed_norms)
     name, module = seen.name, seen.module
@@ -98,7 +98,7 @@ def find_first_layer(
 def probe_first_layer(
     model: nn.Module, state: ModelState, input_shape: tuple[int, ...], *, fixed_norms: bool = False
 ) -> Probed:
-    """Observe the inputs of the first layer with parameters."""
+    """Pass test images to find the first layer with parameters, and record its inputs."""
     values = next(iter(state.parameters.values()))
     frozen = frozen_copy(model, state, LocalPlan(batch_norm="eval"), device=values.device, dtype=values.dtype).eval()
     random = torch.rand(input_shape, generator=torch.Generator().manual_seed(0)).to(values)
@@ -127,7 +127,7 @@ def fit(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def distinct_ratios(weights: Tensor, biases: Tensor, *, count: int, smallest: float, alike: float) -> Tensor:
-    """Find the ratios W_i / b_i (V, count, N) that most rows share, without repetitions if possible.
+    """Find the ratios W_i / b_i (V, count, N) that most rows share, distinct if possible.
 
     Args:
         weights: (V, M, N).
@@ -180,7 +180,7 @@ _ONE_HOT = 0.01  # largest distance of targets from those of one class
 
 @dataclass(frozen=True, eq=False)
 class HiddenFeatures:
-    """Inputs ``values`` (B, N), float64, of a hidden layer of a victim, and their ``labels`` (B,), in any order."""
+    """A victim's inputs ``values`` (B, N), float64, of a hidden layer, and ``labels`` (B,), in any order."""
 
     path: str
     values: Tensor
@@ -190,7 +190,7 @@ class HiddenFeatures:
 def first_hidden_layer(observation: Observation) -> str | None:
     """Return the path of the first uploaded fully connected layer behind others; ``None`` if there is none.
 
-    Batch statistics rule it out, since each image needs features of its own.
+    Batch statistics rule it out, since features then depend on other images.
     """
     model, sent = observation.model, observation.upload.tensors
     normalizes = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -215,8 +215,8 @@ def first_hidden_layer(observation: Observation) -> str | None:
 def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torch.Generator) -> HiddenFeatures | None:
     """Reconstruct the inputs of the layer at ``path`` by :mod:`fl_privacy.attacks.exact.spear`; ``None`` if uncertain.
 
-    One image is left to :class:`fl_privacy.attacks.ModelInversion`: matching its features, a quotient of gradients (Gu
-    et al. 2021, Lemma 1), twice loses quality (LeNet with tanh, 600 evaluations: 47 instead of 54 dB).
+    One image is left to :class:`fl_privacy.attacks.ModelInversion`: if descents also match its features, a quotient of
+    gradients (Gu et al. 2021, Lemma 1), quality falls (LeNet with tanh, 600 evaluations: 47 instead of 54 dB).
     """
     observation = reproduction.observation
     gradient, count = as_gradient(observation), observation.upload.num_examples
@@ -240,7 +240,7 @@ def hidden_features(reproduction: certificate.Reproduction, path: str, rng: torc
 
 
 def _with_labels(reproduction: certificate.Reproduction, path: str, features: Tensor) -> HiddenFeatures | None:
-    """Repeat features (R, N) as often as they occur, with labels; ``None`` if either is not clear."""
+    """Repeat features (R, N) as often as they occur, with labels; ``None`` if counts or labels are unclear."""
     rest = Rest(reproduction.model, path, reproduction.observation.input_shape)
     if len(features) < (size := reproduction.observation.upload.num_examples):
         times = certificate.times_of(reproduction, features, rest)(size)
@@ -262,8 +262,8 @@ class AnalyticInversion(GroupAttack):
     """Solve b x^T = W for networks whose first layer is fully connected (SPN, Fan et al. 2020, Eq. 7 and Theorem 2.1).
 
     One example is the least squares solution, exact up to rounding. In a batch, neurons active for a single example
-    give that example; the ratios shared by most rows are taken. Several local steps count as a gradient to first order;
-    Adam's are refused.
+    give that example; the ratios shared by most rows are taken. Several local steps count as one gradient; Adam's are
+    refused.
 
     Attributes:
         smallest: rows whose bias gradient is below this share of the largest are left out, in [0, 1).
@@ -284,7 +284,7 @@ class AnalyticInversion(GroupAttack):
         expect_gradient(first)
         layer = find_first_layer(first.model, first.sent, first.input_shape)
         if missing := {layer.weight, layer.bias} - first.upload.tensors.keys():
-            raise NotAttackableError(f"The gradient of {min(missing)} is expected, but was withheld.")
+            raise NotAttackableError(f"{min(missing)} is expected, but was withheld; use attack=auto.")
         at_once = max(1, _CHUNK_ELEMENTS // first.upload.tensors[layer.weight].numel())
         observations, results = list(group.observations.items()), dict[int, Reconstruction]()
         for start in range(0, len(observations), at_once):
@@ -401,7 +401,7 @@ def find_patch_embedding(
 
 
 def solve(embedding: PatchEmbedding, gradients: Tensors) -> certificate.Read:
-    """Solve by least squares for the image (1, C, H, W), float64, of an update of one image.
+    """Solve an update of one image for that image (1, C, H, W), float64, by least squares.
 
     The position embedding's gradient is that of the embedded patches (APRIL, Lu et al. 2022, section 4): dL/dW = sum_t
     dL/dp_t x_t^T has D equations for N unknowns at each place in a patch. The image is unique if the error estimated

@@ -1,4 +1,4 @@
-"""Solve for one image behind convolutions, layer by layer from the last one back (R-GAP, Zhu and Blaschko 2021).
+"""Solve for one image behind convolutions, from the last layer back (R-GAP, Zhu and Blaschko 2021).
 
 A layer's inputs solve linear equations: those of its outputs, and those of its weight's gradient.
 """
@@ -43,7 +43,7 @@ def _leaky(slope: float) -> Activation:
 
 _EDGE = 1e-12
 _SCALE, _DEPTH = 1.0507009873554805, 1.0507009873554805 * 1.6732632423543772
-"""Slope of SELU above 0, and how far below 0 it goes (Klambauer et al. 2017, eq. 2)."""
+"""Slope of SELU above 0, and minus its lower limit (Klambauer et al. 2017, eq. 2)."""
 
 ACTIVATIONS: Sequence[Activation] = (
     Activation(torch.clone, torch.clone, torch.ones_like),
@@ -93,7 +93,7 @@ WRONG = 0.1  # residual share of a layer's equations above which they are not th
 
 @dataclass(frozen=True, eq=False)
 class ChainLayer:
-    """One layer of a chain: shapes without the batch, and the activation behind it, any for the last layer."""
+    """A layer of a chain, with shapes without the batch and the activation behind it (arbitrary for the last layer)."""
 
     name: str
     module: nn.Conv2d | nn.Linear
@@ -122,7 +122,7 @@ class LayerChain:
 
 @torch.no_grad()
 def find_chain(observation: Observation) -> LayerChain | None:
-    """Find the chain from the image to the first layer whose gradients reveal its inputs; ``None`` for other models."""
+    """Find the layers from the image to the first whose gradients reveal its inputs; ``None`` for other models."""
     if observation.upload.num_examples != 1:
         return None
     model = model_as_sent(observation).eval()
@@ -158,7 +158,7 @@ def find_chain(observation: Observation) -> LayerChain | None:
 
 
 def _is_start(call: ModuleCall, told: Collection[str]) -> bool:
-    """Return ``True`` if the layer's own gradients give its inputs and the slope by its outputs."""
+    """Return ``True`` if the layer's gradients give its inputs and the loss's slope by its outputs."""
     return isinstance(call.module, nn.Linear) and {f"{call.name}.weight", f"{call.name}.bias"} <= set(told)
 
 
@@ -182,7 +182,7 @@ def _is_plain(module: nn.Module, shape: tuple[int, ...]) -> bool:
 def recursed(chain: LayerChain, gradients: Tensors) -> tuple[Tensor, Tensor]:
     """Solve for the images (V, C, H, W) behind V updates ``gradients`` (V, *shape) of one image each (R-GAP).
 
-    The residual share (V,) of the equations of the worst layer is returned, too.
+    Also return the worst layer's residual share (V,).
     """
     last = chain.layers[-1]
     delta = gradients[f"{last.name}.bias"].double()

@@ -1,4 +1,4 @@
-"""Solve block by block for one image behind a residual network with fixed batch norms.
+"""Solve for one image behind a residual network with fixed batch norms, block by block.
 
 Follows R-GAP (Zhu and Blaschko 2021).
 """
@@ -41,7 +41,7 @@ _KINDS: Mapping[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class FxGraph:
-    """The graph of a model whose batch norm has fixed statistics."""
+    """The traced graph of a model whose batch norm has fixed statistics."""
 
     module: fx.GraphModule
     nodes: Sequence[fx.Node]
@@ -99,7 +99,7 @@ class _Tracer(fx.Tracer):
 
 
 def traced(model: nn.Module) -> FxGraph | None:
-    """Trace a model; ``None`` if its computation depends on values or can't be traced."""
+    """Trace a model; ``None`` if its operations depend on values or can't be traced."""
     try:
         module = fx.GraphModule(model, _Tracer().trace(model))
     except (*UNFORESEEN, TypeError, AttributeError):
@@ -109,9 +109,9 @@ def traced(model: nn.Module) -> FxGraph | None:
 
 
 def complete_head(observation: Observation, head: str) -> Observation:
-    """Fill in values of layer ``head`` that a known defense cut or zeroed, for one example and one step of SGD.
+    """Fill in values of layer ``head`` that a known defense cut or zeroed, after one step on one example.
 
-    The gradient of the weight is slopes times features, that of the bias the slopes: the other values suffice.
+    The weight's gradient is the bias's gradient times the features, so that the remaining values suffice.
     """
     effect = next((e for part in observation.knowledge.defense or () if isinstance(e := part.effect, Truncated)), None)
     if effect is None or observation.plan.weight_decay:
@@ -146,7 +146,7 @@ class Known:
     values: Mapping[fx.Node, Tensor]  # (V, C, H, W) of nodes behind a ReLU, those nearest to the image last
     equations: Sequence[tuple[fx.Node, Equations]]  # (node, equations for its values) that were too few to solve
     started: Tensor
-    found: Tensor  # (V,) ``True`` if it is as near to the image as for the others
+    found: Tensor  # (V,) ``True`` if solved as near to the image as for the other victims
     left: Tensor  # (V,) share of a block's outputs missed, in the worst block
 
     def of(self, rows: Tensor) -> "Known":
@@ -198,7 +198,7 @@ def _input_of(node: fx.Node) -> fx.Node:
 
 @torch.no_grad()
 def find_residual(observation: Observation) -> Residual | None:
-    """Return the network; ``None`` if it is of another kind or a gradient was withheld."""
+    """Return the observation's residual network; ``None`` for other networks or withheld gradients."""
     if observation.upload.num_examples != 1 or observation.plan.batch_norm == "train":
         return None
     if not any(isinstance(module, nn.Conv2d) for module in observation.model.modules()):
@@ -289,7 +289,7 @@ def _started(network: Residual, own: Tensors, slopes: Tensor) -> tuple[fx.Node, 
 
 
 def _scaled(network: Residual, at: fx.Node, values: Tensor, features: Tensor) -> tuple[Tensor, float]:
-    """Scale ``values`` (C, H, W) so that the ``features`` (N,) follow, and return the share missed."""
+    """Scale ``values`` (C, H, W) to reproduce the ``features`` (N,); also return the share missed."""
     pooled = _input_of(network.head)
 
     def missed(factors: Tensor) -> Tensor:
@@ -314,7 +314,7 @@ def _heard(network: Residual, node: fx.Node, values: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class _Step:
-    """The way from one cut, whose values are known, to the one before.
+    """Solves for the values at a cut of the network from those at the next cut.
 
     Attributes:
         outputs, slopes: (V, C, H, W) at ``at``.
@@ -331,7 +331,7 @@ class _Step:
     gates: Tensor | None = None  # (V, C, H, W) bool, the ``outputs`` that a ReLU let through
 
     def runs(self) -> bool:
-        """Propagate the slopes from one cut to the other; ``False`` if a layer in between is of another kind."""
+        """Propagate the slopes from cut to cut; ``False`` if a layer between them is unsupported."""
         graph, slopes = self.network.graph, {self.at: Slopes(self.slopes)}
         between = graph.behind(self.at, {self.before}) - {self.before}
         for node in reversed([node for node in graph.nodes if node in between]):
@@ -399,7 +399,7 @@ class _Step:
         return _heard(self.network, self.before, found)
 
     def _shown(self) -> Shown | None:
-        """Return the values that a shortcut shows: outputs minus the other branch's."""
+        """Return the values that a shortcut reveals: the block's outputs minus the other branch's."""
         graph, ends = self.network.graph, {self.before, self.network.graph.image}
         if self.gates is None or graph.kind(_input_of(self.at)) != "add":
             return None

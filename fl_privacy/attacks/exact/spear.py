@@ -1,4 +1,4 @@
-"""Factor G = D X^T with a half-zero D: a batch behind a ReLU from one gradient (SPEAR, Dimitrov et al. 2024).
+"""Reconstruct a batch behind a ReLU from G = D X^T with a half-zero D (SPEAR, Dimitrov et al. 2024).
 
 For a layer z = W x + b, D = dL/dz (M, B) is zero at silent neurons, X (N, B) are the inputs, g = D 1 is the bias's
 gradient, and D = L Q with an orthonormal basis L of the columns of G.
@@ -28,13 +28,13 @@ _MOST_ROWS = 16
 _SHARP = [(0.03 * 0.5**step, 1.0) for step in range(20)]  # schedule of a search that stays near where it starts
 
 _SOFT = [(0.3 * 0.8**step, 1.0) for step in range(36)]
-"""Schedule of a search that goes further: components of 64 images are a few percent of others."""
+"""Schedule of a wider search: components of 64 images are a few percent of others."""
 
 _FAR = [(0.5 * 0.7**step, 1.0) for step in range(36)]
-"""Schedule of a search that goes as far as the logarithm of the elements leads."""
+"""Schedule of the widest search, by the logarithm of the elements."""
 
 _KEPT = 1024  # largest number of directions from which independent ones are chosen
-_JUDGED = 2_000_000  # signs of other choices that are computed at once
+_JUDGED = 2_000_000  # signs of alternatives that are computed at once
 _BLIND = 6  # rounds without a finding after which a kind of search is given up
 
 _ROUNDED, _CLEAR = 3.0, 0.1
@@ -81,7 +81,7 @@ def columns_of(weight: Tensor, most: int) -> Tensor | None:
 def sparse_factors(
     weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, *, rng: torch.Generator, starts: int
 ) -> Iterator[SparseFactors | None]:
-    """Yield ever better factors of one victim's gradient, once for each round of ``starts`` starts.
+    """Yield ever better factors of one victim's gradient, one for each round of ``starts`` starts.
 
     The factors are sparse combinations of the columns of L, as behind a ReLU, with scales from g.
 
@@ -119,12 +119,12 @@ def factors_near(
 
 
 def zeros(columns: Tensor, zero: float = _ZERO) -> Tensor:
-    """Mark the elements of (..., M, B) that are ``zero`` up to rounding, relative to the largest of their column."""
+    """Mark elements of (..., M, B) that are below ``zero`` times the largest of their column."""
     return columns.abs() < zero * columns.abs().amax(-2, keepdim=True)
 
 
 class _Gradient:
-    """A victim's gradients G and g, on the columns L of G, and the layer's W and b, in float64.
+    """A victim's gradients G and g in the basis L, and the layer's W and b, in float64.
 
     ``rows`` (M', B) are the nonzero ones of L, times the root of M; ``noise`` is their rounding, 0 unless in half
     precision; ``zero`` is the largest size of a zero, relative to its column.
@@ -143,7 +143,7 @@ class _Gradient:
         self.zero = max(_ZERO, _ROUNDED * self.noise)
 
     def improved(self, chosen: Tensor, pool: Tensor) -> Tensor:
-        """Replace ``chosen`` (B, B) one by one from ``pool`` (B, K), while more signs agree with zeros."""
+        """Replace ``chosen`` (B, B) directions one by one from ``pool`` (B, K), while more signs agree with zeros."""
         rows, (values, shift) = self._basis[self._live], (own[self._live] for own in self._layer)
         before = self._weight @ values.T
 
@@ -201,7 +201,7 @@ class _Gradient:
 
 
 class _Pool:
-    """Different directions with more zeros in the rows than any direction has, the ``_KEPT`` sparsest first."""
+    """Distinct directions whose products have more zeros than a generic one's; the ``_KEPT`` sparsest stay."""
 
     def __init__(self, gradient: _Gradient) -> None:
         self._rows, self._zero, rows = gradient.rows, gradient.zero, gradient.rows
@@ -265,7 +265,7 @@ class _Search:
         return _sparsest(self._rows, near.to(self._rows), _SHARP, self._noise)
 
     def _beside_the_chosen(self) -> Tensor:
-        """Search from the complement of the chosen directions, or of all but one, plus a random mixture of them."""
+        """Search from the complement of all or all but one chosen direction, plus a random mixture of these."""
         rank, count = self.chosen.shape
         if count == rank:
             apart = torch.linalg.inv_ex(self.chosen)[0].T
@@ -280,7 +280,7 @@ class _Search:
 
 
 def _sparsest(rows: Tensor, directions: Tensor, schedule: list[tuple[float, float]], noise: float) -> Tensor:
-    """Move directions (B, K) to where rows @ directions is locally sparsest.
+    """Move directions (B, K) until rows @ directions is locally sparsest.
 
     Each (smoothing, power) is one step of least squares on the sphere, with weights (y^2 + smoothing^2)^-power.
     """

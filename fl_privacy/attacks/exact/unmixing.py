@@ -1,4 +1,4 @@
-"""Separate images that a fully connected layer has mixed, by the network behind it, exactly (one victim at a time).
+"""Separate images that a layer has mixed, exactly, by the network behind it (one victim at a time).
 
 Mixing A (B, B) and a client's scaling s solve s D^T [A, 1] = [G R^T, g]
 (:mod:`fl_privacy.attacks.exact.cocktail_party`), where D_i is the gradient of the loss by z_i = P^T a_i + b, P = R W^T.
@@ -16,7 +16,7 @@ from fl_privacy.models.gradients.hooks import leaving
 from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 
 _INDEPENDENCE = 0.03
-"""Approximate standard deviation of E in A = (1 + E) A_0 for images A_0 separated by independence: that of 30 dB."""
+"""Approximate standard deviation of E in A = (1 + E) A_0 for A_0 found by independence, equal to 30 dB."""
 
 _DAMPING = 1e-3  # damping of the first step, as a share of the preconditioner
 _MOST_DAMPING = 1e3
@@ -60,7 +60,7 @@ class Mixture:
 
 
 def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis: Tensor, behind: Behind) -> Mixture:
-    """Build the mixture of G (M, N) and g (M,), W (M, N) and b (M,), and R (B, N); the rest of G is noise."""
+    """Build the mixture of G (M, N), g (M,), ``layer`` (W, b) and basis R (B, N), with noise from the rest of G."""
     gradient, (values, shift) = weight.double(), layer
     on_basis = gradient @ basis.T
     rest = float(gradient.square().sum() - on_basis.square().sum())
@@ -77,7 +77,7 @@ def mixture_of(weight: Tensor, bias: Tensor, layer: tuple[Tensor, Tensor], basis
 def unmixed_by_network(mixture: Mixture, start: Tensor, labels: Tensor, *, steps: int) -> Tensor:
     """Fit A (B, B) to the network from ``start``, for classes (B,), in at most ``steps`` damped Gauss-Newton steps.
 
-    Under noise ``start`` counts as well; without finite values no step is taken.
+    Under noise, ``start`` serves as a prior; without finite values no step is taken.
     """
     point = _Point.at(mixture, start, None, labels)
     if not math.isfinite(point.misfit(torch.zeros_like(start), start)):
@@ -105,7 +105,7 @@ def misfit(mixture: Mixture, mixing: Tensor, labels: Tensor) -> float:
 
 
 def metric_of_changes(first: Tensor) -> Tensor:
-    """Return the metric (B, B) in which changes E A_0 of A_0 (B, B) are as long as E."""
+    """Return the metric (B, B) that gives changes E A_0 of A_0 (B, B) the length of E."""
     metric: Tensor = torch.linalg.inv(first.T @ first)
     return metric
 

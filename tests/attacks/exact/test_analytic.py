@@ -106,7 +106,7 @@ def test_victims_fail_alone_and_progress_is_told():
     told = []
     found = AnalyticInversion()(broken, seed=0, progress=lambda done, total: told.append((done, total)))
     assert [r.id.probe for r in found] == [0, 1, 2] and told[-1] == (3000, 3000)
-    assert found[1].failure == "The gradient of features.0.bias is expected, but was withheld."
+    assert found[1].failure == "features.0.bias is expected, but was withheld; use attack=auto."
     assert found[0].batch is not None and found[0].batch.inputs.shape == (1, *SHAPE)
 
 

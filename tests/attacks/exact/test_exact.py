@@ -146,7 +146,7 @@ def test_a_withheld_layer_is_named():
     (seen,), _ = victims(mlp(), 2, 1)
     tensors = {name: t for name, t in seen.upload.tensors.items() if name != "features.0.bias"}
     (found,) = ExactInversion()([replace(seen, upload=replace(seen.upload, tensors=tensors))], seed=0)
-    assert found.failure == "The gradient of features.0.bias is expected, but was withheld."
+    assert found.failure == "features.0.bias is expected, but was withheld; use attack=auto."
 
 
 @pytest.mark.parametrize("wrong", [{"rounds": 0}, {"starts": 0}, {"starts": 2.5}])

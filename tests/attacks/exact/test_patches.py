@@ -49,7 +49,7 @@ def test_what_a_transformer_does_not_give_away_is_refused_with_the_reason():
     hidden = with_tensors(single, {n: t for n, t in single.upload.tensors.items() if n != POSITION})
     several, withheld = ExactInversion()([pair, hidden], seed=0)
     assert several.batch is None and "fully connected" in several.failure
-    assert withheld.failure == f"The gradient of {POSITION} is expected, but was withheld."
+    assert withheld.failure == f"{POSITION} is expected, but was withheld; use attack=auto."
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
