@@ -119,13 +119,13 @@ def test_a_row_between_optima_of_rows_that_are_known() -> None:
 
 
 def test_bad_input_is_told() -> None:
-    with pytest.raises(UserError, match="Means and variances"):
+    with pytest.raises(UserError, match="Means, variances"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 2)))
-    with pytest.raises(UserError, match="one a class"):
+    with pytest.raises(UserError, match="counts are expected"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 3)), counts=np.zeros(3))
-    with pytest.raises(UserError, match="alike"):
+    with pytest.raises(UserError, match="Rounds of one model"):
         rows_between(*(Moments(means=np.zeros((2, n)), variances=np.zeros((2, n))) for n in (2, 3)))
-    with pytest.raises(UserError, match="weights"):
+    with pytest.raises(UserError, match="Weights"):
         LogisticOptimum(weights=np.zeros(3), intercepts=np.zeros(1))
     with pytest.raises(UserError, match="Finite means"):
         Moments(means=np.zeros((2, 3)), variances=np.zeros((2, 3)), counts=np.array([np.inf, 1.0]))

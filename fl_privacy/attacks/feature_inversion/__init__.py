@@ -57,7 +57,7 @@ _ROOM = 2.0  # range, around 0, in which features are searched, as a multiple of
 
 
 class _Stretched(nn.Module):
-    """``rest`` behind a map of [0, 1] onto [low, low + width], the range of features."""
+    """``rest`` with inputs in [0, 1], which are scaled to [low, low + width], the range of features."""
 
     def __init__(self, rest: Rest, low: float, width: float) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class _Stretched(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """The input of the first public layer, by Lemma 1 or else by ``matching`` the uploaded gradients."""
+    """Recovers the first public layer's input, by Lemma 1 or by ``matching`` the uploaded gradients."""
 
     matching: GradientInversion
 
@@ -83,7 +83,7 @@ class Recovery:
             for gradient in map(targets.as_gradient, observations):
                 weight, bias = (gradient.get(f"{front.layer}.{name}") for name in ("weight", "bias"))
                 input_ = None if weight is None or bias is None else recover_by_lemma(layer, weight, bias)
-                missing = f"The gradient of {front.layer} was withheld or is zero."
+                missing = f"A gradient of {front.layer} is expected, but was withheld or is zero."
                 by_lemma.append(missing if input_ is None else input_[None])
             return by_lemma
         values, generator = next(front.parameters()), torch.Generator().manual_seed(seed % 2**63)
@@ -231,7 +231,7 @@ FeatureSource = Literal["auto", "known", "recovered"]
 """Source of the private layers' output; ``auto``: given if it is, else recovered from the public gradients."""
 
 FrontPolicy = Literal["auto", "fixed", "joint"]
-"""Stand-ins for private layers stay ``fixed`` or are optimized; ``auto``: optimized if a split is known."""
+"""Stand-ins for private layers stay ``fixed`` or are optimized (``joint``); ``auto``: optimized if a split is known."""
 
 JOINTLY = "It optimizes the private layers jointly with the image, starting from those that stand in for them."
 

@@ -1,4 +1,4 @@
-"""Infer rows from models that are fitted to the end, by their optima, means and variances."""
+"""Infer training rows from fully fitted models: from optima, means and variances."""
 
 from fl_privacy.attacks.fitted._gaussian_nb import (
     Moments as Moments,

@@ -1,4 +1,4 @@
-"""Infer the rows that came or went between two rounds from counts, means and variances, as of GaussianNB.
+"""Infer rows added or removed between two rounds, from a GaussianNB's counts, means and variances.
 
 For n rows of mean m and population variance v, the sum is n m and the sum of squares n (v + m^2).
 """
@@ -15,7 +15,7 @@ MOST_UNCOUNTED = 1_000_000  # largest number of rows of a class without counts
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Moments:
-    """The moments of a GaussianNB, or of any summary by class.
+    """Moments of each class, such as those of a fitted GaussianNB.
 
     ``means`` and ``variances`` are (K, F), ``counts`` (K,) of rows, if sent. ``var_`` of scikit-learn is the variance
     plus ``smoothing``, its ``epsilon_``.
@@ -29,10 +29,10 @@ class Moments:
     def __post_init__(self) -> None:
         if self.means.ndim != 2 or self.means.shape != self.variances.shape:
             raise UserError(
-                f"Means and variances are expected as (K, F), but got {self.means.shape} and {self.variances.shape}."
+                f"Means, variances (K, F) are expected, but got {self.means.shape}, {self.variances.shape}; pass both."
             )
         if self.counts is not None and self.counts.shape != self.means.shape[:1]:
-            raise UserError(f"Counts are expected one a class, but got {self.counts.shape} for {len(self.means)}.")
+            raise UserError(f"{len(self.means)} counts are expected, but got {self.counts.shape}; pass class_count_.")
         held = (self.means, self.variances, *([] if self.counts is None else [self.counts]))
         if not all(np.isfinite(values).all() for values in held):
             raise UserError("Finite means, variances and counts are expected, but some are not; fit the model again.")
@@ -40,11 +40,11 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowsBetween:
-    """The rows that one class gained between two rounds.
+    """The rows that one class gained or lost between two rounds.
 
     Attributes:
-        rows: (1, F) a single row; (2, F) each feature's smaller and larger value of two; empty beyond. If the number is
-            the same, (2, F) the row that went and the one that came, if it was one: NaN for equal values.
+        rows: (1, F) one row; (2, F) each feature's smaller and larger value for two rows; else empty. If the number is
+            unchanged, (2, F) the row that went and the row that came, assuming one each; NaN for equal values.
         mean, deviation: (F,) of the rows that came or went, exact for any number.
     """
 
@@ -63,7 +63,9 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
     x'^2. Rounds of other classes or features raise ``UserError``.
     """
     if before.means.shape != after.means.shape:
-        raise UserError(f"Rounds are expected alike, but got {before.means.shape} and {after.means.shape}.")
+        raise UserError(
+            f"Rounds of one model are expected, but got {before.means.shape} and {after.means.shape}; compare those."
+        )
     found = []
     for label in range(len(before.means)):
         same = np.array_equal(before.means[label], after.means[label])
@@ -77,9 +79,9 @@ def rows_between(before: Moments, after: Moments) -> tuple[RowsBetween, ...]:
 
 
 def rows_alone(moments: Moments) -> tuple[tuple[int, np.ndarray], ...]:
-    """Return (class, row (F,)) for each class whose rows are all equal, as if single: the row is the mean.
+    """Return (class, row (F,)) for each class with a single row, which is its mean.
 
-    Without counts, their variance is the smoothing, or if unknown, next to nothing.
+    Without counts, a class counts as single if its variance is only the smoothing or, if that is unknown, nearly 0.
     """
     if moments.counts is not None:
         alone = moments.counts == 1

@@ -21,8 +21,8 @@ class LogisticOptimum:
     def __post_init__(self) -> None:
         if self.weights.ndim != 2 or self.intercepts.shape != self.weights.shape[:1] or self.inverse_penalty <= 0:
             raise UserError(
-                "An optimum is expected to have weights (K, F), intercepts (K,) and a C above 0, but got"
-                f" {self.weights.shape}, {self.intercepts.shape} and {self.inverse_penalty}."
+                "Weights (K, F), intercepts (K,) and C above 0 are expected, but got"
+                f" {self.weights.shape}, {self.intercepts.shape} and {self.inverse_penalty}; pass those of one model."
             )
         if not (np.isfinite(self.weights).all() and np.isfinite(self.intercepts).all()):
             raise UserError("Finite weights and intercepts are expected, but some are not; fit the model again.")
@@ -42,7 +42,7 @@ def weighted_sums(optimum: LogisticOptimum) -> np.ndarray:
 
 
 def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, int]:
-    """Solve for the one row (F,), and its label, that the client has in addition to known ``rows`` (N - 1, F).
+    """Solve for the client's one row (F,) besides the known ``rows`` (N - 1, F), and its label.
 
     In closed form (Balle, Cherubin and Hayes, Reconstructing Training Data with Informed Adversaries, IEEE S&P 2022,
     section 3). If there is none, or rounding hides it, raise ``UserError``.
@@ -52,6 +52,6 @@ def row_beside_known(optimum: LogisticOptimum, rows: np.ndarray, labels: np.ndar
     share = -left.sum(0)  # (K,), (y - p) of the row
     best = int(np.argmax(np.abs(share)))
     if abs(share[best]) < 1e-9:
-        raise UserError("One row in addition to the known ones is expected, but the known ones explain the optimum.")
+        raise UserError("One unknown row is expected, but the known ones explain the optimum; leave one out.")
     row = np.asarray(share @ sums / (share @ share))
     return row, (int(share[0] > 0) if len(share) == 1 else int(np.argmax(share)))
