@@ -1,4 +1,4 @@
-"""Reconstruct inputs whose gradient is the observed one."""
+"""Reconstruct inputs by optimizing them until their gradient is the observed one."""
 
 from fl_privacy.attacks.gradient_inversion.attack import GradientInversion as GradientInversion
 from fl_privacy.attacks.gradient_inversion.settings import (

@@ -1,4 +1,4 @@
-"""Find inputs whose gradient is the observed one, for many victims at once."""
+"""Gradient inversion: search inputs whose gradient is the observed one, for many victims at once."""
 
 import itertools
 import math
@@ -28,9 +28,9 @@ from fl_privacy.types.film import Snapshot, joined, shortened
 
 @dataclass(frozen=True, eq=False)
 class Solutions:
-    """Solution for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
+    """Results for V victims: ``images`` (V, B, C, H, W), ``labels`` (V, B) or (V, B, K), and ``loss`` (V,).
 
-    ``history`` holds losses (T, V), thinned, and nan once a victim has finished.
+    ``history`` holds thinned losses (T, V), NaN after a victim has finished.
     """
 
     images: Tensor
@@ -60,9 +60,9 @@ def minimize_in_stages(
     *,
     filmed: Sequence[int] = (),
 ) -> Solutions:
-    """Minimize ``problem`` from ``variables`` (V, N).
+    """Minimize ``problem`` from ``variables`` (V, N), stage by stage.
 
-    Each victim keeps the generator's stage with the least loss without the penalty on latents.
+    With a generator, each victim keeps the stage with the least loss without the penalty on latents.
     """
     settings, moves, source = prepared.settings, prepared.moves, prepared.settings.source
     stages, best = 1 if source is None else source.stages, None
@@ -164,8 +164,8 @@ class GradientInversion(GroupAttack, Settings):
     """Minimize ``objective(gradient(guess), observed) + priors(guess)`` over the guess of each victim.
 
     Victims that share model, values sent, plan and shapes are attacked together. Each draws from
-    ``derive_generator(seed, "attack", observation.id, restart)``. It depends on others only through the last bits of
-    batched products, with ``most_victims=1`` not at all. The same call with as many CPU threads gives the same bits.
+    ``derive_generator(seed, "attack", observation.id, restart)``. Other victims change only the last bits of batched
+    products, with ``most_victims=1`` nothing. The same call with as many CPU threads gives the same bits.
     """
 
     def __post_init__(self) -> None:
@@ -186,5 +186,5 @@ class GradientInversion(GroupAttack, Settings):
         return results | (attack_victims(prepared, report) if prepared.victims else {})
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return the training data of its generator of images (C, H, W), ``None`` if it has none."""
+        """Return the training data of the generator of images (C, H, W), if any."""
         return None if self.source is None else self.source.provenance(image)

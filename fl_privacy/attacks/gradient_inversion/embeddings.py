@@ -1,4 +1,4 @@
-"""Texts as variables: embeddings of words, and their decoding."""
+"""Optimize texts as word embeddings, and decode these to tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class WordEmbeddings(ImageSource):
     norm: float = 0.0
 
     def start(self, context: VictimContext) -> Tensor:
-        """Return the initial variables (B L d,): embeddings of previously known texts, or random ones."""
+        """Return the first variables (B L d,): embeddings of earlier guesses, or random ones."""
         drawn, texts = self.first(context), context.observation.knowledge.previous
         if texts is None or texts.is_floating_point():
             return drawn.flatten()
@@ -38,7 +38,7 @@ class WordEmbeddings(ImageSource):
         return torch.where((tokens >= 0)[..., None], words, drawn.reshape(words.shape)).flatten()
 
     def held(self, context: VictimContext) -> Tensor:
-        """Return the mask (B L,), which is 1 at tokens."""
+        """Return the mask (B L,), 1 at tokens and 0 behind a text's end."""
         batch, longest, _ = context.shape
         lengths = known_lengths(context.observation)
         if lengths is None:
@@ -46,7 +46,7 @@ class WordEmbeddings(ImageSource):
         return (torch.arange(longest) < lengths.cpu()[:, None]).float().flatten()
 
     def images(self, variables: Tensor, held: Tensor, labels: Tensor, shape: Shape) -> Tensor:
-        """Return the embeddings and the mask, (V, B, L, d + 1)."""
+        """Return the embeddings with the mask as a last column, (V, B, L, d + 1)."""
         batch, longest, width = shape
         there = held.reshape(-1, batch, longest, 1).to(variables.dtype)
         return torch.cat([self._unit * variables.reshape(-1, batch, longest, width), there], -1)
@@ -81,7 +81,7 @@ class WordEmbeddings(ImageSource):
 
 
 def known_lengths(observation: Observation) -> Tensor | None:
-    """Return the texts' lengths (B,), as given, or inferred from the positions' gradient for a single text."""
+    """Return the texts' given lengths (B,), or that of a single text from the positions' gradient."""
     told, model = observation.knowledge.lengths, observation.model
     if told is not None or not isinstance(model, TextModel) or model.position_weight is None:
         return told

@@ -1,4 +1,4 @@
-"""Infer from an update the defense that made it, without its settings: its noise, zeros or levels."""
+"""Infer an unknown defense from the noise, zeros or levels in an update."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,22 +20,21 @@ from fl_privacy.models.unwrap_model import detached_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Tensors
 
-_LOUDEST = 3.0  # ratio of noise to gradient above which more smoothing leaves nothing but gray
+_LOUDEST = 3.0  # ratio of noise to gradient above which more smoothing leaves only gray
 _FEWEST = 8  # fewest columns of the output layer for an estimate
 
 _STRENGTH, _EDGE = 0.25, 0.05
-"""Largest slope of total variation by a pixel over that which noise gives the objective, chosen on networks whose
-weights at that strength are from 0.002 to 2, and the move of a pixel by noise that calls for it: about the difference
-of neighbors in photographs."""
+"""Largest slope of total variation by a pixel, relative to the slope that noise gives the objective (chosen on
+networks), and the move of a pixel by noise at which it is used: about the difference of neighbors in photographs."""
 
-_COARSE = 4  # side of the random images on which noise is rehearsed, before they are resized to the victim's
+_COARSE = 4  # side of the random images on which noise is measured, before they are resized to the victim's
 
 
 def noise_over_gradient(observation: Observation) -> float | None:
     """Return the ratio of the update's noise norm to its gradient norm, at most 3.
 
-    The columns of the output layer's gradients sum to zero under cross entropy; their sums are noise, or rounding of
-    1e-6. The ratio is ``None`` without an output layer, with too few columns, or for steps of Adam.
+    Under cross entropy, columns of the output layer's gradient sum to zero but for noise and rounding (1e-6). The ratio
+    is ``None`` without an output layer, with too few columns, or for steps of Adam.
     """
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     return None if of_adam else _ratio(targets.as_gradient(observation), observation)
@@ -54,13 +53,13 @@ def _ratio(update: Tensors, observation: Observation) -> float | None:
 
 
 Smoothing = tuple[float, float]
-"""Weights of total variation for noise, relative to the attack's objective and to the whole update's angle."""
+"""Weights of total variation against noise, relative to the attack's objective and to the whole update's angle."""
 
 
 def smoothing_of(
     observations: Sequence[Observation], problem: Callable[[slice], Problem], at_once: int
 ) -> list[Smoothing] | None:
-    """Measure the smoothing of each observation, ``at_once`` at a time; ``None`` if the noise is unknown."""
+    """Measure each observation's smoothing weights, ``at_once`` at a time; ``None`` without measurable noise."""
     ratios = [noise_over_gradient(observation) for observation in observations]
     told = [ratio for ratio in ratios if ratio is not None]
     if len(told) < len(ratios):
@@ -73,11 +72,11 @@ def smoothing_of(
 
 
 def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return weights (V,) of total variation at which noise doesn't show, for the attack's objective and the angle.
+    """Return weights (V,) of total variation that hide noise, for the attack's objective and the angle.
 
-    The best weight grows with the noise (Rudin, Osher and Fatemi 1992), whose effect on pixels is measured on public
-    images: their gradient, with noise as loud as the update's, ``ratios`` (V,), has a slope of noise alone. Moves of a
-    pixel below ``_EDGE`` are smoothed less. Weights are zero if that shows nothing.
+    The best weight grows with the noise (Rudin, Osher and Fatemi 1992). The noise's effect on pixels is measured on
+    random images, whose gradient gets noise of the update's ``ratios`` (V,). Moves of a pixel below ``_EDGE`` are
+    smoothed less. Weights are zero if nothing is measured.
     """
     loud = torch.tensor(ratios).to(problem.zero_loss())
     rng = derive_generator(0, "rehearsed noise")
@@ -112,7 +111,7 @@ def _smoothing(problem: Problem, ratios: Sequence[float]) -> tuple[Tensor, Tenso
 
 
 def _noisy(gradients: Tensors, noise: Tensors, loud: Tensor) -> dict[str, layer_statistics.Target]:
-    """Add ``noise`` at ``loud`` (V,) times the gradient's norm."""
+    """Return the gradients plus ``noise`` of ``loud`` (V,) times their norm."""
     length = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0).sqrt()
     each = loud * length / torch.stack([value.square().sum() for value in noise.values()]).sum().sqrt()
     factors = {name: each.view(-1, *[1] * (value.dim() - 1)) for name, value in gradients.items()}
@@ -127,14 +126,16 @@ def _pull(problem: Problem, images: Tensor, labels: Tensor) -> Tensor:
 
 
 _ENOUGH = 64  # least number of elements of a tensor whose values are counted
-_MORE_ZEROS = 0.05  # excess share of zeros, or of empty columns, over undefended gradients that shows a defense
+_MORE_ZEROS = (
+    0.05  # share of zeros or empty columns above that of undefended gradients from which a defense is inferred
+)
 _MOST_BITS = 12
 
 _OFF_GRID, _AT_THRESHOLD = 0.02, 0.02
-"""Share of a step that levels may be off a grid, and of kept elements near the least that shows a threshold."""
+"""Largest distance of levels from a grid, in steps, and share of elements near the least that shows a threshold."""
 
 _NOISY, _UNUSUAL = 1e-4, 100.0
-"""Ratio of noise to gradient from which it shows, absolute and relative to an undefended gradient's."""
+"""Ratio of noise to gradient above which noise is inferred, absolute and relative to an undefended gradient's."""
 
 CLIPPED: Description = (Part("norm", effect=Clipped(norm=None)),)
 """A clipped update with an unknown bound: its own norm."""
@@ -150,7 +151,7 @@ class Usual:
 
 
 def usual_of(observation: Observation) -> Usual:
-    """Measure these statistics on gradients of noise images, since ReLUs also leave zeros."""
+    """Measure the statistics of gradients of noise images, in which ReLUs also leave zeros."""
     rng = torch.Generator().manual_seed(0)
     count = observation.upload.num_examples
     like = next(iter(observation.sent.parameters.values()))
@@ -171,7 +172,7 @@ def usual_of(observation: Observation) -> Usual:
 
 
 def evident_defense(observation: Observation, usual: Usual) -> Description:
-    """Infer a defense from the traces in the update."""
+    """Infer a defense from levels, zeros, empty columns or noise in the update."""
     update = observation.update()
     grids = [grid_bits(value) for value in update.values() if value.numel() >= _ENOUGH and bool(value.any())]
     if grids and None not in grids:
@@ -193,11 +194,11 @@ def evident_defense(observation: Observation, usual: Usual) -> Description:
     return ()
 
 
-_LEAST_NOISE = 0.01  # typical size of a text's evident noise, as a share of the largest change of a word
+_LEAST_NOISE = 0.01  # least median size of evident noise in a text's update, as a share of a word's largest change
 
 
 def noise_of_words(observation: Observation) -> Description:
-    """Infer a text's noise from the rows of words that no text has."""
+    """Infer noise from the rows of absent words."""
     update, name = observation.update(), str(getattr(observation.model, "word_weight", ""))
     plan = observation.plan  # Adam makes full steps of a decay
     full = plan.shares != "gradient" and plan.optimizer == "adam" and plan.weight_decay
@@ -212,9 +213,9 @@ def noise_of_words(observation: Observation) -> Description:
 
 
 def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = False) -> list[Observation]:
-    """Infer the defense of each observation whose attacker does not know it.
+    """Add the inferred defense to each observation whose attacker does not know it.
 
-    ``clips`` takes an update that shows nothing, or noise, for one clipped to its own norm.
+    ``clips`` treats an update with noise or without any evidence as clipped to its own norm.
     """
     usual: dict[tuple[object, ...], Usual | None] = {}
     seen = []
@@ -238,7 +239,7 @@ def undo_evident_defenses(observations: Sequence[Observation], *, clips: bool = 
 
 
 def scattered_zeros(update: Tensors) -> float:
-    """Return the share of zeros outside of zero rows and columns, which dead neurons cause."""
+    """Return the share of zeros outside of zero rows and columns, which come from dead neurons."""
     zeros = total = 0
     for value in update.values():
         if value.dim() > 1:
@@ -249,7 +250,6 @@ def scattered_zeros(update: Tensors) -> float:
 
 
 def _empty_columns(observation: Observation, update: Tensors) -> float:
-    """Return the share of the last layer's columns that are zero, 0 if all are."""
     layer = output_layer(observation.model, observation.num_classes)
     if layer is None or layer[0] not in update:
         return 0.0
@@ -258,7 +258,7 @@ def _empty_columns(observation: Observation, update: Tensors) -> float:
 
 
 def _sparse(update: Tensors) -> Sparse:
-    """Describe a defense's zeros; the kept values of each layer bound the others."""
+    """Return the effect of a defense that zeroed values, by layer."""
     votes = total = 0
     for value in update.values():
         kept = value[value != 0].abs()
@@ -269,7 +269,7 @@ def _sparse(update: Tensors) -> Sparse:
 
 
 def grid_bits(value: Tensor) -> int | None:
-    """Return the bits of the uniform grid, up to the largest magnitude, that contains ``value``, if any."""
+    """Return the bits of the uniform grid that contains all of ``value``, or ``None``."""
     most = max(2, min(2**_MOST_BITS, value.numel() // 2))
     if len(torch.unique(value.flatten()[: 2 * most])) > most:
         return None

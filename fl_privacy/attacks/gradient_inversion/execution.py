@@ -1,4 +1,4 @@
-"""Evaluate a problem fast: compiled, recorded or as a CUDA graph, in chunks that fit into memory."""
+"""Evaluate a problem faster: compiled, recorded or as a CUDA graph, in chunks that fit into memory."""
 
 import logging
 import math
@@ -29,14 +29,14 @@ _ALIASES = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 
 
 class FasterEvaluation:
-    """A faster program for ``Problem.evaluate`` at the shapes of one call, if one can be made.
+    """Replaces ``Problem.evaluate`` by a faster program for fixed shapes, if one can be made.
 
     Attributes:
-        most, least: most victims and fewest evaluations that win back the time of making it.
+        most, least: most victims and fewest evaluations for which making it pays.
     """
 
     made_at: ClassVar[int] = 1  # number of the call at which the program is made
-    renewed: ClassVar[bool] = False  # ``True`` starts counting anew at other shapes
+    renewed: ClassVar[bool] = False  # ``True`` counts calls anew at other shapes
     most: ClassVar[float] = math.inf
     least: ClassVar[int] = 0
 
@@ -67,7 +67,7 @@ class FasterEvaluation:
 
 
 class RecordedEvaluation(FasterEvaluation):
-    """``Problem.evaluate``, recorded once and rerun without autograd, with bit-identical results."""
+    """Records ``Problem.evaluate`` once and reruns it without autograd, with bit-identical results."""
 
     made_at, most, least = 20, 4, 1000
 
@@ -92,7 +92,7 @@ class RecordedEvaluation(FasterEvaluation):
 
 
 def _two_points(variables: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``variables`` (V, N) and others near them, at which programs are compared."""
+    """Return ``variables`` (V, N) and a nearby point, to compare programs at both."""
     moves = 1e-3 * torch.arange(variables.shape[1], device=variables.device).sin().to(variables)
     return variables, variables + moves
 
@@ -110,7 +110,7 @@ def tensors_of(problem: Problem) -> list[Tensor]:
 
 
 def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx.GraphModule:
-    """Trace ``problem.evaluate`` as a function of variables and ``tensors``."""
+    """Return the trace of ``problem.evaluate`` as a function of variables and ``tensors``."""
     from torch._guards import TracingContext, tracing  # noqa: PLC0415
     from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
     from torch.fx.experimental.proxy_tensor import make_fx  # noqa: PLC0415
@@ -121,7 +121,7 @@ def operations(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> fx
 
 
 def _evaluate(problem: Problem, variables: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    """Evaluate a new problem, since values cached from ``tensors`` belong to the program, too."""
+    """Evaluate a copy of the problem on ``tensors``, so that values cached from them are traced, too."""
     given = iter(tensors)
     return problem.map(lambda _: next(given)).evaluate(variables)
 
@@ -139,11 +139,10 @@ def compiler() -> str | None:
 
 
 def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: int) -> bool:
-    """Return whether compiling is likely to save more time than it takes; nothing is timed.
+    """Return ``True`` if compiling likely saves more time than it takes.
 
-    On a CPU fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
-    takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations, whatever the number
-    of victims.
+    On a CPU, fused operations save a fifth to a quarter of the time, which grows with the bytes ``written``; compiling
+    takes one thread some seconds for each of ``tensors``. A GPU saves the time between operations.
     """
     if compiler() is None:
         return False
@@ -153,10 +152,10 @@ def compiling_pays(device: torch.device, *, runs: int, written: float, tensors: 
 
 
 class CompiledEvaluation(FasterEvaluation):
-    """``Problem.evaluate``, compiled for the shapes of the first call.
+    """Compiles ``Problem.evaluate`` for the shapes of the first call.
 
-    A program that gives other numbers or fails to compile is not used, with a warning, or ``UserError`` if
-    ``demanded``.
+    If that fails or gives other numbers, it warns and evaluates uncompiled; if ``demanded``, failures raise
+    ``UserError``.
     """
 
     def __init__(self, *, demanded: bool) -> None:
@@ -173,9 +172,7 @@ class CompiledEvaluation(FasterEvaluation):
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[0]
             if self._demanded:
-                raise UserError(
-                    f"attack.compile=on is expected to compile, but got: {reason}; use attack.compile=off."
-                ) from error
+                raise UserError(f"attack.compile=on is expected to compile, but got: {reason}; use off.") from error
             warnings.warn(f"The attack goes on without being compiled: {reason}", stacklevel=2)
             return None
         if agree(found, problem.evaluate(variables)):
@@ -185,7 +182,7 @@ class CompiledEvaluation(FasterEvaluation):
 
 
 def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
-    """Compile loss and gradient from a trace, as ``torch.compile`` does not follow double backward passes."""
+    """Compile loss and gradient from a trace, since ``torch.compile`` lacks double backward passes."""
     with convolution.for_a_compiler():
         graph = operations(problem, variables, tensors)
     mode = "reduce-overhead" if variables.is_cuda else None
@@ -201,7 +198,7 @@ def _compiled(problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Pro
 
 
 def agree(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
-    """Return ``True`` if loss and gradient of each victim agree; expected values that are not finite are ignored."""
+    """Return ``True`` if each victim's finite expected loss and gradient agree with those found."""
     rows = [values.reshape(len(values), -1) for values in (*found, *expected)]
     return all(
         bool(((a - b).norm(dim=1) <= _TOLERANCE * b.norm(dim=1))[b.isfinite().all(1)].all())
@@ -224,9 +221,9 @@ def written_bytes(problem: Problem, variables: Tensor) -> int:
 def victims_at_once(
     problem: Problem, variables: Tensor, optimizer: Optimizer | EvolutionStrategy, *, victims: int
 ) -> int:
-    """Choose the number of victims attacked at once, by a trial with one, ``variables`` (1, N).
+    """Return the number of victims to attack at once, from a trial with ``variables`` (1, N).
 
-    It depends on the free memory only if that is too little, since chunks change the last bits.
+    Free memory counts only if it is too small, since chunks change the last bits.
     """
     state = optimizer.moments * variables.numel() * variables.element_size()
     observed = sum(target.size for target in problem.rounds[0].targets.values()) * variables.element_size()
@@ -252,14 +249,13 @@ def _bytes_of_a_chunk(device: torch.device) -> int:
 
 
 WORTHWHILE = 20_000_000
-"""Multiplications of a layer, for all images together, from which several threads are used: about a millisecond.
-Below, threads that share their cores with another process wait for each other up to a hundred times longer than they
-compute, and gain little otherwise."""
+"""Multiplications of a layer, over all images, from which several threads are used: about a millisecond. Below, threads
+that share cores with another process wait up to a hundred times longer than they compute."""
 
 
 @contextmanager
 def fitting_threads(multiplications: int) -> Iterator[None]:
-    """Use one CPU thread if a layer has fewer than ``WORTHWHILE`` multiplications, and keep freed memory."""
+    """Use one CPU thread below ``WORTHWHILE`` multiplications a layer, and keep freed memory."""
     with memory.freed_memory_kept(), cpu_threads(1 if multiplications < WORTHWHILE else torch.get_num_threads()):
         yield
 
@@ -306,7 +302,7 @@ def capture_on_gpu(run: Run) -> tuple[Callable[[], object], tuple[Tensor, Tensor
 
 
 class CapturedEvaluation(FasterEvaluation):
-    """``Problem.evaluate``, captured as a CUDA graph once its shapes have recurred, if possible."""
+    """Captures ``Problem.evaluate`` as a CUDA graph once its shapes have recurred."""
 
     made_at, renewed, most, least = 10, True, 64, 60
 
@@ -325,7 +321,7 @@ class CapturedEvaluation(FasterEvaluation):
 
 
 def _captured(capture: Capture, problem: Problem, variables: Tensor, tensors: list[Tensor]) -> Program:
-    """Capture an evaluation whose kernels always read and write the same memory."""
+    """Return a program that reruns a captured evaluation in the same memory."""
     own, places, written = torch.empty_like(variables), [torch.empty_like(tensor) for tensor in tensors], list[Tensor]()
 
     def write(variables: Tensor, *tensors: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Images of a trained generator, from its latents or from features within it."""
+"""Search for images among a generator's outputs, by its latents or inner features."""
 
 import math
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from fl_privacy.errors import UserError
 from fl_privacy.models.pretrained.generator import ImageGenerator, Provenance, TrainedGenerator, find_generator
 
 Penalty = Literal["kl", "norm"]
-"""``kl``: divergence of the latent entries' normal from N(0, 1); ``norm``: mean square of the entries."""
+"""``kl``: divergence from N(0, 1) of a normal fitted to the latent's entries; ``norm``: their mean square."""
 
-LATENT = -1  # number of the input among the layers of a generator
+LATENT = -1  # index of the input among a generator's layers
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,15 @@ class NamedGenerator:
 
 @dataclass(frozen=True, kw_only=True)
 class Generated(ImageSource):
-    """Images from a generator, B for each victim.
+    """Makes images from a generator, B for each victim.
 
-    Variables are its latents (GGL, Li et al. 2022), or a layer's difference from its output found before, within an l1
-    ball (GIFD, Fang et al. 2023).
+    Variables are latents (GGL, Li et al. 2022), or a layer's changes within an l1 ball (GIFD, Fang et al. 2023).
     """
 
     generator: NamedGenerator
     weight: float = 0.0  # weight of the penalty on latents
     penalty_kind: Penalty = "kl"
-    layer: int = LATENT  # optimized output's; ``LATENT`` for its input
+    layer: int = LATENT  # layer whose output is optimized; ``LATENT`` for the input
     deeper: int = 0
     reach: float = 0.0  # radius of the ball, in shares of the l1 norm of an image's features
 
@@ -148,7 +147,7 @@ _SMALLEST = 4  # least side of the network's input in pixels
 
 @dataclass(frozen=True, kw_only=True)
 class Untrained(ImageSource):
-    """A convolutional decoder for each victim (deep image prior, Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
+    """Makes images by a victim's untrained decoder (Ulyanov et al. 2018; CI-Net, Zhang et al. 2023).
 
     Fixed noise of a few pixels is doubled, convolved, normalized and rectified up to the image's size; a sigmoid makes
     colors. A victim's images share the weights ``scale (w + unit x)``, with w from N(0, 1) and variables x from 0.

@@ -1,4 +1,4 @@
-"""Attack many observations in groups, and join those of one example."""
+"""Group observations for joint attacks, and join updates of the same examples."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -23,8 +23,8 @@ from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstruction
 
 _TURNS, _DOUBTFUL, _LEAST_DOUBT = 30, 20, 0.05
-"""Turns in which signs and image are estimated from each other, the number of them over which the image's extra
-uncertainty falls, and its last value as a share of the variance under the prior."""
+"""Number of turns that alternate between signs and image, turns over which the image's extra uncertainty falls, and its
+last value as a share of the prior variance."""
 
 _LEAST_SHARE, _LEAST_VARIANCE = 1e-3, 1e-3  # least share of an image in its mixture, and least variance of a pixel
 
@@ -39,9 +39,9 @@ def as_mixture(observation: Observation) -> Observation:
 
 
 def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]) -> list[Reconstruction]:
-    """Replace mixtures in ``found`` by the image common to those of the same example.
+    """Replace the mixtures of one example in ``found`` by their common image.
 
-    The attacker has to know the defense, and public images. Batches stay.
+    The attacker has to know the defense and public images. Batches are unchanged.
     """
     together: dict[object, list[int]] = {}
     for place, (observation, own) in enumerate(zip(observations, found, strict=True)):
@@ -73,9 +73,9 @@ def unmixed(observations: Sequence[Observation], found: Sequence[Reconstruction]
 def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
     """Find the common image, with its label, of ``mixtures`` of one example, by expectation maximization.
 
-    A pixel of a mixture is unchanged or negated, with probabilities by its expectation: the shares, by labels, of the
-    image and of the others' class means. Mixtures less these are noisy views of the image, whose mean and variances
-    under a normal prior decide the signs anew, at first with the prior's full uncertainty.
+    Each pixel of a mixture is unchanged or negated, with probabilities by its expectation: the image's share plus the
+    others' class means by their shares. A mixture minus the others is a noisy view of the image; its posterior mean and
+    variances under a normal prior decide the signs anew, at first with the prior's full uncertainty.
 
     ``mixtures`` are (1, C, H, W) in [0, 1] with labels (1,) or (1, K).
     """
@@ -99,7 +99,7 @@ def common_image(observation: Observation, mixtures: Sequence[Batch]) -> Batch:
 
 
 def _solved(seen: Tensor, own: Tensor, others: Tensor, prior: PixelPrior, label: Tensor) -> Tensor:
-    """Find the image (N,) behind mixtures ``seen`` (U, N), with shares (U,) of it, and (U, K) of others by class."""
+    """Return the image (N,) behind mixtures ``seen`` (U, N), given its shares (U,) and the others' (U, K) by class."""
     rest = (1 - own - others.sum(1)).clamp_min(0)
     expected_others = others @ prior.of(torch.arange(others.shape[1]))[0] + rest[:, None] * prior.means.mean(0)
     means, which = prior.of(label)
@@ -132,7 +132,7 @@ UNFORESEEN = (ArithmeticError, AssertionError, LookupError, RuntimeError, ValueE
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """A victim's last and ``earlier`` updates, and where they are in the caller's sequence: the last, and all."""
+    """A victim's last and ``earlier`` updates, with the caller's positions of the last and of all."""
 
     position: int
     observation: Observation
@@ -141,7 +141,7 @@ class Victim:
 
     @property
     def kinds(self) -> tuple[object, ...]:
-        """Return the properties that victims of a group share in each round, except the sent values."""
+        """Return the properties, besides the sent values, that victims of a group share in each round."""
         found = list[tuple[object, ...]]()
         for one in (self.observation, *self.earlier):
             known, tensors = one.knowledge, tuple(sorted(one.upload.tensors))
@@ -153,9 +153,9 @@ class Victim:
 
 
 def victims_of(observations: Iterable[tuple[int, Observation]]) -> list[Victim]:
-    """Make one victim of each observation, or of all observations known to hold the same examples.
+    """Make a victim of each observation, or of all observations known to hold the same examples.
 
-    Only attackers that know the defense join rounds, as an adaptive attacker does.
+    Only attackers that know the defense join rounds.
     """
     together: dict[object, list[tuple[int, Observation]]] = {}
     for position, observation in observations:
@@ -216,16 +216,16 @@ Rounds = Literal["joined", "last", "apart"]
 
 
 class Groups:
-    """Groups of observations, and the reconstructions of their attacks.
+    """Iterates over groups of observations, and collects their reconstructions.
 
-    A victim with an unforeseen error (:data:`UNFORESEEN`) fails alone: its group comes again, one victim at a time.
+    After an unforeseen error (:data:`UNFORESEEN`), a group is attacked again, one victim at a time.
 
     Args:
         progress: callback, a thousand parts for each victim.
         rounds: updates of the same examples are attacked together (``joined``), by the last one (``last``), or each
             alone (``apart``).
         wrong: reason why an observation can't be attacked, or ``None``.
-        see: change of the observations after undisclosed parts were inferred.
+        see: function applied to the observations after undisclosed parts were inferred.
 
     Attributes:
         results: reconstructions by position.
@@ -258,9 +258,9 @@ class Groups:
 
     @contextmanager
     def attempt(self, group: Group) -> Iterator[Report]:
-        """Attack ``group`` in this context, and report its share of the progress.
+        """Context for an attack on ``group`` that reports its share of the progress.
 
-        After ``NotAttackableError`` its victims fail, after another error of theirs each is attacked alone.
+        After ``NotAttackableError`` the victims fail; after another error each is attacked alone.
         """
         before, size = self._done, 1000 * len(group.observations)
         try:
@@ -294,7 +294,7 @@ class Groups:
 
 
 class GroupAttack(ABC):
-    """An attack on groups of victims, each by :meth:`solve`; its options are arguments of :class:`Groups`."""
+    """Base of attacks that :meth:`solve` one group of victims at a time; see :class:`Groups`."""
 
     of_rounds: ClassVar[Rounds] = "joined"
 
@@ -316,12 +316,12 @@ class GroupAttack(ABC):
 
 
 def failed(observation: Observation, reason: str) -> Reconstruction:
-    """Return a reconstruction without a guess, with the reason."""
+    """Return a failed reconstruction with its ``reason``."""
     return Reconstruction(id=observation.id, batch=None, failure=reason)
 
 
 def broke_off(observation: Observation, error: Exception) -> Reconstruction:
-    """Return a failed reconstruction for an unexpected ``error``; raise the error if memory ran out."""
+    """Return a failed reconstruction for an unexpected ``error``; raise it if memory ran out."""
     if is_out_of_memory(error):
         raise error
     logger.debug("The attack on %s broke off.", observation.id, exc_info=error)
@@ -329,11 +329,11 @@ def broke_off(observation: Observation, error: Exception) -> Reconstruction:
 
 
 Reading = Callable[[Observation, torch.Generator, Report], Reconstruction]
-"""(observation, its random stream, report of the share of the work done) -> its reconstruction."""
+"""(observation, its random stream, report of progress) -> reconstruction."""
 
 
 def read_group(group: Group, read: Reading, *, name: str, seed: int, report: Report) -> dict[int, Reconstruction]:
-    """Reconstruct each victim of a group, by position, with an attack without descent."""
+    """Apply ``read`` to each victim of a group; return reconstructions by position."""
     results, total = dict[int, Reconstruction](), len(group.observations)
     for position, observation in counted(name, list(group.observations.items())):
 
@@ -356,12 +356,15 @@ def expect_gradient(observation: Observation) -> None:
     """Raise ``NotAttackableError`` unless the update is a gradient or sum of gradients; Adam's steps are not."""
     of_adam = observation.plan.shares != "gradient" and observation.plan.optimizer != "sgd"
     if of_adam or observation.knowledge.bounds is not None:
-        raise NotAttackableError("A gradient or steps of SGD are expected, but the clients' are of Adam.")
+        raise NotAttackableError("A gradient or steps of SGD are expected, but got steps of Adam; use attack=auto.")
 
 
 def without_labels(observation: Observation) -> Reconstruction:
-    """Return a failed reconstruction for an update without a gradient to infer labels from."""
-    return failed(observation, "The output layer's gradient is expected, to infer labels from, but there is none.")
+    """Return a failed reconstruction for an update without the output layer's gradient."""
+    return failed(
+        observation,
+        "The output layer's gradient is expected, but there is none; give the labels (threat_model=knows_labels).",
+    )
 
 
 def _same_values(one: ModelState | None, other: ModelState | None) -> bool:

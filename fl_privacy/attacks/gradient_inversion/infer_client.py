@@ -1,4 +1,4 @@
-"""Infer what is undisclosed of a client: loss, mode, scale of inputs, gradient behind Adam."""
+"""Infer a client's undisclosed loss, mode and input scale, and the gradient behind Adam."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from fl_privacy.types.plan import Normalization
 from fl_privacy.types.user_gradients import computed_in
 
 _FITS, _ROUNDED = 1e-3, 4
-"""Unexplained share of the output layer's gradient up to which a loss fits; in half precision, in roundings."""
+"""Unexplained share of the output layer's gradient up to which a loss fits, and for half precision, in roundings."""
 
 _COARSE_FROM, _EQUAL = 64, 0.05  # number of values, and their share of equal ones, that show half precision
 _ROUNDINGS = 4  # roundings of a probability near 1 by which the sum of all may be off
@@ -51,9 +51,9 @@ SOFT_LABELS = (
 
 
 def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
-    """Infer a client's loss, with a sentence on how; the sentence is empty for plain cross entropy.
+    """Return a client's inferred loss and a sentence on it, empty for plain cross entropy.
 
-    ``model`` is frozen, with the values sent, in double precision. If no known loss fits, raise ``NotAttackableError``.
+    ``model`` is frozen, with the sent values, in double precision. If no known loss fits, raise ``NotAttackableError``.
     """
     layer = output_layer(observation.model, observation.num_classes)
     plain = (SQUARED_ERROR, ONE_OUTPUT) if observation.num_classes == 1 else (CROSS_ENTROPY, ASSUMED)
@@ -70,7 +70,7 @@ def found_loss(observation: Observation, model: nn.Module) -> tuple[Loss, str]:
 
 
 def precision_of(gradient: Tensor) -> torch.dtype:
-    """Return the floating-point type in which a gradient was computed, even if it was scaled afterwards.
+    """Return the floating-point type in which a gradient was computed, before any scaling.
 
     Half precision has so few values that many are equal.
     """
@@ -102,7 +102,7 @@ def _of_many(
 ) -> tuple[Loss, str]:
     """Infer the loss of a batch: under a softmax, the gradient's columns add up to zero.
 
-    With one class an example, at most as many values of the bias's gradient, means of p - y, are negative as examples.
+    With one class an example, the bias's gradient, the mean of p - y, has at most as many negative values as examples.
     """
     weight = gradient[layer[0]]
     bias = gradient.get(layer[1] or "")
@@ -121,9 +121,9 @@ def _of_many(
 
 
 def _denies_softmax(slopes: Tensor, fits: float) -> bool:
-    """Return ``True`` if the bias' gradient (K,) does not add up to 0, has no zeros, and exceeds rounding.
+    """Return ``True`` if the bias's gradient (K,) has no zeros and a sum beyond rounding.
 
-    Zeros come from a defense; tiny slopes from probabilities near 1, known only to their rounding.
+    Zeros come from a defense, tiny slopes from probabilities near 1.
     """
     rounding = _ROUNDINGS * torch.finfo(torch.float32).eps
     return bool((slopes != 0).all()) and float(slopes.sum().abs()) > max(rounding, fits * float(slopes.norm()))
@@ -155,24 +155,24 @@ def _smoothed(labels: Tensor) -> Loss:
 
 
 EPSILON = 1e-8  # PyTorch's epsilon, added to the root of the second moment; another one scales the whole gradient found
-_ARITHMETIC = 4.0  # error of the quotient of both moments, in units of rounding
+_ARITHMETIC = 4.0  # error of the quotient of Adam's moments, in units of rounding
 
 _ROUNDS, _SOUND = 30, 3.0
-"""Rounds of least squares, and median error in units up to which a gradient is a product of two vectors."""
+"""Rounds of least squares, and largest median error, in uncertainties, of a gradient that is a product."""
 
 _KNOWN, _MATCHED = 0.5, 0.2  # largest relative uncertainty of a known value, and of a matched one
-_SHORT = 0.5  # share of the learning rate; if no step is so long, no gradient would exceed epsilon
+_SHORT = 0.5  # share of the learning rate; if no step is as long, no gradient exceeds epsilon
 _LEAST_KNOWN = 2  # known values of a row, or of a column, that suffice to find the others
 
 
 def without_adam(observation: Observation) -> Observation:
-    """Return the observation of the gradient behind one step of Adam; other observations are unchanged.
+    """Replace one step of Adam by the gradient behind it; other observations are unchanged.
 
     Adam's first step is ``-delta / lr = g / (|g| + eps)``, so that ``|g| = eps r / (1 - r)`` for its size r. With
-    PyTorch's settings and single precision, sizes below 1e-3 are known, to a few percent below 1e-4. For one example a
-    linear layer's gradient is a product of two vectors, which gives the rest.
+    PyTorch's settings and single precision, this gives sizes below 1e-3, and below 1e-4 to a few percent. For one
+    example, a linear layer's gradient is a product of two vectors, which gives the rest.
 
-    If a step is longer than Adam's, or none is half as long, the observation stays, with a note.
+    If a step is longer than Adam's, or none is half as long, the observation only gets a note.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd" or observation.knowledge.defense:
@@ -204,7 +204,7 @@ def without_adam(observation: Observation) -> Observation:
 
 
 def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[Tensor, Tensor]:
-    """Return Adam's step in learning rates, in double precision, and its uncertainty."""
+    """Return Adam's step, in learning rates, and its uncertainty, both in double precision."""
     rounding = torch.finfo(sent.dtype).eps
     before = sent.double()
     after = before + delta.double()
@@ -215,13 +215,13 @@ def _quotient(delta: Tensor, sent: Tensor, *, lr: float, decay: float) -> tuple[
 
 
 def _size(quotient: Tensor) -> Tensor:
-    """Return |g| for |g| / (|g| + eps), infinite from 1 on."""
+    """Return |g| from the ``quotient`` |g| / (|g| + eps), infinite from 1 on."""
     inside = quotient.clamp_min(0)
     return torch.where(inside < 1, EPSILON * inside / (1 - inside).clamp_min(1e-300), torch.inf)
 
 
 def _complete(sizes: dict[str, tuple[Tensor, Tensor, Tensor]], name: str) -> None:
-    """Find unknown sizes of a linear layer's gradient (M, N), which is a product."""
+    """Fill in unknown sizes of a linear layer's gradient (M, N), a product of two vectors."""
     bias, shape = name.removesuffix("weight") + "bias", sizes[name][0].shape
     names = [name, bias] if bias in sizes and sizes[bias][0].shape == shape[:1] else [name]
     low, high, sign = (torch.cat([sizes[n][k].reshape(shape[0], -1) for n in names], 1) for k in range(3))
@@ -289,7 +289,7 @@ _IN_NO_MODE = (
 )
 
 _passes: "WeakKeyDictionary[nn.Module, dict[object, str]]" = WeakKeyDictionary()
-"""Reasons not to attack a mode, by model, shape of its images, mode and batch norm."""
+"""Reasons why a model can't be attacked in a mode, by model, shape of its images, mode and batch norm."""
 
 _scaled: "WeakKeyDictionary[nn.Module, dict[tuple[float, float], nn.Module]]" = WeakKeyDictionary()
 """Copies of models that take inputs in [0, 1], by the model's own range."""
@@ -304,7 +304,7 @@ class Disclosed:
 
 
 def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
-    """Add everything that can be inferred about the client to each observation."""
+    """Add to each observation everything that can be inferred about its client."""
     states: dict[tuple[int, int], ModelState] = {}
     found = []
     for observation in observations:
@@ -320,9 +320,9 @@ def disclosed(observations: Sequence[Observation]) -> list[Disclosed]:
 
 
 def restored(observation: Observation, attacked: Disclosed, found: Reconstruction) -> Reconstruction:
-    """Return ``found`` in the scale of the client's inputs, with a sentence for each inference.
+    """Return ``found`` in the client's input scale, with a note for each inference.
 
-    If the guess reproduces the update, sentences that only assume something of the labels are left out.
+    If the guess reproduces the update, notes on assumed labels are left out.
     """
     assumed = {WHOLE_LABELS, SOFT_LABELS} if found.certainty is not Certainty.APPROXIMATE else set[str]()
     notes = tuple(dict.fromkeys(n for n in (*attacked.observation.notes, *found.notes) if n not in assumed))
@@ -382,7 +382,7 @@ def _compared(observation: Observation) -> str:
 
 @torch.no_grad()
 def _two_passes(observation: Observation, plan: LocalPlan) -> tuple[Tensor, Tensor] | None:
-    """Return outputs (2, K) of the same images under other random numbers, or ``None``."""
+    """Return outputs (2, K) for the same images under different random numbers, or ``None``."""
     like = next(iter(observation.assumed().parameters.values()))
     model = frozen_copy(observation.model, observation.assumed(), plan, device=like.device, dtype=torch.float32)
     images = torch.rand((2, *observation.input_shape), generator=torch.Generator().manual_seed(0)).to(like.device)

@@ -1,4 +1,4 @@
-"""The labels of a victim: given, inferred from the output layer's gradient, or optimized."""
+"""Choose a victim's labels: given, inferred from the output layer's gradient, or optimized."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from fl_privacy.types import Observation, Tensors
 
 OutputLayer = tuple[str, str | None]  # names of the weight (K, F) and the bias (K,) of a model's last linear layer
 _FITS = 1e-3  # share of the output layer's gradient that labels may leave unexplained
-_PROBABILITY = 3e-4  # length added to slopes, since a probability near 0 or 1 is known no better than its rounding
+_PROBABILITY = 3e-4  # length added to slopes, for the rounding of probabilities near 0 or 1
 _WHOLE = 1e-3  # largest distance of a probability from 0 or 1 to be rounded
-_TRIALS = 32  # images of noise that stand for a batch whose labels are counted, with each of two labels
+_TRIALS = 32  # noise images that stand in for a batch whose labels are counted, for each of two labels
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Outputs (B, K) of the output layer (``leaf``) and of the network, differentiable."""
+    """Differentiable outputs (B, K) of the output layer (``leaf``) and of the network."""
 
     leaf: Tensor
     outputs: Tensor
@@ -50,8 +50,8 @@ class Head:
 def labels_behind(head: Head, loss: Loss, slopes: Tensor) -> tuple[Tensor, float]:
     """Solve for labels (B,) or (B, K) that give ``slopes`` (B, K); also return the unexplained share.
 
-    Classes are found by the direction of their slopes alone, so that class weights and clipping do no harm. Rows solve
-    linear equations, since usual losses are linear in their targets.
+    Classes follow from the direction of their slopes, which class weights and clipping keep. Rows solve linear
+    equations, since usual losses are linear in targets.
     """
     found: list[tuple[Tensor, float]] = []
     if loss.targets == "classes":
@@ -85,7 +85,7 @@ def _rows(head: Head, loss: Loss, slopes: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SingleExample:
-    """The output layer's gradient of one example: head of its features, and slopes (1, K)."""
+    """One example's head and slopes (1, K), from the output layer's gradient."""
 
     head: Head
     slopes: Tensor
@@ -94,7 +94,7 @@ class SingleExample:
     def of(
         cls, model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, gradient: Tensors
     ) -> "SingleExample | None":
-        """Build it from the unscaled ``gradient``; ``None`` if that is incomplete or not of one example.
+        """Solve for them in the unscaled ``gradient``; ``None`` if it is incomplete or not of one example.
 
         Weight and bias have the gradients s h^T and s, which give the features h.
         """
@@ -115,10 +115,10 @@ class SingleExample:
 def counted_labels(
     model: nn.Module, loss: Loss, shape: tuple[int, ...], layer: OutputLayer, *, evidence: Tensor, size: int
 ) -> Tensor:
-    """Find sorted labels (B,) whose summed slopes (gradients by the logits) point along ``evidence`` (K,).
+    """Return sorted labels (B,) whose summed slopes (gradients by the logits) point along ``evidence`` (K,).
 
-    Each class has the slopes of noise; labels are added, then changed, one by one. Lengths do not count, since class
-    weights change them.
+    Slopes of a class are those of noise images; labels are added, then changed, one by one. Only directions count,
+    since class weights change lengths.
     """
     each = _slopes_by_class(model, loss, shape, layer).to(evidence)
     labels = list[int]()
@@ -153,13 +153,13 @@ def _slopes_by_class(model: nn.Module, loss: Loss, shape: tuple[int, ...], layer
 def usual_outputs(
     model: nn.Module, shape: tuple[int, ...], layer: OutputLayer, rng: torch.Generator, gradient: Tensors | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Estimate the mean softmax (K,) and the mean input (F,) of a client's output layer from random inputs.
+    """Estimate the mean softmax (K,) and mean input (F,) of a client's output layer from random inputs.
 
-    With the layer's ``gradient``, the client's own features count by the share of it that they explain. For gradients G
-    (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the same. The
-    share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the answer to h and of the
-    mean. Their mean m is trusted by d e / |m|^2 within [0, 1], as independent errors cancel there (James and Stein
-    1961). Features by class (iLRG, Ma et al. 2023) find fewer labels on trained LeNets.
+    With the layer's ``gradient``, the client's own features count by the share of the gradient that they explain. For
+    gradients G (K, F) of the weight and b of the bias, h = G^T b / |b|^2 are those features if all examples have the
+    same. The share is rho = |b h^T|^2 / |G|^2. Let d and e be the deviations from equal shares of the softmax for h and
+    of the mean softmax. Their mean m is weighted by d e / |m|^2 within [0, 1], in which independent errors cancel
+    (James and Stein 1961). Features by class (iLRG, Ma et al. 2023) find fewer labels on trained LeNets.
 
     ``shape`` is (C, H, W), or (L,) of tokens; ``rng`` is on the CPU; ``gradient`` is that of the mean loss, unscaled.
     """
@@ -260,9 +260,7 @@ def choose_labels(
         outputs = usual_outputs(model, observation.input_shape, layer, generator, None if single else gradient)
         found = infer_labels(gradient, layer, observation.upload.num_examples, *outputs)
     if found is None:
-        raise NotAttackableError(
-            "The output layer's gradient was withheld, so no label can be inferred; use labels=optimize."
-        )
+        raise NotAttackableError("The output layer's gradient is expected, but was withheld; use labels=optimize.")
     return found, "inferred"
 
 
@@ -316,9 +314,7 @@ def _labels_of(
     if evidence is not None and loss.targets == "classes":
         return counted_labels(model, loss, shape, layer, evidence=evidence, size=size), "inferred"
     if policy == "infer" or loss.takes == "indices":
-        raise NotAttackableError(
-            f"The labels of {loss.name} cannot be inferred; use labels=optimize, or let the loss take rows."
-        )
+        raise NotAttackableError(f"A loss that takes rows is expected, but got {loss.name}; use labels=optimize.")
     return None, "optimized"
 
 

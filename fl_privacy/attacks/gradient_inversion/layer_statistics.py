@@ -1,4 +1,4 @@
-"""The few numbers per layer and victim from which objectives are computed, with closed-form derivatives."""
+"""Statistics of each layer and victim from which objectives are computed, with closed-form derivatives."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from fl_privacy.types import Tensors
 
 
 class AngularDistance(torch.autograd.Function):
-    """Half the squared distance (V,) of two unit vectors, which is 1 minus their cosine, accurate near zero.
+    """Compute 1 - cosine (V,) of two vectors as half the squared distance of their unit vectors, exact near zero.
 
-    It maps the lengths (V,) of both vectors, the squared distance (V,) of the parts not given, the number of parts, and
-    the guessed and observed parts (V, n), of any n. For q = g - |g| o / |o| of each part, it is D = |q|^2 / 2 |g|^2,
-    with dD/dg = (q - D g) / |g|^2, which includes the change of length.
+    Arguments are the lengths (V,) of both vectors, the squared distance (V,) of parts that are not passed, the number
+    of parts, and the guessed and observed parts (V, n), of any n. With q = g - |g| o / |o| of each part, D = |q|^2 / 2
+    |g|^2 and dD/dg = (q - D g) / |g|^2, which includes the change of length.
     """
 
     @staticmethod
@@ -45,7 +45,7 @@ class AngularDistance(torch.autograd.Function):
 
 
 class _SquaredDistance(torch.autograd.Function):
-    """||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
+    """Compute ||one - other||^2 (V,) of (V, n), with a derivative by ``one`` only."""
 
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _squared_length(values: Tensor) -> Tensor:
 
 
 class AbsoluteDifferences(torch.autograd.Function):
-    """Mean absolute difference (V,) of horizontal neighbors plus that of vertical ones, of images (V, ..., H, W)."""
+    """Add the mean absolute differences (V,) of horizontal and vertical neighbors in images (V, ..., H, W)."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class Target:
     """The observed gradient of one layer for V victims.
 
     Attributes:
-        variance, mean: (V,) over the n elements.
+        variance, mean: (V,) of the n elements.
         low, high: bounds (V, n) of the undefended tensor if the defense hid its value; guesses within them fit fully.
     """
 
@@ -129,7 +129,7 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explicit:
-    """Statistics of an explicit gradient (V, *shape), compared with the target or the nearest value in its bounds."""
+    """Statistics of a gradient (V, *shape) against the target, or the nearest value in its bounds."""
 
     gradient: Tensor
     target: Target
@@ -168,7 +168,7 @@ class Explicit:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Statistics of the gradient of one weight, ``deltas`` (V, O, P) times ``inputs`` (V, D, P) transposed."""
+    """Statistics of a weight's gradient, kept as ``deltas`` (V, O, P) times transposed ``inputs`` (V, D, P)."""
 
     deltas: Tensor
     inputs: Tensor
@@ -203,18 +203,18 @@ class Products:
 
     @cached_property
     def _split(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return coordinates (V, r, P) of the output gradients along ``left`` and the rest, and those of the inputs."""
+        """Return coordinates (V, r, P) of ``deltas`` in the left factors and their rest, then those of ``inputs``."""
         return *_parts(self.deltas, self.factors.left), *_parts(self.inputs, self.factors.right)
 
     @cached_property
     def _along(self) -> Tensor:
-        """Return the gradient (V, r, q) in the observed one's coordinates."""
+        """Return the gradient's part (V, r, q) in the coordinates of the observed factors."""
         along, _, input_along, _ = self._split
         return along @ input_along.mT
 
     @cached_property
     def _beside(self) -> Tensor:
-        """Return the squared norm (V,) of the gradient outside of these coordinates."""
+        """Return the squared norm (V,) of the gradient's part outside of these coordinates."""
         along, rest, input_along, input_rest = self._split
         input_rest_products = input_rest.mT @ input_rest
         input_products = input_along.mT @ input_along + input_rest_products
@@ -251,9 +251,10 @@ class Zero:
 LayerStatistics = Explicit | Products | Zero
 """Statistics of the guessed gradient g' against the observed g of one tensor, V victims each.
 
-``guess`` is g' (V, n) if it was formed and is not bounded, else ``None``; ``squared`` is ||g'||^2, ``distance``
-||g' - g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, n), for objectives that are
-``elementwise``. ``apart`` is ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences."""
+``guess`` is g' (V, n) if it is formed and without bounds, else ``None``; ``squared`` is ||g'||^2, ``distance`` ||g' -
+g||^2, and ``absolute`` the sum of |g' - g|, (V,). ``difference`` is g' - g (V, n), for ``elementwise`` objectives.
+``apart`` is ||scale g' - observed_scale g||^2 for factors (V,), as exact as squared differences.
+"""
 
 
 def _parts(values: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,10 +270,10 @@ Coefficients = Mapping[str, tuple[float, float]]  # weights of each tensor's squ
 def weighted_distance(
     formed: Tensors, factored: Mapping[str, tuple[Tensor, Tensor]], targets: Mapping[str, Target], weights: Coefficients
 ) -> Tensor:
-    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` over the tensors, (V,); differentiable once.
+    """Sum ``a ||g' - g||^2 + b sum |g' - g|`` (V,) over the tensors; differentiable once.
 
-    ``formed`` are gradients (V, *shape), ``factored`` output gradients (V, O, P) and inputs (V, D, P) of others, and
-    ``weights`` a and b; ``targets`` lack bounds.
+    ``formed``: gradients (V, *shape). ``factored``: output gradients (V, O, P) and inputs (V, D, P) of the other
+    tensors. ``targets``: without bounds. ``weights``: (a, b).
     """
     observed = [torch.cat([targets[name].value for name in formed], 1)] if formed else []
     joined = [torch.cat([gradient.reshape(len(gradient), -1) for gradient in formed.values()], 1)] if formed else []
@@ -285,9 +286,9 @@ def weighted_distance(
 
 
 class _Compare(torch.autograd.Function):
-    """Maps joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D) to the loss (V,).
+    """Compute the loss (V,) from joined gradients (V, n), deltas (V, P, O) and inputs (V, P, D).
 
-    ``elementwise`` are a and b (n,) of the former, ``products`` those of each product, ``observed`` (V, n) the targets.
+    ``elementwise``: a and b (n,) of joined gradients. ``products``: (a, b) of each. ``observed``: targets (V, n).
     """
 
     @staticmethod
@@ -322,9 +323,9 @@ class _Compare(torch.autograd.Function):
 def _products(
     loss: Tensor, deltas: Tensor, inputs: Tensor, observed: Tensor, weights: tuple[float, float], *, wanted: bool
 ) -> list[Tensor]:
-    """Add the distance of products over P from ``observed`` to ``loss`` (V,); return the slopes if ``wanted``.
+    """Add the distance of products from ``observed`` to ``loss`` (V,); return gradients by the factors if ``wanted``.
 
-    The factors are ``deltas`` (V, P, O) and ``inputs`` (V, P, D).
+    The factors ``deltas`` (V, P, O) and ``inputs`` (V, P, D) are multiplied over P.
     """
     squared, absolute = weights
     shape = (deltas.shape[2], inputs.shape[2])

@@ -1,4 +1,4 @@
-"""Minimize for many victims at once, by descent or by evolution of candidates."""
+"""Minimize losses of many victims at once, by descent or evolution strategy."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,10 +34,10 @@ class Minimum:
 
 
 class DescentState:
-    """State of a descent, with finished victims until :meth:`select` removes them.
+    """State of a descent; finished victims stay until :meth:`select` removes them.
 
-    ``best`` (V, N) has the lowest loss so far, ``rescued_at`` (V,) is it when a victim last went back to it, and
-    ``over`` (V,) marks the finished victims.
+    ``best`` (V, N) has the lowest loss so far, ``rescued_at`` (V,) is that loss when a victim last returned to it, and
+    ``over`` (V,) marks finished victims.
     """
 
     def __init__(self, variables: Tensor, iterations: int, filmed: Sequence[int] = ()) -> None:
@@ -82,7 +82,7 @@ class DescentState:
             self._due = [row for row in self._due if values[row] != values[row]]
 
     def note(self, over: Tensor, iteration: Tensor) -> int:
-        """Mark the victims ``over`` (V,), store each ``iteration`` (V,), and count the remaining victims."""
+        """Mark victims ``over`` (V,), store each ``iteration`` (V,), and return the number of remaining victims."""
         self.over = self.over | over
         self._rows_over = self.over.tolist()
         done = iteration.tolist()
@@ -127,9 +127,9 @@ def search(
     report: Report,
     filmed: Sequence[int] = (),
 ) -> Minimum:
-    """Minimize ``problem`` by populations of candidates, one for each iteration; see :func:`minimize`.
+    """Minimize ``problem`` by an evolution strategy; see :func:`minimize`.
 
-    ``variables`` (V, N) have shape, dtype and device alone: the populations start around 0.
+    Only shape, dtype and device of ``variables`` (V, N) count: populations start around 0.
     """
     assert isinstance(settings.optimizer, EvolutionStrategy)
     runs = [settings.optimizer.begin(variables.shape[1], settings.iterations, generator) for generator in generators]
@@ -165,7 +165,7 @@ def judged(
 
 
 class Minimizable(Protocol):
-    """A loss of variables (V, N); the first ``pixels`` of them are images, or embeddings of texts.
+    """A loss of variables (V, N), the first ``pixels`` of which are images or embeddings of texts.
 
     ``attempts`` neighboring rows are attempts at the same victim.
     """
@@ -219,7 +219,7 @@ def _snapshot(problem: Minimizable, at: int, guess: Tensor) -> Snapshot:
 
 
 def _of_rows(problem: Minimizable, rows: Tensor) -> Minimizable:
-    """Select ``rows`` of the fields that images depend on, without the large observed updates."""
+    """Return the problem with ``rows`` of the fields that images depend on, without copying observed updates."""
     if not isinstance(problem, Problem):
         return problem
     labels, held = problem.labels, problem.held

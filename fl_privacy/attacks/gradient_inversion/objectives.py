@@ -1,4 +1,4 @@
-"""Distances between guessed and observed gradient."""
+"""Distances between guessed and observed gradients."""
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,14 @@ from fl_privacy.attacks.gradient_inversion.layer_statistics import AngularDistan
 from fl_privacy.errors import UserError
 
 LayerWeights = Mapping[str, float]
-"""Glob pattern of parameter names -> weight of the layer; 0 mutes it, the last match counts, no match means 1."""
+"""Glob pattern of parameter names -> weight of the tensors; 0 mutes them, the last match counts, no match means 1."""
 
 
 class Objective(Protocol):
-    """A function of the statistics of each uploaded tensor that returns each victim's loss (V,).
+    """Computes each victim's loss (V,) from statistics of each uploaded tensor.
 
     Attributes:
-        elementwise: ``True`` if the size of gradients counts; they are then formed element by element.
+        elementwise: ``True`` if gradients have to be formed element by element.
         by_layer: ``False`` if small tensors may be joined.
     """
 
@@ -42,7 +42,7 @@ def layer_weight(layers: LayerWeights, name: str) -> float:
 
 
 def weighted_names(layers: LayerWeights, names: Iterable[str]) -> list[str]:
-    """List the tensors with nonzero weight; ``UserError`` if a pattern matches nothing or all weights are 0."""
+    """List tensors with nonzero weight; raise ``UserError`` if a pattern matches nothing or all are 0."""
     names = list(names)
     for pattern in layers:
         if not fnmatch.filter(names, pattern):
@@ -78,7 +78,7 @@ class OfLayers:
         return bool(self.layers)
 
     def coefficients(self, names: Sequence[str]) -> Coefficients | None:
-        """Return the tensors' coefficients if the objective is a weighted sum of distances, else ``None``."""
+        """Return each tensor's coefficients if the objective is a weighted sum of distances, else ``None``."""
         return None
 
 
@@ -117,10 +117,9 @@ class L1(OfLayers):
 class Cosine(OfLayers):
     """1 - cosine of guessed and observed gradient (Geiping et al. 2020, Eq. 4).
 
-    Computed as half the squared distance of the unit vectors, which keeps its digits down to zero. ``per_layer``: mean
-    distance of the tensors instead of one angle. ``epsilon``: least divisor of a tensor's dot product with
-    ``per_layer``, as in the authors' code; tensors of rounding errors, such as biases before batch norm in training
-    mode, get a loss of 1 without a slope.
+    Half the squared distance of the unit vectors is exact near zero. ``per_layer``: mean distance of the tensors
+    instead of one angle. ``epsilon``: least divisor of a tensor's dot product with ``per_layer``, as in the authors'
+    code; tensors of rounding errors, such as biases before batch norm in training mode, get a constant loss of 1.
     """
 
     per_layer: bool = False
@@ -166,9 +165,9 @@ class GaussianKernel(OfLayers):
     """Sum over layers of Q_l (1 - exp(-||g' - g||^2 / sigma_l^2)) (SAPAG, Wang et al. 2020, Eq. 4 and 5).
 
     Attributes:
-        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements; for a layer's norm
-            its slope rounds to 0. ``normalized``: that times a kernel's number of elements.
-        depth: decline of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
+        form: formula of sigma_l^2. ``literal``: the variance of the observed g_l over its elements, with which a layer
+            norm's gradient rounds to 0. ``normalized``: that times a kernel's number of elements.
+        depth: fall of Q_l from 1 to ``last`` over the tensors; the paper gives no values.
         per: unit of one kernel: each ``tensor``; a ``layer`` (weight and bias), as Eq. 4 with its norm; or each
             ``element`` with its layer's sigma_l^2, as Eq. 6 and 7, in both forms.
     """

@@ -1,4 +1,4 @@
-"""The parts of gradient inversion that differ between images, texts and rows."""
+"""Parts of gradient inversion that differ between images, texts and table rows."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,15 +32,15 @@ from fl_privacy.types.modality import IMAGES, ROWS, TEXTS, Modality, modality_of
 from fl_privacy.types.schema import Schema, schema_of
 
 _ROUNDING = 2e-6  # share of the bias' gradient below which the rest of a category's column is rounding
-_DRAWN = 256  # random rows that show the model's answers to rows of a class
+_DRAWN = 256  # random rows from which the gradients of a class's rows are estimated
 _LEAST, _RARE = 0.02, 1e-4  # least share of a category that may be present, and in a first guess
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Inferred facts about a batch's columns: ``present`` (F,) is ``False`` for categories that no row has.
+    """Inferred facts about a batch's columns: ``present`` (F,) is ``False`` for absent categories.
 
-    ``shares`` (K, F) hold the share of each category in the rows of each class, and the mean of each number.
+    ``shares`` (K, F) hold, for each class, the share of each category and the mean of each number.
     """
 
     present: Tensor
@@ -48,7 +48,7 @@ class Evidence:
 
 
 def first_linear(model: nn.Module, width: int) -> str | None:
-    """Return the path of the linear layer with bias that takes the rows (B, F) first; ``None`` without one."""
+    """Return the path of the linear layer with bias that takes rows (B, F) first, or ``None``."""
     for path, module in model.named_modules():
         if next(module.children(), None) is None and next(module.parameters(), None) is not None:
             sound = isinstance(module, nn.Linear) and module.in_features == width and module.bias is not None
@@ -60,9 +60,9 @@ def first_linear(model: nn.Module, width: int) -> str | None:
 def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, ...]) -> Evidence | None:
     """Infer each column's categories and means from the first layer's gradient; ``None`` if that is missing.
 
-    With d_i the gradient that row x_i sends back, a category's column sums d_i over its rows, and the bias' gradient
-    over all. In an untrained network a class's d_i are alike, so that the sum shows their number. ``counts`` (K,) are
-    the known rows of each class.
+    With d_i the loss's gradient by the layer's output for row x_i, a category's column sums d_i over its rows, and the
+    bias's gradient over all rows. In an untrained network a class's d_i are alike, so that the sum shows their number.
+    ``counts`` (K,) are the known rows of each class.
     """
     path = first_linear(observation.model, schema.width)
     gradient = as_gradient(observation)
@@ -84,7 +84,7 @@ def evidence_of(observation: Observation, schema: Schema, counts: tuple[float, .
 
 
 def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tensor:
-    """Return the gradients (K, N, M) that random rows send back under each class's loss."""
+    """Return the gradients (K, N, M) by the layer's outputs for random rows under each class's loss."""
     sent = observation.assumed()
     like = next(iter(sent.parameters.values()))
     model = frozen_copy(observation.model, sent, observation.plan, device=like.device, dtype=torch.float32).eval()
@@ -99,9 +99,9 @@ def _usual_returns(observation: Observation, schema: Schema, path: str) -> Tenso
 
 
 def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[float]) -> Tensor:
-    """Estimate shares of categories and means of numbers, (K, F), in each class, by ``sums`` (M, F).
+    """Estimate each class's shares of categories and means of numbers (K, F) from ``sums`` (M, F).
 
-    A Gaussian model: prior counts of rows, and mean and covariance of ``returns`` (K, N, M).
+    The model is Gaussian, with prior counts of rows and mean and covariance of ``returns`` (K, N, M).
     """
     classes, size, usual = len(returns), sum(counts), schema.usual.double()
     means = returns.mean(1) / size
@@ -125,7 +125,7 @@ def _posterior(sums: Tensor, returns: Tensor, schema: Schema, counts: Sequence[f
 
 
 def _tidied(shares: Tensor, schema: Schema, present: Tensor) -> Tensor:
-    """Turn (K, F) into shares that add up to 1 in a column, and numbers within bounds."""
+    """Scale shares (K, F) to a sum of 1 in each column, and cut means of numbers to their bounds."""
     found = shares.clone()
     places, there = schema.groups
     if len(places):
@@ -143,10 +143,10 @@ _FAR = -1e9  # logit that pads columns with fewer categories than the largest
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TableRows(ImageSource):
-    """Rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
+    """Makes rows (V, B, F) from free variables: a softmax over each column's categories, and bounded numbers.
 
-    ``bounded`` computes numbers by a sigmoid between the schema's bounds, ``counted`` leaves out categories that no row
-    has, and starts from the others' counts, and ``spread`` is the standard deviation of the first variables.
+    ``bounded``: numbers come from a sigmoid between the schema's bounds. ``counted``: absent categories are left out,
+    and variables start from the others' counts. ``spread``: standard deviation of the first variables.
     """
 
     schema: Schema
@@ -170,7 +170,7 @@ class TableRows(ImageSource):
         return drawn.flatten()
 
     def _middles(self, context: VictimContext) -> Tensor:
-        """Return shares of categories and means of numbers, (B, F) or (F,)."""
+        """Return shares of categories and means of numbers, (B, F) or (F,), to start from."""
         found, labels = self._evidence(context), context.labels
         if found is None:
             return self.schema.usual
@@ -189,7 +189,7 @@ class TableRows(ImageSource):
         return evidence_of(context.observation, self.schema, tuple(counts))
 
     def held(self, context: VictimContext) -> Tensor:
-        """Return a mask (F,), 0 for categories that no row has."""
+        """Return a mask (F,), 0 for absent categories."""
         found = self._evidence(context)
         return torch.ones(self.schema.width) if found is None else found.present.float()
 
@@ -217,12 +217,12 @@ class TableRows(ImageSource):
 
 
 def costs(schema: Schema, cells: Tensor, others: Tensor) -> Tensor:
-    """Count the cells in which rows of ``cells`` (..., B, C) and of ``others`` differ, (..., B, B)."""
+    """Count the cells (..., B, B) in which rows of ``cells`` (..., B, C) and of ``others`` differ."""
     return ((cells[..., :, None, :] - others[..., None, :, :]).abs() > schema.tolerances.to(cells)).sum(-1).double()
 
 
 def assigned(cost: Tensor) -> Tensor:
-    """Assign one column (B,) to each row of ``cost`` (B, B), with the least total."""
+    """Return the column (B,) assigned to each row of ``cost`` (B, B), with the least total."""
     if len(cost) == 1:
         return torch.zeros(1, dtype=torch.long)
     try:
@@ -236,7 +236,7 @@ def assigned(cost: Tensor) -> Tensor:
 class Pooled:
     """The consensus of many attempts at the same ``rows`` (B, F), as a model takes them.
 
-    ``certainty`` (B, C) in [0, 1] is 1 less the entropy of a cell over the attempts, as a share of the largest.
+    ``certainty`` (B, C) in [0, 1] is 1 minus a cell's entropy over the attempts, as a share of the largest.
     """
 
     rows: Tensor
@@ -246,8 +246,7 @@ class Pooled:
 def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None = None) -> Pooled:
     """Return the median of attempts, their rows reordered to match the best attempt (TabLeak, section 4.1).
 
-    ``attempts`` (R, B, F) are as a model takes them, with ``losses`` (R,); only rows of the same label, of ``labels``
-    (R, B), are exchanged.
+    ``attempts`` (R, B, F) have ``losses`` (R,); only rows with the same of ``labels`` (R, B) are exchanged.
     """
     order = losses.argsort()
     attempts = attempts[order]
@@ -264,7 +263,7 @@ def pool(schema: Schema, attempts: Tensor, losses: Tensor, labels: Tensor | None
 
 
 def _certainty(schema: Schema, raw: Tensor, aligned: Tensor) -> Tensor:
-    """Return the certainty (B, C) of attempts (R, B, F) in one order."""
+    """Return each cell's certainty (B, C) from aligned attempts (R, B, F)."""
     found = raw.new_zeros(raw.shape[1], len(schema.columns))
     places, there = schema.groups
     if len(places):
@@ -279,7 +278,7 @@ def _certainty(schema: Schema, raw: Tensor, aligned: Tensor) -> Tensor:
 
 
 _PROXIES, _CONTRAST = 64, 0.25
-"""Inputs of each kind that stand for an unknown client's, and the standard deviation of their pixels."""
+"""Number of inputs that stand in for a client's, for each kind, and the standard deviation of their pixels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,8 +303,8 @@ class Search:
         variables_of_one: (observation, all of its group) -> shape of one example's variables.
         input_of_one: (observation) -> shape of one example at the model's input.
         matched: (names, model) -> names of the tensors to compare.
-        proxies: (model, shape, rng) -> inputs that stand for an unknown client's.
-        answer: (settings, attempts, the chosen one) -> examples, and their cells' certainty or ``None``.
+        proxies: (model, shape, rng) -> inputs that stand in for a client's.
+        answer: (settings, attempts, chosen attempt) -> examples, and their cells' certainty or ``None``.
     """
 
     adapted: Callable[[Settings, Observation], Settings] = lambda settings, observation: settings
@@ -314,7 +313,7 @@ class Search:
     trial: Callable[[Tensor], Tensor] = lambda drawn: drawn  # random numbers (..., *input) -> inputs
     matched: Callable[[Sequence[str], nn.Module], list[str]] = lambda names, _: list(names)
     proxies: Callable[[nn.Module, tuple[int, ...], torch.Generator], Tensor]
-    corrects: bool = True  # ``True`` draws the model's mean answer to proxies to equal shares
+    corrects: bool = True  # ``True`` shrinks the model's mean output for proxies toward equal shares
     read: Callable[[Settings, Tensor], Tensor]  # (settings, result) -> examples to report
     answer: Callable[[Settings, Sequence[Restarted], Restarted], tuple[Tensor, Tensor | None]] = (
         lambda settings, attempts, chosen: (chosen.images, None)
@@ -347,7 +346,7 @@ def _proxy_images(model: nn.Module, shape: tuple[int, ...], rng: torch.Generator
 
 
 def _natural_noise(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    """Draw images (N, C, H, W), mostly gray, with amplitudes by frequency as in photographs."""
+    """Draw mostly gray images (N, C, H, W) with the spectrum of photographs."""
     height, width = shape[-2:]
     rows, columns = torch.fft.fftfreq(height)[:, None], torch.fft.rfftfreq(width)[None]
     amplitude = (rows.square() + columns.square()).clamp_min(1 / max(height, width) ** 2).rsqrt()
@@ -384,7 +383,7 @@ def _seeking_rows(settings: Settings, observation: Observation) -> Settings:
 def _answer_of_rows(
     settings: Settings, attempts: Sequence[Restarted], chosen: Restarted
 ) -> tuple[Tensor, Tensor | None]:
-    """Return rows (B, F) and the certainty (B, C) of cells, of the accepted attempt or of all."""
+    """Return the rows (B, F) of the accepted or of all attempts, with cells' certainty (B, C)."""
     assert isinstance(settings.source, TableRows)
     schema, finite = settings.source.schema, [a for a in attempts if math.isfinite(a.loss)]
     columns = zip(*((a.images, torch.tensor(a.loss), a.labels) for a in finite), strict=True)
@@ -407,7 +406,7 @@ SEARCHES: Mapping[Modality, Search] = {
         variables_of_one=lambda first, others: (longest_text(others), _text_model(first.model).words.embedding_dim),
         input_of_one=lambda first: (*first.input_shape, _text_model(first.model).words.embedding_dim + 1),
         trial=lambda drawn: torch.cat([drawn[..., :-1], torch.ones_like(drawn[..., :1])], -1),
-        # the variables are no sum of the rows of the embeddings
+        # variables are embeddings, whose own gradient cannot be formed
         matched=lambda names, model: [name for name in names if name != _text_model(model).word_weight],
         proxies=lambda model, shape, rng: torch.randint(
             _text_model(model).words.num_embeddings, (_PROXIES, *shape), generator=rng

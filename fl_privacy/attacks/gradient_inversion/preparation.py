@@ -1,4 +1,4 @@
-"""Prepare a group of victims: what is matched of each round, and the problems of its chunks."""
+"""Prepare a group of victims: the tensors matched in each round, and the problem of each chunk."""
 
 import math
 import warnings
@@ -189,7 +189,7 @@ def circumstances_of(
     pixels: bool,
     learnable: Sequence[str],
 ) -> AttackSetting:
-    """Describe the attack on the group of ``first`` for the countermeasures."""
+    """Build the setting that countermeasures need, for the group of ``first``."""
     layer = output_layer(first.model, first.num_classes)
     return AttackSetting(
         head=layer[0] if layer else None,
@@ -206,7 +206,7 @@ def circumstances_of(
 
 
 _ATTEMPTS_THROUGH_TRANSFORMS = 128
-"""Most attempts at a victim that may have been transformed, but at least one for each transformation."""
+"""Most attempts at a victim whose images may be transformed, but at least one for each transformation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,7 +221,7 @@ class PreparedVictim:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Everything computed once for a group with examples of shape (B, C, H, W); ``rounds`` has the last round first."""
+    """Values computed once for a group with examples of shape (B, C, H, W); ``rounds`` has the last round first."""
 
     settings: Settings
     seed: int
@@ -288,7 +288,7 @@ class Prepared:
 
     @cached_property
     def _smoothings(self) -> dict[int, tuple[float, float]]:
-        """Return, by position, the weights of ``Smoothing``; empty if no noise is known or measured."""
+        """Return each victim's ``Smoothing`` by position; empty if no noise is known or measured."""
         first = self.rounds[0]
         if not first.known.noisy or first.unknowns or self.settings.source is not None:
             return {}

@@ -17,7 +17,7 @@ from fl_privacy.types import Observation, Tensors
 
 @dataclass(frozen=True, eq=False)
 class BatchStatistics:
-    """The guess's (V, C) and the usual statistics in a batch-norm layer: running (C,), or the client's own (V, C)."""
+    """A batch-norm layer's statistics for the guess (V, C), and usual ones: running (C,) or the client's own (V, C)."""
 
     mean: Tensor
     variance: Tensor
@@ -27,9 +27,9 @@ class BatchStatistics:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """The input of a prior: ``images`` (V, B, C, H, W), before any assumed transformation.
+    """Input of a prior: ``images`` (V, B, C, H, W) before any assumed transformation.
 
-    ``attempts`` neighboring rows belong to the same victim; ``batch_statistics`` computes those of transformed images.
+    ``attempts`` neighboring rows belong to one victim; ``batch_statistics`` computes statistics of transformed images.
     """
 
     images: Tensor
@@ -38,7 +38,7 @@ class Guess:
 
 
 Prior = Callable[[Guess], Tensor]
-"""Guess -> weighted penalty (V,), whose attribute ``smooths`` is ``True`` if it makes neighboring pixels alike."""
+"""Guess -> weighted penalty (V,). The attribute ``smooths`` is ``True`` for priors that smooth images."""
 
 
 CONTRAST = 0.25  # typical standard deviation of a photograph's pixels in [0, 1]; CIFAR-10's are between 0.24 and 0.26
@@ -49,12 +49,12 @@ class TotalVariation:
     """Total variation: the mean absolute (or Euclidean) difference of neighboring pixels.
 
     Attributes:
-        relative: value at a photograph's contrast (:data:`CONTRAST`), for models that normalize by the batch and hardly
-            see contrast, so that faint images would count as smooth.
+        relative: ``True`` scales images to a photograph's contrast (:data:`CONTRAST`) first, for models that normalize
+            by the batch and ignore contrast, so that faint images do not count as smooth.
     """
 
     weight: float = 1e-4
-    isotropic: bool = False  # mean length of the (horizontal, vertical) difference instead of both mean absolute ones
+    isotropic: bool = False  # mean length of the (horizontal, vertical) difference instead of mean absolute differences
     relative: bool = False
     summed: bool = False  # sum over pixels and channels instead of their mean, as in published formulas
     smooths: ClassVar[bool] = True
@@ -97,10 +97,9 @@ class ColorRange:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchNormStatistics:
-    """Distance of the batch statistics of the guess to the running ones (GradInversion, Yin et al. 2021, R_BN).
+    """Distance of the guess's batch statistics from the running ones (GradInversion, Yin et al. 2021, R_BN).
 
-    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, ``first`` times for the first layer; 0
-    without batch norm.
+    Sum over layers of ``||mean - usual mean|| + ||variance - usual variance||``, times ``first`` for the first layer.
     """
 
     weight: float = 0.1
@@ -133,9 +132,9 @@ def _length(vectors: Tensor) -> Tensor:
 
 
 def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingProxyType({})) -> list[BatchStatistics]:
-    """Return the statistics in every batch-norm layer of ``model`` for images (V, B, C, H, W).
+    """Return the statistics in each batch-norm layer of ``model`` for images (V, B, C, H, W).
 
-    With a client's ``own`` (V, C), by name, inner layers normalize by these, as they do in training mode.
+    Layers normalize by a client's ``own`` statistics (V, C), by name, if given, as in training mode.
     """
     layers, blocks = _normalizing(model), list(images) if own else [images.flatten(0, 1)]
     calls = list[ModuleCall]()
@@ -153,7 +152,7 @@ def batch_statistics(model: nn.Module, images: Tensor, own: Tensors = MappingPro
 
 
 _RUNNING = ("running_mean", "running_var")
-_LEAST_SHARE = 1e-3  # least momentum: below it, rounding of running statistics hides the batch's
+_LEAST_SHARE = 1e-3  # least momentum; below it, rounding of the running statistics hides the batch's
 
 
 def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
@@ -163,9 +162,9 @@ def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def uploaded_statistics(observation: Observation) -> Tensors:
-    """Return the batch's mean and variance (C,) by buffer name, from the running ones sent and uploaded.
+    """Return the batch's mean and variance (C,) by buffer name, from running statistics sent and uploaded.
 
-    Empty unless the client took one step in training mode without a known defense, and rounding leaves them.
+    The result is empty unless the client took one step in training mode without a known defense, and rounding permits.
     """
     plan, size, state = observation.plan, observation.upload.num_examples, observation.assumed()
     names = {f"{layer}.{kind}" for layer in _normalizing(observation.model) for kind in _RUNNING}
@@ -183,9 +182,9 @@ def uploaded_statistics(observation: Observation) -> Tensors:
 
 
 def of_batch(observation: Observation, layer: str, values: int) -> Tensors:
-    """Return mean and variance (C,) of a batch's ``values`` per channel in ``layer``, by the names of the buffers.
+    """Return mean and variance (C,) of a batch in ``layer`` by buffer name, for ``values`` a channel.
 
-    Empty if the running statistics change too little to show them, or are not finite.
+    The result is empty if running statistics change too little or are not finite.
     """
     sent, uploaded = observation.assumed().buffers, observation.upload.buffers
     share = getattr(observation.model.get_submodule(layer), "momentum", None)

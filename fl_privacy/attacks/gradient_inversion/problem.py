@@ -26,13 +26,13 @@ from fl_privacy.models.losses import CROSS_ENTROPY, Loss
 from fl_privacy.types import Tensors
 
 _plain_roughness, _relative_roughness = TotalVariation(weight=1.0), TotalVariation(weight=1.0, relative=True)
-_LARGE = 1e-2  # ratio from which gradients depend on the images enough for their own length to be the unit
-_SMALL = 1 << 13  # most elements of a tensor that is joined with others, since starting an operation takes the time
+_LARGE = 1e-2  # largest unit of smoothness, as a share of the zero loss
+_SMALL = 1 << 13  # most elements of a tensor that is joined with others to save operations
 
 
 @dataclass(frozen=True, eq=False)
 class RoundUpdates:
-    """The updates of V victims in one round, and the guessed gradients."""
+    """The updates of V victims in one round, compared with guessed gradients."""
 
     gradients: VictimGradients  # gradients of the losses; :class:`Layered` if there are ``factors`` or ``compared``
     targets: Mapping[str, Target]
@@ -51,8 +51,8 @@ class RoundUpdates:
     ) -> dict[str, LayerStatistics]:
         """Compute the statistics of each tensor for ``images`` (V, B, C, H, W), as the model sees them.
 
-        ``labels`` are (V, B) or (V, B, K), ``hidden`` is the gradient (V, B, F) that a private loss sends back, which
-        requires :class:`Layered`; ``by_layer=False`` joins small tensors under the first's name.
+        ``labels``: (V, B) or (V, B, K). ``hidden``: gradient (V, B, F) of a private loss at the features; requires
+        :class:`Layered`. ``by_layer=False`` joins small tensors under the first one's name.
         """
         joined = None if by_layer else self.small
         if not self.factors:
@@ -72,7 +72,7 @@ class RoundUpdates:
         return found if joined else {name: found[name] for name in self.targets}
 
     def compare(self, images: Tensor, labels: Tensor, hidden: Tensor | None, weights: Coefficients) -> Tensor:
-        """Return the weighted sum (V,) of the distances; see ``statistics``."""
+        """Return the weighted sum (V,) of the tensors' distances; see ``statistics``."""
         assert isinstance(self.gradients, Layered)
         found = self.gradients.gradients_and_products(images, labels, self.compared, hidden)
         return weighted_distance(*found, self.targets, weights)
@@ -95,10 +95,10 @@ class RoundUpdates:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """The objective as a function of the variables (V, N).
+    """The loss of all victims as a function of the variables (V, N).
 
-    Variables are those of the pixels or the source, then label logits if labels are optimized, then each round's
-    gradients that a private loss sends back into the features.
+    Variables are pixels or those of the source, then label logits if labels are optimized, then each round's gradients
+    of a private loss at the features.
     """
 
     settings: Settings
@@ -180,10 +180,9 @@ class Problem:
         return torch.stack([self.settings.objective(statistics) for statistics in zeros]).sum(0)
 
     def blank_loss(self) -> Tensor:
-        """Return the objective (V,) of gray images, the unit of smoothness; at most ``_LARGE`` zero losses.
+        """Return the objective (V,) of gray images, at most ``_LARGE`` zero losses: the unit of smoothness.
 
-        If a gradient hardly depends on the images, gray ones come far nearer: to 1e-5 of its distance behind a LeNet
-        with sigmoids.
+        If gradients hardly depend on images, it is far less: 1e-5 of a zero loss behind a LeNet with sigmoids.
         """
         zero, known = self.zero_loss(), self.constraints
         images = zero.new_full((len(zero), *self.shape), 0.5)
@@ -216,7 +215,7 @@ class Problem:
         return pixels if variables.shape[1] == self.pixels else torch.cat([pixels, variables[:, self.pixels :]], 1)
 
     def matching(self, targets: Sequence[Mapping[str, Target]]) -> "Problem":
-        """Return the problem for other ``targets``, without clipping and with all values known."""
+        """Return the problem with other ``targets`` (one mapping a round), without clipping."""
         pairs = zip(self.rounds, targets, strict=True)
         return replace(self, rounds=[RoundUpdates(one.gradients, own, {}, None) for one, own in pairs])
 

@@ -1,4 +1,4 @@
-"""Settings of a gradient inversion: spaces, first guesses and sources of images, and the choices of an attack."""
+"""Settings of a gradient inversion, its first guesses and its sources of images."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -17,7 +17,7 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.types import Observation
 
 Projection = Literal["none", "clamp", "minmax"]
-"""``clamp`` cuts to [0, 1]; ``minmax`` maps each image's range that leaves [0, 1] onto [0, 1]."""
+"""``clamp`` cuts to [0, 1]; ``minmax`` maps the range of each image that leaves [0, 1] onto [0, 1]."""
 
 Scaling = Literal["clamp", "stretch"]
 """``clamp`` cuts a guess to [0, 1]; ``stretch`` maps its range onto [0, 1] (FDL-PP, Gu et al. 2021, A.4)."""
@@ -25,7 +25,7 @@ Scaling = Literal["clamp", "stretch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """The scale of the variables: images are ``mean + std * variables``; some papers optimize normalized images."""
+    """Maps variables to images ``mean + std * variables``; some papers optimize normalized images."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -37,12 +37,12 @@ class Space:
         return images if (self.mean, self.std) == (0.0, 1.0) else (images - self.mean) / self.std
 
     def clamped(self, variables: Tensor) -> Tensor:
-        """Cut the variables of images to [0, 1]; other variables are unchanged."""
+        """Cut variables so that their images are in [0, 1]."""
         return variables.clamp(-self.mean / self.std, (1 - self.mean) / self.std)
 
 
 def project(images: Tensor, how: Projection) -> Tensor:
-    """Project ``images`` (V, B, C, H, W) to [0, 1]."""
+    """Project ``images`` (V, B, C, H, W) to [0, 1] as ``how`` says."""
     if how == "clamp":
         return images.clamp(0, 1)
     if how == "minmax":
@@ -53,7 +53,7 @@ def project(images: Tensor, how: Projection) -> Tensor:
 
 
 def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
-    """Scale or cut finished guesses (..., C, H, W) to [0, 1]; a constant one is always cut."""
+    """Scale or cut finished guesses (..., C, H, W) to [0, 1]; constant images are always cut."""
     if how == "clamp":
         return images.clamp(0, 1)
     low, high = images.amin((-3, -2, -1), keepdim=True), images.amax((-3, -2, -1), keepdim=True)
@@ -62,7 +62,7 @@ def scaled_to_range(images: Tensor, how: Scaling) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VictimContext:
-    """Context for starting a victim's guess of ``shape`` (B, C, H, W); ``generator`` is on the CPU.
+    """Arguments of a start: a victim whose guess has ``shape`` (B, C, H, W); ``generator`` is on the CPU.
 
     ``labels`` (B,) are known or inferred; ``None`` if they are optimized.
     """
@@ -74,7 +74,7 @@ class VictimContext:
     space: Space
 
 
-Start = Callable[[VictimContext], Tensor]  # draws the first variables of a victim, of ``context.shape`` and on the CPU
+Start = Callable[[VictimContext], Tensor]  # draws a victim's first variables, of ``context.shape``, on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """Start from a random patch of side ``size``, U[0, 1], tiled (Wei et al. 2020; Fan et al. 2020)."""
+    """Start from a tiled random patch of side ``size``, U[0, 1] (Wei et al. 2020; Fan et al. 2020)."""
 
     size: int = 4
 
@@ -119,7 +119,7 @@ class Pattern:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMean:
-    """Start from the mean of public images, or with ``of_class`` of public images of each example's class."""
+    """Start from the mean of public images; ``of_class`` takes those of each example's class."""
 
     of_class: bool = False
 
@@ -147,7 +147,7 @@ class PublicMean:
 
 @dataclass(frozen=True)
 class Previous:
-    """Start from the result for the same examples in an earlier round, else as ``Normal``."""
+    """Start from an earlier round's result for the same examples, else as ``Normal``."""
 
     def __call__(self, context: VictimContext) -> Tensor:
         previous = context.observation.knowledge.previous
@@ -163,9 +163,7 @@ class Given:
     def __call__(self, context: VictimContext) -> Tensor:
         shape = context.shape
         if self.images.shape[-3:] != shape[-3:] or (self.images.dim() == 4 and len(self.images) != shape[0]):
-            raise UserError(
-                f"The start is expected to have shape {shape}, but got {tuple(self.images.shape)}; resize the images."
-            )
+            raise UserError(f"A start of shape {shape} is expected, but got {tuple(self.images.shape)}; resize it.")
         return context.space.to_variables(self.images.cpu().expand(shape).clone())
 
 
@@ -191,13 +189,13 @@ Shape = Sequence[int]  # (B, C, H, W) of one victim's images
 
 
 class ImageSource(Protocol):
-    """Turns variables (V, n) and fixed values (V, m) into images, by default in one stage without a penalty.
+    """Makes images from variables (V, n) and fixed values (V, m), by default in one stage without a penalty.
 
-    A victim's first values are drawn on the CPU, from its stream alone.
+    A victim's first values are drawn on the CPU from its own random stream.
     """
 
     def size(self, shape: Shape) -> int:
-        """Return n, by default that of the images."""
+        """Return the number n of variables, by default that of pixels."""
         return int(torch.Size(shape).numel())
 
     def start(self, context: VictimContext) -> Tensor:
@@ -231,28 +229,28 @@ class ImageSource(Protocol):
         return 1
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return its training data, or ``None``; raise ``UserError`` if it makes no images (C, H, W)."""
+        """Return the source's training data, or ``None``; raise ``UserError`` if it can't make images (C, H, W)."""
         return None
 
 
 LabelPolicy = Literal["auto", "known", "infer", "optimize"]
-"""``known``: those the attacker was given; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
-images; ``auto``: those given, else inferred."""
+"""``known``: labels given to the attacker; ``infer``: from the output layer's gradient; ``optimize``: jointly with the
+images; ``auto``: given ones, else inferred."""
 
 Compile = Literal["auto", "on", "off"]
-"""Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to win back the minutes that
-compiling takes. Compiled sums differ in their last bits, from which an attack in float32 goes on to another result; the
-same setting gives the same result. ``off`` still records the operations of a long attack on few victims on a CPU and
-runs them without autograd, which keeps every bit."""
+"""Use of ``torch.compile`` for losses and gradients. ``auto``: if the work is large enough to repay the minutes of
+compiling. Compiled sums differ in their last bits, so that an attack in float32 ends elsewhere; the same setting gives
+the same result. ``off`` still records a long attack on few victims on a CPU and reruns it without autograd, bit by
+bit."""
 
 DType = Literal["float32", "float64"]
 
 TokenReading = Literal["nearest", "pseudo_inverse"]
-"""Decoding of an embedding: ``nearest`` token by cosine (TAG, LAMP), or by the pseudo-inverse (SAPAG)."""
+"""Decoding of embeddings: the ``nearest`` token by cosine (TAG, LAMP), or by the pseudo-inverse (SAPAG)."""
 
 
 def expect_choices(settings: Any) -> None:
-    """Raise ``UserError`` if a field of the dataclass ``settings`` with a literal type has another value."""
+    """Raise ``UserError`` if a field of the dataclass ``settings`` is not among its literal type's values."""
     for each in fields(settings):
         if get_origin(each.type) is Literal:
             one_of(f"attack.{each.name}", getattr(settings, each.name), get_args(each.type))
@@ -260,10 +258,10 @@ def expect_choices(settings: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Rearranging:
-    """Moves of words between the iterations of a descent on embeddings.
+    """Settings of the moves of words during a descent on embeddings.
 
-    Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or a sequence moved, a
-    beginning put to the end. The best has the least mismatch of gradients plus ``prior`` times the mean negative log
+    Each move compares ``tries`` orders of the decoded words: two words exchanged, a word or sequence moved, or a
+    beginning put to the end. The best minimizes the mismatch of gradients plus ``prior`` times the mean negative log
     likelihood under a language model of public texts, scaled to the orders' median difference.
     """
 
@@ -271,7 +269,7 @@ class Rearranging:
     burn_in: float = 1.0  # share of the iterations before the first move; 1 moves words at the end alone
     tries: int = 200
     prior: float = 0.5
-    starts: int = 1  # random first guesses; the least mismatch is kept, then as many orders of it
+    starts: int = 1  # random first guesses, then orders of the best one, of which the least mismatch is kept
     last: int = 10  # most moves at the end, as long as they improve the text
 
     def __post_init__(self) -> None:
@@ -285,15 +283,15 @@ class Rearranging:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The choices that make a published attack.
+    """All settings of a gradient inversion.
 
     Attributes:
-        source: source of the images instead of pixels; ``start`` and ``space`` then have no effect.
+        source: source of the images, instead of pixels; it replaces ``start`` and ``space``.
         embedding_norm: weight of the squared difference between the mean length of embeddings and that of tokens, as a
             share of the latter (LAMP, Balunovic et al. 2022).
-        pooled: ``True`` takes the median of the attempts at a table's rows, in one order, instead of the best.
-        evident: ``True`` if an attacker given no defense uses what the update shows of it: zeros, few levels, empty
-            columns, else the norm, to which the guess is clipped (GGL, Li et al. 2022, section 4.2).
+        pooled: ``True`` takes the median of the aligned attempts at a table's rows instead of the best attempt.
+        evident: ``True`` lets an attacker who knows no defense infer it from zeros, few levels or empty columns, or
+            else clip guesses to the update's norm (GGL, Li et al. 2022, section 4.2).
         enough, accept: shares of a zero gradient's loss (with ``L2``: of the observed squared norm) below which a
             victim is done, and below which it is not attacked again.
     """
@@ -309,7 +307,7 @@ class Settings:
     embedding_norm: float = 0.0
     moves: Rearranging | None = None
     bounded: bool = True  # ``True`` keeps numbers of a table within its schema's bounds
-    counted: bool = False  # ``True`` leaves out categories that no row has, by the first layer's gradient
+    counted: bool = False  # ``True`` leaves out categories that are absent by the first layer's gradient
     pooled: bool = False
     evident: bool = False
     projection: Projection = "none"  # projection to [0, 1] after each iteration
@@ -323,7 +321,7 @@ class Settings:
     local_steps: LocalSteps = "unroll"
     compile: Compile = "auto"
     dtype: DType = "float32"
-    device: str | None = None  # device of the computation; ``None``: that of the values sent
+    device: str | None = None  # device of the computation; ``None``: that of the sent values
     most_victims: int | None = None  # most victims in one chunk; ``None``: found from the free memory
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Surrogate model extension: match many local steps by one gradient at a model on the way."""
+"""Surrogate model extension: match many local steps by one gradient at an intermediate model."""
 
 import math
 from collections.abc import Sequence
@@ -23,17 +23,17 @@ from fl_privacy.types import Batch, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
 _STD, _SPREAD = 0.25, 0.2
-"""Standard deviation of pixels, the unit of the images' moves, and their range around gray at the start."""
+"""Standard deviation of pixels, which is the unit of steps, and the range around gray at the start."""
 
 _TOGETHER, _VALUES = 16, 16_000_000  # most victims at once, and most values of their models together
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurrogateModel(GroupAttack):
-    """Match an update of many local steps by one gradient of all images, at a model between its start and end.
+    """Match an update of many local steps by one gradient at an intermediate model.
 
-    The update u of the weights w points along the images' mean gradient at some model w + a u. Images and a are found
-    together, by signed Adam on the angle between that gradient and the update, with total variation (Zhu et al. 2023,
+    The update u of the weights w points along the images' mean gradient at some model w + a u. Signed Adam finds images
+    and a together, from the angle between that gradient and the update plus total variation (Zhu et al. 2023,
     "Surrogate model extension"). An iteration costs one pass over the images.
 
     With Adam, each gradient value is divided by its size plus the root mean square of its tensor.
@@ -41,7 +41,7 @@ class SurrogateModel(GroupAttack):
     Attributes:
         lr: first learning rate, in standard deviations of a pixel, 0.25.
         total_variation: weight relative to the angle, which is in [0, 2].
-        between: first value of a, in [0, 1]: 0 is the model sent, 1 the one that came back.
+        between: first value of a, in [0, 1]: 0 is the sent, 1 the returned model.
         between_lr: learning rate of a; 0 keeps it fixed.
     """
 
@@ -62,21 +62,17 @@ class SurrogateModel(GroupAttack):
         expect_choices(self)
 
     def solve(self, group: Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Attack the victims of a ``group``, each at its own model, by position.
+        """Attack the victims of ``group``, each at its own model, and return results by position.
 
         A gradient, one step of Adam, or inputs that are no images raise ``NotAttackableError``.
         """
         first = group.first
         if not modality_of(first.model).pixels:
-            raise NotAttackableError("Images are expected behind the local steps, but got texts or rows.")
+            raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")
         if first.knowledge.bounds is not None:
-            raise NotAttackableError(
-                "Several local steps are expected, but the client took one of Adam; use attack=auto."
-            )
+            raise NotAttackableError("Several local steps are expected, but got one of Adam; use attack=auto.")
         if first.plan.shares == "gradient":
-            raise NotAttackableError(
-                "The change of the weights by local steps is expected, but a gradient was shared; use attack=auto."
-            )
+            raise NotAttackableError("Weights after local steps are expected, but got a gradient; use attack=auto.")
         with cpu_threads(1):
             settings = Settings(objective=Cosine(), local_steps="first_order", compile="off")
             settings = replace(settings, dtype=self.dtype, device=self.device)
@@ -140,9 +136,9 @@ def _reconstruction(victim: PreparedVictim, images: Tensor, share: float, histor
 
 @dataclass(frozen=True, eq=False)
 class _Between:
-    """The models of V victims between those ``sent`` (*shape) and those that came back, ``ways`` (V, *shape) apart.
+    """Intermediate models of V victims: ``sent`` values (*shape) plus shares of the changes ``ways`` (V, *shape).
 
-    ``labels`` are (V, B) or (V, B, K); if ``signed``, signs count more than sizes.
+    ``labels``: (V, B) or (V, B, K). If ``signed``, signs of gradients count more than sizes.
     """
 
     loss: VictimLoss
@@ -184,7 +180,7 @@ class _Between:
         return True
 
     def angles(self, images: Tensor, between: Tensor) -> Tensor:
-        """Return 1 - cosine (V,) of the update and the negative gradient of ``images``, ``between`` (V,) along it."""
+        """Return 1 - cosine (V,) of update and images' negative gradient at shares ``between`` (V,) of the update."""
         at = {name: sent + between.view(-1, *[1] * sent.dim()) * self.ways[name] for name, sent in self.sent.items()}
         gradients = self._gradients(at, images)
         dot = squared = observed = images.new_zeros(len(images))

@@ -1,4 +1,4 @@
-"""Check which observations can be attacked, and convert uploads to the tensors that an attack matches."""
+"""Check if observations can be attacked, and convert uploads to the tensors that an attack matches."""
 
 from typing import Literal
 
@@ -15,9 +15,9 @@ class NotAttackableError(Exception):
 
 
 def why_not_attackable(observation: Observation, *, informative: bool = True) -> str | None:
-    """Return the reason, in one line, why ``observation`` can't be attacked, or ``None``.
+    """Return the reason why ``observation`` can't be attacked, in one line, or ``None``.
 
-    ``informative`` requires an update that is not zero or constant.
+    ``informative`` requires an update that is neither zero nor constant.
     """
     wrong = _wrong_model(observation) or _wrong_tensors(observation)
     return wrong or (_nothing_to_learn(observation) if informative else None) or _wrong_knowledge(observation)
@@ -27,13 +27,11 @@ def expect_images(observation: Observation) -> None:
     """Raise ``NotAttackableError`` if the examples are rows of a table, without neighboring pixels."""
     kind = modality_of(observation.model)
     if kind.continuous and not kind.pixels:
-        raise NotAttackableError(
-            "Images are expected, but the client's examples are rows of a table; use attack=auto, or attack=tableak."
-        )
+        raise NotAttackableError("Images are expected, but got rows of a table; use attack=auto, or attack=tableak.")
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Return ``True`` if all values are finite; a finite sum, which is far cheaper, proves it."""
+    """Return ``True`` if all values are finite, as a finite sum proves cheaply."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
@@ -55,7 +53,7 @@ def _wrong_tensors(observation: Observation) -> str | None:
     if upload.num_examples < 1:
         return f"An update is expected to come from at least 1 example, but got {upload.num_examples}."
     if not upload.tensors:
-        return "The upload is expected to hold tensors, but all were withheld."
+        return "The upload is expected to hold tensors, but all were withheld; use defense=none."
     for name, tensor in upload.tensors.items():
         sent = observation.sent.parameters.get(name)
         if sent is None:
@@ -98,7 +96,7 @@ def _wrong_knowledge(observation: Observation) -> str | None:
 
 
 LocalSteps = Literal["unroll", "first_order"]
-"""Matching of several local steps: by replaying them, or with delta / lr as a gradient at the weights sent."""
+"""Matching of several local steps: by replaying them, or with delta / lr as a gradient at the sent weights."""
 
 
 def needs_unrolling(plan: LocalPlan, num_examples: int, local_steps: LocalSteps) -> bool:
@@ -121,9 +119,9 @@ def accumulated_gradient(observation: Observation) -> Tensors:
 
 
 def as_gradient(observation: Observation) -> Tensors:
-    """Return the update as a mean gradient at the weights sent: exact for one step of SGD, first order for more.
+    """Return the update as a mean gradient at the sent weights: exact for one step of SGD, first order for more.
 
-    Adam's steps keep only the sign.
+    Of Adam's steps, only the signs are right.
     """
     plan, total = observation.plan, accumulated_gradient(observation)
     if plan.shares == "gradient" or plan.optimizer != "sgd":

@@ -24,9 +24,9 @@ _DISCOUNT = 0.75
 
 @dataclass(frozen=True, eq=False)
 class LanguageModel:
-    """Trigrams with absolute discounting, interpolated with bigrams, words and a uniform share (Ney et al. 1994).
+    """Trigram language model with absolute discounting, interpolated with bigrams and words (Ney et al. 1994).
 
-    On a few hundred public ``texts`` (N, L), tokens and then -1, such counts predict better than a transformer.
+    On a few hundred public ``texts`` (N, L), padded with -1, such counts predict better than a transformer.
     """
 
     texts: Tensor
@@ -34,7 +34,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def surprise(self, tokens: Tensor) -> Tensor:
-        """Return the mean negative log likelihood (n,) of a token in texts (n, L), in nats."""
+        """Return the mean negative log likelihood (n,) of the tokens of texts (n, L), in nats."""
         there = tokens >= 0
         likelihood = torch.full(tokens.shape, 1 / self.size, dtype=torch.float64)
         for length, (known, counts, contexts, *of_contexts) in enumerate(self._counts, start=1):
@@ -47,13 +47,13 @@ class LanguageModel:
 
     @cached_property
     def usual(self) -> Tensor:
-        """Return the share (n,) of each word, with half an occurrence more."""
+        """Return the share (n,) of each word, smoothed by half an occurrence."""
         words, times = self._counts[0][:2]
         counts = torch.full((self.size,), 0.5).index_add(0, words, times.float())
         return counts / counts.sum()
 
     def beside(self, text: Sequence[int]) -> Tensor:
-        """Return the log probability (L, n) of each word between its neighbors in ``text``, by pairs of words."""
+        """Return the bigram log probability (L, n) of each word between the neighbors of each place in ``text``."""
         pairs, times, known, counts, followers = self._counts[1]
         first, second = pairs // self._base, pairs % self._base
         totals = torch.ones(self.size).index_add(0, known[known < self.size], (counts - 1.0)[known < self.size])
@@ -75,7 +75,7 @@ class LanguageModel:
         return self.size + 1
 
     def _keys(self, tokens: Tensor, length: int) -> Tensor:
-        """Return the number (n, L) of the ``length`` tokens up to each."""
+        """Return a number (n, L) that identifies the ``length`` tokens up to each place."""
         begun = torch.nn.functional.pad(tokens.long().clamp_min(0), (length - 1, 0), value=self.size)
         keys = torch.zeros_like(tokens, dtype=torch.long)
         for part in begun.unfold(1, length, 1).unbind(-1):
@@ -84,7 +84,7 @@ class LanguageModel:
 
     @cached_property
     def _counts(self) -> list[tuple[Tensor, ...]]:
-        """Return numbers and counts of n tokens, and of their first n - 1 also the number of followers."""
+        """Return the keys and counts of each n-gram and its prefix, with the prefix's number of followers."""
         texts, found = self.texts.cpu().long(), list[tuple[Tensor, ...]]()
         for length in range(1, _ORDER + 1):
             keys, counts = torch.unique(self._keys(texts, length)[texts >= 0], return_counts=True)
@@ -95,7 +95,7 @@ class LanguageModel:
 
 
 def _found(keys: Tensor, values: Tensor, wanted: Tensor) -> Tensor:
-    """Look up ``values`` of the sorted ``keys`` for each of ``wanted``, or 0."""
+    """Return the ``values`` of the sorted ``keys`` for each of ``wanted``, 0 if missing."""
     at = torch.searchsorted(keys, wanted).clamp_max(max(0, len(keys) - 1))
     return torch.where(keys[at] == wanted, values[at], 0).double()
 
@@ -105,12 +105,12 @@ NO_PUBLIC_TEXTS = (
     " set threat_model.public_images=200, or attack.prior=0."
 )
 
-_BETTER = 1e-2  # share of the usual difference between orders by which a new one has to be better
+_BETTER = 1e-2  # least improvement by a new order, as a share of the usual difference between orders
 
 
 @dataclass(frozen=True, eq=False)
 class Rearranged:
-    """Search for the order of a text's words by ``moves``; at most ``capacity`` guesses are compared at once."""
+    """Searches the order of a text's words by ``moves``, comparing at most ``capacity`` guesses at once."""
 
     moves: Rearranging
     language: LanguageModel | None
@@ -119,7 +119,7 @@ class Rearranged:
 
     @torch.no_grad()
     def begin(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return first guesses (V, N): the best of ``variables`` and random others, then of their orders."""
+        """Return first guesses (V, N): the best of ``variables`` and random others, then the best of its orders."""
         scores, (batch, longest, width) = self._mismatch(problem, variables.unsqueeze(1))[:, 0], problem.shape
         lengths = _lengths(problem)
         own = lengths.amax(1).tolist()  # draws for a victim do not depend on the other texts
@@ -146,7 +146,7 @@ class Rearranged:
     def __call__(
         self, iteration: int, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]
     ) -> Tensor:
-        """Return the variables (V, N) to go on from after an ``iteration``, moved if that is due."""
+        """Return the variables (V, N) after an ``iteration``, with words moved if due."""
         burnt_in = iteration >= int(self.moves.burn_in * self.iterations)
         if not burnt_in or iteration % self.moves.every != 1 or iteration >= self.iterations:
             return variables
@@ -158,7 +158,7 @@ class Rearranged:
 
     @torch.no_grad()
     def end(self, problem: Problem, variables: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Return the decoded texts (V, N) in the best order that moves lead to, and their loss (V,)."""
+        """Return the decoded texts (V, N) in the best order found, and their loss (V,)."""
         read = _as_read(problem, variables)
         ended = torch.zeros(len(read), dtype=torch.bool, device=read.device)
         for _ in range(self.moves.last):
@@ -172,7 +172,7 @@ class Rearranged:
         return read, self._mismatch(problem, read[:, None])[:, 0]
 
     def _best(self, problem: Problem, read: Tensor, text: int, generators: Sequence[torch.Generator]) -> Tensor:
-        """Return the best (V, B, L) of several orders of one text of ``read`` (V, N)."""
+        """Return the best order (V, B, L) of the words of one ``text`` in the decoded variables ``read`` (V, N)."""
         source, (batch, longest) = problem.settings.source, problem.shape[:2]
         assert isinstance(source, WordEmbeddings)
         orders = torch.arange(longest).repeat(len(read), self.moves.tries, batch, 1)
@@ -198,7 +198,7 @@ class Rearranged:
 def rearranged(
     moves: Rearranging | None, observation: Observation, *, iterations: int, capacity: int
 ) -> Rearranged | None:
-    """Build the moves for the group of ``observation``, if the attack makes any.
+    """Return the moves for the group of ``observation``; ``None`` if the attack makes none.
 
     Without a model of text, raise ``NotAttackableError``; without public texts for a language model, ``UserError``.
     """
@@ -206,7 +206,7 @@ def rearranged(
         return None
     public, model = observation.knowledge.public_images, observation.model
     if not isinstance(model, TextModel):
-        raise NotAttackableError("A model of text is expected, since words are moved, but it is of images.")
+        raise NotAttackableError("A text model is expected, since words are moved, but got another; use attack=auto.")
     if moves.prior and public is None:
         raise UserError(NO_PUBLIC_TEXTS)
     language = LanguageModel(public, model.words.num_embeddings) if moves.prior and public is not None else None
@@ -214,7 +214,7 @@ def rearranged(
 
 
 def moved_orders(lengths: Tensor, tries: int, longest: int, generators: Sequence[torch.Generator]) -> Tensor:
-    """Draw T orders (V, T, L) of texts' first ``lengths`` (V,) words, by each kind of move; the first is unchanged."""
+    """Draw T orders (V, T, L) of the first ``lengths`` (V,) words by each kind of move; the first is unchanged."""
     drawn = torch.stack([torch.rand(3, tries, generator=g, dtype=torch.float64) for g in generators])
     of = lengths[:, None].double()
     first, second = ((drawn[:, k] * of).long().unsqueeze(2) for k in (0, 1))
@@ -260,7 +260,7 @@ def _lengths(problem: Problem) -> Tensor:
 
 
 def _better(variables: Tensor, scores: Tensor, tried: Tensor, found: Tensor) -> tuple[Tensor, Tensor]:
-    """Return each victim's best of ``tried`` (V, T, N) and ``variables``, and its score."""
+    """Return each victim's best variables among ``variables`` and ``tried`` (V, T, N), and their score."""
     least, which = found.min(1)
     chosen = tried[torch.arange(len(tried), device=tried.device), which]
     return torch.where((least < scores)[:, None], chosen, variables), torch.minimum(least, scores)

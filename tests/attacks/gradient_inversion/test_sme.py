@@ -118,8 +118,8 @@ def test_gradients_are_refused_in_a_line_and_settings_are_checked() -> None:
     net = lenet()
     gradient = torch.autograd.grad(nn.functional.cross_entropy(net(image()), torch.tensor([3])), list(net.parameters()))
     observed = Observation.of_gradients(net, gradient, input_shape=(1, 16, 16), batch_size=1)
-    assert "a gradient was shared" in reconstruct(observed, "sme").failure
-    assert "took one of Adam" in reconstruct(after_adam()[0], "sme").failure
+    assert "but got a gradient" in reconstruct(observed, "sme").failure
+    assert "got one of Adam" in reconstruct(after_adam()[0], "sme").failure
     with pytest.raises(UserError, match=r"attack\.between is expected"):
         SurrogateModel(between=2)
 
