@@ -1,4 +1,4 @@
-"""Infer membership, source, attributes and properties from updates, without the answers."""
+"""Infer membership, source, attributes and properties from updates."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Infer an attribute of the example behind an update, learned from the gradients of public examples."""
+"""Infer an attribute of the example behind an update, by classifiers of public examples' gradients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ TITLES = {"linear": "Linear classifier of gradients", "mlp": "Neural classifier 
 class AttributeInference:
     """Infers an attribute of the single example behind an update (Cui et al. 2023, "RecUP-FL", Sec. 3).
 
-    Classifiers learn it from gradients of public examples at the values sent; log probabilities are summed over rounds.
+    Classifiers learn it from public examples' gradients at the sent values; log probabilities are summed over rounds.
 
     Attributes:
         methods: ``linear`` and ``mlp``.
-        public: number of examples with known attributes, from the split that is not attacked.
+        public: number of public examples, with known attributes, from the split that is not attacked.
     """
 
     about: ClassVar[About] = About.ATTRIBUTE
@@ -63,14 +63,14 @@ class AdaptiveAttributeInference(AttributeInference):
 
 @dataclass(eq=False)
 class AttributeWatch:
-    """Summed log probabilities (V, A), by method, of the victims observed so far (V,)."""
+    """Sums log probabilities (V, A) by method over rounds; ``seen`` (V,) marks observed victims."""
 
     settings: AttributeInference
     total: dict[str, Tensor] = field(repr=False)
     seen: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Classify the victims with finite uploads; raise UserError if too few public examples can be learned from."""
+        """Classify the victims with finite uploads; raise ``UserError`` with too few public examples."""
         if not read.victims:
             return
         for place, (model, sent, own) in enumerate(read.grouped([each for _, each in read.victims])):
@@ -86,7 +86,7 @@ class AttributeWatch:
             sound = known.isfinite().all(1)
             if (left := int(sound.sum())) < FEWEST:
                 raise UserError(
-                    f"At least {FEWEST} public examples whose upload is finite are expected to learn an attribute from,"
+                    f"At least {FEWEST} public examples with finite uploads are expected to learn an attribute from,"
                     f" but {left} of {len(known)} are; give more."
                 )
             for name, total in self.total.items():
@@ -98,7 +98,7 @@ class AttributeWatch:
     def _known(
         self, read: ReadRound, model: nn.Module, sent: ModelState, sketch: GradientSketch
     ) -> tuple[Tensor, Tensor]:
-        """Return sketches (N, F) of public examples and their attributes (N,)."""
+        """Return sketches (N, F) of public examples' gradients, and their attributes (N,)."""
         if self.settings.adaptive and read.rehearsal is not None:
             own, rehearsed = read.rehearsal.attributes, read.rehearsal.uploads(sent, self.settings.public)
             known = torch.cat([_sketched(sketch, observation, read) for observation in rehearsed])
@@ -138,7 +138,7 @@ class SourceInference:
 
     Attributes:
         methods: ``loss`` is the paper's, ``cosine`` compares gradients.
-        members: number of the clients' examples in question.
+        members: number of the clients' examples that are asked about.
     """
 
     about: ClassVar[About] = About.SOURCE

@@ -1,4 +1,4 @@
-"""Membership by the models that every participant gets: the final one, or those of all rounds."""
+"""Infer membership from the global models: the final one, or those of all rounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,13 @@ from torch import Tensor
 from fl_privacy.attacks.inference.read_round import ReadRound, losses_of, lowest_of
 from fl_privacy.attacks.inference.shadow_models import SIGNALS, MembershipMethod, MethodOptions
 
-OFFLINE = 0.3  # a of RMIA: the probability with an example is estimated as a p_out + 1 - a (Zarifzadeh et al. 2024)
+OFFLINE = 0.3  # a of RMIA: the probability of members is estimated as a p_out + 1 - a (Zarifzadeh et al. 2024)
 RIDGE = 1e-3  # penalty of the weights of stacked signals
-SHORTEST, END = 8, 16  # least number of tokens of a continued text, and most of its end
+SHORTEST, END = 8, 16  # least number of tokens of a tested text, and most tokens of its end
 
 
 class FinalLoss(MembershipMethod):
-    """The loss at the last round's mean model, the same for all observed clients (Yeom et al. 2018)."""
+    """Membership by the loss at the final model, the same for all observed clients (Yeom et al. 2018)."""
 
     title, source = "Loss, final model", "Yeom et al. 2018"
 
@@ -37,12 +37,12 @@ class FinalLoss(MembershipMethod):
         return found.unsqueeze(1).expand(-1, self._total.shape[1])
 
     def told(self, read: ReadRound) -> Tensor:
-        """Return the evidence of the final model for each candidate (C,), higher for members."""
+        """Return each candidate's evidence (C,) at the final model, higher for members."""
         return -read.measured(read.observations[0].model.to(read.device), read.published, losses_of)
 
 
 class FinalReference(FinalLoss):
-    """The loss at the final model minus that at the first model sent (Mireshghallah et al. 2022, eq. 3)."""
+    """Membership by the final model's loss minus the first sent model's (Mireshghallah et al. 2022, eq. 3)."""
 
     title, source = "Loss, final model compared with the first", "Mireshghallah et al. 2022"
 
@@ -54,7 +54,7 @@ class FinalReference(FinalLoss):
 
 
 class FinalLowestTokens(FinalLoss):
-    """The least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
+    """Membership by a text's least likely tokens at the final model (Min-K% Prob, Shi et al. 2024)."""
 
     title, source = "Least likely tokens, final model", "Shi et al. 2024"
     of_tokens = True
@@ -67,20 +67,20 @@ def rmia(own: Tensor, usual: Tensor, population: Tensor, usual_population: Tenso
     """Return the share (N,) of a population that each example dominates by ``gamma`` (Zarifzadeh et al. 2024, eq. 2).
 
     ``own`` (N,) and ``population`` (Z,) are probabilities of the true class at the attacked model; ``usual`` (N,) and
-    ``usual_population`` (Z,) their means over reference models without the example. Up to ties, examples have the same
-    order by any ``gamma``.
+    ``usual_population`` (Z,) are their means over reference models without the example. Except for ties, ``gamma`` does
+    not change the examples' order.
     """
     ratios, theirs = ratio_to_usual(own, usual), ratio_to_usual(population, usual_population).sort().values
     return torch.searchsorted(theirs, ratios / gamma).to(own.dtype) / len(theirs)
 
 
 def ratio_to_usual(own: Tensor, usual: Tensor) -> Tensor:
-    """Return the ratio of probabilities to those expected from the mean over models without the example."""
+    """Return ``own`` probabilities over those expected from ``usual``, the mean without the example."""
     return own / ((1 + OFFLINE) / 2 * usual + (1 - OFFLINE) / 2)
 
 
 def ratio_to_others(read: ReadRound) -> Tensor:
-    """Return log ratios (C, K) of a client's model to other clients' models, as free reference models."""
+    """Return log ratios (C, K) of the probability at each client's model to that at other clients' models."""
     likely = (-read.losses_after).exp()
     finite = likely.isfinite()
     known = likely.where(finite, 0.0)
@@ -90,7 +90,7 @@ def ratio_to_others(read: ReadRound) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Compared:
-    """Signals of the attacked model and of reference models, on candidates followed by the attacker's examples.
+    """Signals of attacked and reference models, on candidates followed by the attacker's examples.
 
     Attributes:
         own: (N, S) of the attacked model.
@@ -112,7 +112,7 @@ class Compared:
         return values.where(counted, 0.0).sum(0) / counted.sum(0)
 
     def scaled(self, others: Tensor) -> Tensor:
-        """Return features (N, F): signals and differences to reference models, in deviations of ``others`` (N,)."""
+        """Return features (N, F): signals and differences to reference models, standardized on ``others`` (N,)."""
         ratio = ratio_to_usual((-self.own[:, :1]).exp(), self.usual((-self.references[..., :1]).exp())).log()
         found = torch.cat([self.own, self.own - self.usual(self.references), ratio], 1)
         sound = found[others & found.isfinite().all(1)]
@@ -120,7 +120,7 @@ class Compared:
 
 
 def by_rmia(found: Compared) -> Tensor:
-    """Return RMIA's score; the ratio breaks ties, as between examples that dominate the whole population."""
+    """Return RMIA's scores (C,); the probability ratio breaks ties."""
     number, own = found.candidates, (-found.own[:, 0]).exp()
     usual = found.usual((-found.references[..., 0]).exp())
     there = usual[number:].isfinite()
@@ -129,18 +129,18 @@ def by_rmia(found: Compared) -> Tensor:
 
 
 def by_lira(found: Compared) -> Tensor:
-    """Return the margin minus its mean over reference models without the example.
+    """Return offline LiRA's scores (C,): the margin minus its mean over reference models without the example.
 
-    It has the order of the one-sided test with one variance for all (Carlini et al. 2022, Sec. IV-C, VI-B).
+    Scores have the order of the one-sided test with one variance for all (Carlini et al. 2022, Sec. IV-C, VI-B).
     """
     return (found.own[:, 1] - found.usual(found.references[..., 1]))[: found.candidates]
 
 
 def stacked(found: Compared) -> Tensor:
-    """Return log odds from a logistic regression on all signals and their differences to reference models.
+    """Return log odds (C,) by a logistic regression on all signals and their differences to reference models.
 
-    It is fitted to each reference model's own examples and others, scored by the remaining reference models, none of
-    them trained on a candidate; NaN with a single reference model.
+    The regression is fitted to members and non-members of each reference model, scored by the other ones; none is
+    trained on a candidate. NaN with a single reference model.
     """
     if len(found.outside) == 1:
         return torch.full((found.candidates,), torch.nan)
@@ -182,7 +182,7 @@ BY_REFERENCES: dict[str, tuple[str, str, Callable[[Compared], Tensor]]] = {
 
 
 class ByReferences(FinalLoss):
-    """Scores by reference models, of the final or of all global models; NaN without examples of the attacker."""
+    """Membership by reference models, for the final or all global models; NaN without the attacker's examples."""
 
     models = "final"
     compare: Callable[[Compared], Tensor]
@@ -210,7 +210,7 @@ class ByReferences(FinalLoss):
 
 
 def by_references(models: str, name: str) -> type[ByReferences]:
-    """Make the method ``name`` of ``BY_REFERENCES`` on the ``final`` model, or on those of all ``rounds``."""
+    """Return the class of the method ``name`` of ``BY_REFERENCES``, for ``models``: ``final`` or ``rounds``."""
     title, source, compare = BY_REFERENCES[name]
     of = "final model" if models == "final" else "all global models"
     shown = {"title": f"{title}, {of}", "source": source, "models": models, "compare": staticmethod(compare)}
@@ -219,10 +219,10 @@ def by_references(models: str, name: str) -> type[ByReferences]:
 
 @torch.no_grad()
 def continued(logits: Callable[[Tensor], Tensor], texts: Sequence[Tensor], *, end: int = END) -> tuple[Tensor, Tensor]:
-    """Test which texts a language model completes word for word from their beginnings (Carlini et al. 2023, Def. 3.1).
+    """Test which texts a language model completes from their beginnings (Carlini et al. 2023, Def. 3.1).
 
     Returns:
-        ``True`` (N,) for each long enough text if the greedy continuation is its end, and log probabilities (N,) that a
+        (N,) ``True`` if a long enough text's greedy continuation is its end, and log probabilities (N,) that a
         sampled one is (Hayes et al. 2024, "Measuring memorization through probabilistic discoverable extraction").
 
     Args:

@@ -1,4 +1,4 @@
-"""Interface of inference attacks: they observe one round after the other, and answer in the end."""
+"""Interface of inference attacks, which observe every round and answer at the end."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Canaries:
     """Number and kind of a run's canaries.
 
     Attributes:
-        number: m; each takes part with probability 1/2, independently.
+        number: number m; each takes part with probability 1/2, independently.
         unit: ``client``, an update of the clipping norm that passes the upload's defense in each round; ``example``, a
             gradient of the clipping norm, sampled in local steps like an example; ``auto``, the unit that the defense
             protects.
@@ -34,19 +34,19 @@ class Canaries:
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> NoReturn:
         """Raise ``UserError``: a run inserts canaries by itself, so no attack begins."""
         raise UserError(
-            "inference=canaries is expected of fl-privacy run, which inserts them, but something else asked for them;"
+            "inference=canaries is expected from fl-privacy run, which inserts them, but got another caller;"
             " choose another inference here."
         )
 
 
 class Inference(Protocol):
-    """Protocol of an inference attack's settings."""
+    """Settings of an inference attack."""
 
     @property
     def about(self) -> About: ...
 
     def begin(self, candidates: int, clients: Sequence[int], classes: int) -> "Watch":
-        """Prepare for C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
+        """Begin with C ``candidates``, the ids of N ``clients`` and K ``classes``, before the first round."""
         ...
 
 
@@ -58,7 +58,7 @@ class Watch(Protocol):
         ...
 
     def answers(self) -> Mapping[str, Tensor]:
-        """Return each method's answers: scores (C, N), higher for yes, or shares (N, K) for a property."""
+        """Return each method's answers: scores (C, N), higher for yes, or class shares (N, K) for a property."""
         ...
 
     def titles(self) -> Mapping[str, tuple[str, str]]: ...

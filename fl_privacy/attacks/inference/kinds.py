@@ -1,4 +1,4 @@
-"""Questions that inference attacks answer, other than reconstruction."""
+"""Questions that inference attacks answer."""
 
 from enum import StrEnum
 
@@ -8,6 +8,6 @@ class About(StrEnum):
 
     MEMBERSHIP = "membership"  # did that client train on this example?
     SOURCE = "source"  # whose is this example?
-    ATTRIBUTE = "attribute"  # what is the example behind this update like, apart from its class?
+    ATTRIBUTE = "attribute"  # which attribute, other than the class, has the example behind this update?
     PROPERTY = "property"  # which share of a client's examples is of each class?
     CANARIES = "canaries"  # which canaries, each inserted with probability 1/2, took part?

@@ -1,4 +1,4 @@
-"""Membership inference by several methods over the same rounds, with the other clients' updates as non-members."""
+"""Infer membership by several methods over the same rounds; other clients' updates serve as non-members."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from fl_privacy.errors import UserError
 
 
 def cosines(read: ReadRound) -> Tensor:
-    """Return cosines (C, K) of the candidates' gradients and the clients' updates."""
+    """Return the cosine (C, K) of each candidate's gradient and each client's update."""
     products, squares = read.products
     norms = torch.tensor([sum(float(t.double().square().sum()) for t in d.values()) for d in read.directions])
     return products / (squares * norms.to(squares)).sqrt().clamp(min=1e-30)
@@ -35,9 +35,9 @@ OTHERS = 2  # least number of other clients for an estimate of their spread
 
 
 def share_below_others(values: Tensor) -> Tensor:
-    """Return the normal probability (C, K) of a value below this one, by mean and deviation of the other columns.
+    """Return the normal probability (C, K) below each value, by mean and deviation of the other columns.
 
-    NaN with fewer than two other finite columns. For statistics that are higher for members, it is a one-sided
+    NaN with fewer than two other finite columns. For statistics that are higher for members, this is a one-sided
     likelihood ratio of a client against the others (Zhu et al. 2024, "FedMIA", Sec. 4).
     """
     finite = values.isfinite()
@@ -51,9 +51,9 @@ def share_below_others(values: Tensor) -> Tensor:
 
 
 def norm_difference(read: ReadRound) -> Tensor:
-    """Return squared norms (C, K) of the clients' mean gradients minus those without the example's, 2 <u, g> - |g|^2.
+    """Return the fall (C, K) of the update's squared norm without the example's gradient, 2 <u, g> - |g|^2.
 
-    Gradients of members are short (Nasr et al. 2019) and lie along the update (Li et al. 2022, eq. 4).
+    Members' gradients g are short (Nasr et al. 2019) and lie along the update u (Li et al. 2022, eq. 4).
     """
     products, squares = read.products
     return 2 * products - squares
@@ -84,8 +84,8 @@ class Membership:
 
     Attributes:
         methods: names from ``METHODS``; ``min_k`` and ``final_min_k`` only for next-token prediction.
-        members: number of the clients' examples in question.
-        others: number of examples in question that no client has.
+        members: number of the clients' examples that are asked about.
+        others: number of examples that are asked about and that no client has.
         shadows: number of models that `lira` trains in a round, like clients on the attacker's examples.
         shadow_rounds: number of last rounds with shadow models.
         references: number of models trained on the attacker's examples like a whole federation, for ``final_rmia``,
@@ -122,14 +122,14 @@ class MembershipWatch:
     methods: dict[str, MembershipMethod]
 
     def add(self, read: ReadRound) -> None:
-        """Add a round to the evidence; raise UserError if only methods of tokens are tried, but none is predicted."""
+        """Add a round; raise ``UserError`` if all methods need next tokens, but the model predicts none."""
         labels = read.candidates.labels
         words = labels.dim() > 1 and not labels.is_floating_point()
         for name in [name for name, method in self.methods.items() if method.of_tokens and not words]:
             del self.methods[name]
         if not self.methods:
             raise UserError(
-                "inference.membership.methods are expected to suit the data, but those named are of next tokens, and"
+                "inference.membership.methods are expected to suit the data, but got those of next tokens, and"
                 " none is predicted; set data.target=next_token, or name others."
             )
         for method in self.methods.values():

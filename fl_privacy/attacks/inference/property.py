@@ -1,4 +1,4 @@
-"""Infer the share of each class among a client's examples, learned from shadow clients with chosen shares."""
+"""Infer the share of each class among a client's examples, by shadow clients with chosen shares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ RIDGE = 1e-3  # penalty of the regression, in units of the features' variance
 
 @dataclass(frozen=True, kw_only=True)
 class PropertyInference:
-    """Shares of the classes among a client's examples (after Wang et al. 2019).
+    """Infers the shares of the classes among a client's examples (after Wang et al. 2019).
 
     Shadow clients train on public examples with chosen shares; ridge regression predicts shares from an update's inner
     products with the classes' mean gradients.
 
     Attributes:
-        shadows: number of clients that are trained in a round.
+        shadows: number of shadow clients trained in a round.
         shadow_rounds: number of last rounds with shadow clients.
         alpha: parameter of the Dirichlet distribution of shares.
     """
@@ -56,12 +56,12 @@ class PropertyWatch:
     rounds: Tensor = field(repr=False)
 
     def add(self, read: ReadRound) -> None:
-        """Infer the shares of a round's clients; raise UserError if there are no public examples of every class."""
+        """Add the inferred shares of a round's clients; raise ``UserError`` if a class lacks public examples."""
         if read.remaining >= self.settings.shadow_rounds:
             return
         classes = self.total.shape[1]
         if read.public is None or int((read.public.labels.bincount(minlength=classes) > 0).sum()) < classes:
-            raise UserError(f"Public examples of all {classes} classes are expected, but some have none.")
+            raise UserError(f"Public examples of all {classes} classes are expected, but some have none; give more.")
         for number, (model, sent, own) in enumerate(read.same_sent):
             observations = [read.observations[column] for column in own]
             rng = derive_generator(read.seed, "inference", "property", read.round, number)
@@ -95,7 +95,7 @@ class _Shadows:
     names: tuple[str, ...]
 
     def trained(self, shares: Tensor, size: int, rng: torch.Generator) -> Tensor:
-        """Return products (S, K) of S clients trained on ``size`` examples with class ``shares`` (S, K)."""
+        """Return features (S, K) of S clients trained on ``size`` examples with class ``shares`` (S, K)."""
         labels = self.public.labels.cpu()
         weights = shares[:, labels] / labels.bincount(minlength=shares.shape[1])[labels]
         subsets, found = torch.multinomial(weights, size, replacement=True, generator=rng), []
@@ -108,7 +108,7 @@ class _Shadows:
         return torch.cat(found)
 
     def told(self, gradient: Tensors) -> Tensor:
-        """Return the products (K,) of one client's mean gradient with the classes' gradients."""
+        """Return features (K,) of one client: products of its mean gradient with the classes' gradients."""
         known = {n: gradient[n] if n in gradient else torch.zeros_like(self.sent.parameters[n]) for n in self.names}
         return self._products({n: g.unsqueeze(0) for n, g in known.items()}, 1)[0]
 

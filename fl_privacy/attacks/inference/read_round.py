@@ -1,4 +1,4 @@
-"""An observed round, and the statistics of examples that follow from it, computed on demand."""
+"""An observed round, and statistics of candidate examples in it, computed on demand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fl_privacy.models.gradients.choose_method import sgd_factor
 from fl_privacy.types import Batch, LocalPlan, ModelState, Observation, Tensors
 
 CHUNK = 1000  # largest number of examples in one forward pass
-_OUTPUTS = 1 << 24  # largest number of outputs for them; tokens have one for each word of the vocabulary
+_OUTPUTS = 1 << 24  # largest number of outputs in one forward pass; each token has one for each word of the vocabulary
 LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 
 
@@ -22,7 +22,7 @@ LOWEST = 0.2  # share of a text's tokens in Min-K% (Shi et al. 2024, Sec. 4)
 class Rehearsal:
     """Public examples and uploads from which an attacker who knows the defense learns.
 
-    ``attributes`` (N,) are besides the class; ``uploads`` are of one example each, at the given values, the first ones.
+    ``attributes``: (N,), other than classes. ``uploads``: (sent values, number) -> uploads of one example each.
     """
 
     attributes: Tensor
@@ -31,15 +31,15 @@ class Rehearsal:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReadRound:
-    """The uploads of one round, and the candidates.
+    """The uploads of one round, and the candidate examples.
 
     Attributes:
-        observations: one for each of K clients that replied.
+        observations: K uploads, one for each client that replied.
         candidates: C examples.
         public: attacker's examples, if any.
         public_attributes: (N,) their attributes besides the class, if known.
         rehearsal: examples of an attacker who knows the defense.
-        victims: probed uploads of single examples, each with the row of its answer.
+        victims: uploads of single examples, each with the row of its answer.
         sent_next: global model after the round; ``None`` if only its uploads are known.
     """
 
@@ -64,7 +64,7 @@ class ReadRound:
 
     @cached_property
     def published(self) -> ModelState:
-        """Return the global model after the round or, if it is unknown, the weighted mean of clients' finite models."""
+        """Return the global model after the round, if unknown the weighted mean of clients' finite models."""
         if self.sent_next is not None:
             return self.sent_next.to(self.device)
         pairs = list(zip(self.observations, self.after, strict=True))
@@ -80,7 +80,7 @@ class ReadRound:
 
     @cached_property
     def losses_before(self) -> Tensor:
-        """Return the cross entropy (C, K) of each candidate at each client's model as sent."""
+        """Return the cross entropy (C, K) of each candidate at the model sent to each client."""
         columns = torch.empty(len(self.candidates), len(self.observations))
         for model, sent, own in self.same_sent:
             columns[:, own] = self.measured(model, sent, losses_of).unsqueeze(1)
@@ -88,16 +88,16 @@ class ReadRound:
 
     @cached_property
     def losses_after(self) -> Tensor:
-        """Return the cross entropy (C, K) at the model after each upload; NaN if not finite."""
+        """Return the cross entropy (C, K) at each client's model after its upload; NaN if not finite."""
         return self.after_each(losses_of)
 
     def after_each(self, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Compute ``measure`` (C, K) of the candidates at the model after each upload."""
+        """Return ``measure`` (C, K) of the candidates at each client's model after its upload."""
         pairs = zip(self.observations, self.after, strict=True)
         return torch.stack([self.measured(o.model.to(self.device), state, measure) for o, state in pairs], 1)
 
     def measured(self, model: nn.Module, state: ModelState, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """Compute ``measure`` (C,) of the candidates' outputs and labels, on the CPU."""
+        """Return ``measure`` (C,) of the candidates' outputs and labels at ``state``, on the CPU."""
         return measured(model, state, self.candidates, measure).cpu()
 
     @cached_property
@@ -105,7 +105,7 @@ class ReadRound:
         return self.grouped(self.observations)
 
     def grouped(self, observations: Sequence[Observation]) -> list[tuple[nn.Module, ModelState, list[int]]]:
-        """Group places in ``observations`` by model and values sent."""
+        """Group indices of ``observations`` by model and sent values."""
         groups: list[tuple[nn.Module, ModelState, list[int]]] = []
         for column, observation in enumerate(observations):
             sent = observation.assumed()
@@ -126,7 +126,7 @@ class ReadRound:
 
     @cached_property
     def products(self) -> tuple[Tensor, Tensor]:
-        """Return inner products (C, K) of candidates' and clients' mean gradients, and the former's squared norms."""
+        """Return inner products (C, K) of candidates' and clients' gradients, and the candidates' squared norms."""
         shape = len(self.candidates), len(self.observations)
         products, squares = torch.empty(shape), torch.empty(shape)
         for model, sent, own in self.same_sent:
@@ -138,7 +138,7 @@ class ReadRound:
 
 
 def model_after(observation: Observation) -> ModelState:
-    """Return the values after the upload, or after one step of the shared gradient."""
+    """Return a client's model after the upload, or after one step of the shared gradient."""
     sent, update = observation.assumed(), observation.update()
     step = -observation.plan.lr if observation.plan.shares == "gradient" else 1.0
     moved = {name: p + step * update[name].to(p) if name in update else p for name, p in sent.parameters.items()}
@@ -155,9 +155,9 @@ def mean_gradient(observation: Observation) -> Tensors:
 
 
 def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: int) -> Tensors:
-    """Return the mean gradient behind the ``change`` (..., *shape) of values ``sent`` (*shape), by name.
+    """Return the mean gradient behind a ``change`` (..., *shape) of the values ``sent`` (*shape), by name.
 
-    SGD's momentum and weight decay are taken out to first order; for Adam it is the mean normalized step.
+    SGD's momentum and weight decay are removed to first order; for Adam, the mean normalized step is returned.
     """
     if plan.optimizer != "sgd":
         return {name: t / (-plan.lr * steps) for name, t in change.items()}
@@ -166,20 +166,20 @@ def mean_over_steps(change: Tensors, sent: Tensors, plan: LocalPlan, *, steps: i
 
 
 def losses_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute cross entropy (N,) from logits (N, K) and classes (N,), or (N, K, L) and tokens (N, L), -100 for none."""
+    """Return the cross entropy (N,) of logits (N, K) for classes (N,), or (N, K, L) for tokens (N, L) or -100."""
     found = F.cross_entropy(logits, labels, reduction="none")
     return found if labels.dim() == 1 else _mean_there(found, labels)
 
 
 def margins_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Compute log(p / (1 - p)) (Carlini et al. 2022, eq. 6), or its means over tokens, like :func:`losses_of`."""
+    """Return log(p / (1 - p)) (N,) (Carlini et al. 2022, eq. 6), or its mean over tokens; see :func:`losses_of`."""
     known = labels.clamp_min(0).unsqueeze(1)
     margins = logits.gather(1, known).squeeze(1) - logits.scatter(1, known, -torch.inf).logsumexp(1)
     return margins if labels.dim() == 1 else _mean_there(margins, labels)
 
 
 def lowest_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean log probability (N,) of the share ``LOWEST`` of least likely tokens, from (N, K, L), (N, L)."""
+    """Return the mean log probability (N,) of each text's least likely tokens, the share ``LOWEST``."""
     told = -F.cross_entropy(logits, labels, reduction="none")
     there = labels >= 0
     number = (LOWEST * there.sum(1)).ceil().clamp_min(1)
@@ -197,7 +197,7 @@ def signals_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
-    """Average values (N, L) over the tokens that follow."""
+    """Average values (N, L) over places whose label is a token."""
     there = labels >= 0
     return (values * there).sum(1) / there.sum(1).clamp_min(1)
 
@@ -206,7 +206,7 @@ def _mean_there(values: Tensor, labels: Tensor) -> Tensor:
 def measured(
     model: nn.Module, state: ModelState, examples: Batch, measure: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Compute ``measure`` (N,) of the outputs and labels of ``examples``."""
+    """Return ``measure`` (N,) of the outputs and labels of ``examples`` at ``state``."""
     model.eval()
     values, found, begin, size = {**state.parameters, **state.buffers}, [], 0, 1
     while begin < len(examples.labels):

@@ -1,4 +1,4 @@
-"""Shadow models of clients, reference models of a whole training, and the base of all membership methods."""
+"""Shadow models of clients, reference models of whole trainings, and the base of membership methods."""
 
 import math
 from abc import ABC, abstractmethod
@@ -21,11 +21,11 @@ FEWEST = 8  # least number of the attacker's examples in, and out of, a referenc
 
 @dataclass(eq=False)
 class ReferenceModels:
-    """Signals of global and reference models, on candidates followed by the attacker's P examples.
+    """Collects signals of global and reference models, on candidates followed by the attacker's P examples.
 
     Attributes:
-        seen: signals (N, 8) of the attacked training: after its last round, and means over its rounds.
-        references: the same, (M, N, 8), of M reference models, each ``trained`` for that many rounds.
+        seen: signals (N, 8) of the attacked training: after the last round, and means over the rounds.
+        references: signals (M, N, 8) of M reference models, each ``trained`` for that many rounds.
         inside: (M, P), ``True`` if a reference model was trained on the example.
     """
 
@@ -39,7 +39,7 @@ class ReferenceModels:
     trained: int = 0
 
     def see(self, read: ReadRound, number: int) -> None:
-        """Add a round, once for all methods; after the last one train ``number`` reference models."""
+        """Add a round, once for all methods; after the last round train ``number`` reference models."""
         model, public = read.observations[0].model.to(read.device), read.public
         if self.first is None and read.round == 1:  # later models know the members
             self.first = read.observations[0].assumed(), read.observations[0].plan
@@ -55,7 +55,7 @@ class ReferenceModels:
             self.trained = self.last
 
     def _trained(self, model: nn.Module, read: ReadRound, public: Batch, number: int) -> tuple[Tensor, Tensor]:
-        """Train models from the first one sent, with the averaged model's steps and batches of all clients together."""
+        """Train models from the first one sent, with steps like the global model's on all clients' batches."""
         assert self.first is not None
         sent, plan = self.first
         sizes = [max(1, observation.upload.num_examples) for observation in read.observations]
@@ -78,7 +78,7 @@ class ReferenceModels:
 def _signals(
     measure: Callable[[Batch, Callable[[Tensor, Tensor], Tensor]], Tensor], read: ReadRound
 ) -> tuple[Tensor, Tensor | None]:
-    """Return signals (..., N, 4), and after the last round those with losses of augmented images."""
+    """Return signals (..., N, 4), and after the last round the same with losses of augmented images."""
     parts = [read.candidates, *([read.public] if read.public is not None else [])]
     inputs, labels = torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts])
     last = found = measure(Batch(inputs, labels), signals_of).double().cpu()
@@ -93,7 +93,7 @@ def _signals(
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions:
-    """Options of the methods, and the ``course`` that those with reference models share."""
+    """Options of the methods; those with reference models share a ``course``."""
 
     shadows: int = 64
     shadow_rounds: int = 1
@@ -102,7 +102,7 @@ class MethodOptions:
 
 
 class MembershipMethod(ABC):
-    """Sums of evidence by round; methods ``of_tokens`` need a model that predicts each next token of a text."""
+    """Averages evidence over rounds; methods ``of_tokens`` need a model that predicts next tokens."""
 
     title: ClassVar[str]
     source: ClassVar[str]
@@ -115,7 +115,7 @@ class MembershipMethod(ABC):
         self._rounds = torch.zeros(candidates, len(clients))
 
     def add(self, read: ReadRound) -> None:
-        """Add a round; evidence that is not finite is left out."""
+        """Add a round's evidence, except for values that are not finite."""
         found, columns = self.evidence(read).double(), self.columns(read)
         finite = found.isfinite()
         self._total[:, columns] += found.where(finite, 0.0)
@@ -125,7 +125,7 @@ class MembershipMethod(ABC):
         return torch.tensor([self._columns[observation.id.client] for observation in read.observations])
 
     def scores(self) -> Tensor:
-        """Return the mean over the rounds (C, N), higher for members; NaN for clients that were never observed."""
+        """Return the mean evidence (C, N), higher for members; NaN for clients never observed."""
         return torch.where(self._rounds > 0, self._total / self._rounds.clamp(min=1), torch.nan)
 
     @abstractmethod
@@ -136,7 +136,7 @@ class MembershipMethod(ABC):
 def averaged(
     name: str, paper: str, shown: Callable[[ReadRound], Tensor], *, tokens: bool = False
 ) -> type[MembershipMethod]:
-    """Build the method that averages over rounds the evidence ``shown`` (C, K), which is higher for members."""
+    """Return the class of a method that averages the evidence ``shown`` (C, K) over rounds."""
 
     class Averaged(MembershipMethod):
         title, source, of_tokens = name, paper, tokens
@@ -147,18 +147,18 @@ def averaged(
     return Averaged
 
 
-SHARE = 0.5  # share of the pool that a shadow model is trained on, if a client has as many examples
-PRIOR = 4.0  # number of shadow models that the pooled difference between members and others counts as
+SHARE = 0.5  # share of the pool that a shadow model trains on, if a client has as many examples
+PRIOR = 4.0  # weight, in shadow models, of the pooled difference between members and others
 LEAST_SPREAD = 1e-3  # least standard deviation of a margin
-LONGEST = 1.0  # largest gradient of a step of models trained again: unlike clients that clip, these had diverged
+LONGEST = 1.0  # largest gradient norm when diverged shadow models are trained again
 
 
 class ShadowModels(MembershipMethod):
-    """Likelihood ratio of an example's margin, by shadow models with and without it (LiRA, Carlini et al. 2022).
+    """Membership by the likelihood ratio of an example's margin under shadow models (LiRA, Carlini et al. 2022).
 
-    Each shadow model trains like a client on as many examples, of the candidates and the attacker's own. The margin
-    log(p / (1 - p)) is taken for normal, with one variance for all examples (Sec. IV-C) and means shrunk towards the
-    pooled difference.
+    Each shadow model trains like a client, on as many of the candidates and the attacker's examples. The margin log(p /
+    (1 - p)) is assumed normal, with one variance for all examples (Sec. IV-C) and means shrunk toward the pooled
+    difference.
     """
 
     title, source = "LiRA, shadow clients", "Carlini et al. 2022"
@@ -179,7 +179,7 @@ class ShadowModels(MembershipMethod):
     def _shadows(
         self, read: ReadRound, model: nn.Module, sent: ModelState, *, plan: LocalPlan, size: int, rng: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return margins (S, C) of the candidates under each shadow model, and which of them it was trained on."""
+        """Return the candidates' margins (S, C) under each shadow model, and which it was trained on (S, C)."""
         pool, missing = read.candidates, math.ceil(size / SHARE) - len(read.candidates)
         if read.public is not None and missing > 0:
             more = read.public.first(missing)
@@ -204,10 +204,10 @@ class ShadowModels(MembershipMethod):
 
 
 def likelihood_ratio(observed: Tensor, margins: Tensor, inside: Tensor) -> Tensor:
-    """Return the log likelihood ratio (C, K) of having trained on an example to not having.
+    """Return the log likelihood ratio (C, K) of a client having trained on an example or not.
 
-    ``observed`` (C, K) are margins under the clients' models, ``margins`` (S, C) those under shadow models, which count
-    if finite; ``inside`` (S, C) is ``True`` if such a model was trained on the example.
+    ``observed``: margins (C, K) under clients' models. ``margins``: (S, C) under shadow models, if finite. ``inside``:
+    (S, C) ``True`` if the shadow model was trained on the example.
     """
     margins, known = margins.double(), margins.isfinite()
     with_it, without = known & inside, known & ~inside
