@@ -1,4 +1,4 @@
-"""Find the likeliest images behind defended updates."""
+"""Find the likeliest images, rows and texts behind defended updates."""
 
 from fl_privacy.attacks.likelihood.attack import MaximumAPosteriori
 from fl_privacy.attacks.likelihood.blind import BlindDeconvolution

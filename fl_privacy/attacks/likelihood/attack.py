@@ -1,4 +1,4 @@
-"""Find the likeliest images given the updates, the defense and an image prior."""
+"""Find the likeliest images under the updates, the defense and an image prior."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,16 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.modality import modality_of
 
 _OUTSIDE = 20.0  # weight of the squared distance of pixels from [0, 1]
-_ROUNDS_AT_ONCE = 8  # model states whose updates are compared in one step, drawn anew for each
+_ROUNDS_AT_ONCE = 8  # sent models whose updates are compared in one step, drawn anew for each step
 _CLASSES_TRIED = 16  # largest number of classes whose mean image is tried against the update of a single example
 _SAME = Batch(torch.empty(0), torch.empty(0))
-_DOUBTFUL = 8.0  # difference of two classes' negative log likelihoods above which the less likely one is not tried
+_DOUBTFUL = 8.0  # difference of negative log likelihoods above which the less likely class is not tried
 _SOFTENED = 0.3  # noise at the start of a descent, as a share of each tensor's root mean square
 
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """Negative log likelihoods of the updates of V victims in all rounds."""
+    """Negative log likelihood of V victims' updates in all rounds."""
 
     states: Sequence[tuple["Guesser", Sequence[Channel]]]  # guessed uploads and observed channels for each model sent
     transform: AssumedTransform | None = None  # clients' possible transforms, if any
@@ -47,7 +47,7 @@ class Likelihood:
     def __call__(
         self, images: Tensor, labels: Tensor, *, softening: float = 0.0, rng: torch.Generator | None = None
     ) -> Tensor:
-        """Return the loss (V,) of images (V, B, C, H, W); of some of the states, drawn by ``rng`` and scaled up."""
+        """Return the loss (V,) of images (V, B, C, H, W); with ``rng``, estimated from some random states."""
         chosen = list(range(len(self.states)))
         if rng is not None and len(chosen) > _ROUNDS_AT_ONCE:
             chosen = torch.randperm(len(chosen), generator=rng)[:_ROUNDS_AT_ONCE].tolist()
@@ -62,7 +62,7 @@ class Likelihood:
 
 @dataclass(frozen=True, eq=False)
 class Guesser:
-    """Computes a client's undefended uploads for guessed images and labels."""
+    """Computes the undefended uploads of guessed images and labels."""
 
     round: PreparedRound
     factor: float  # factor from the guessed gradient to the upload, with its sign
@@ -70,7 +70,7 @@ class Guesser:
     norm: float | None = None  # largest norm of each example's gradient before averaging; ``None`` without clipping
 
     def __call__(self, images: Tensor, labels: Tensor) -> Tensors:
-        """Return uploads (V, *shape) by name of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
+        """Return uploads (V, *shape), by name, of images (V, B, C, H, W) with labels (V, B) or (V, B, K)."""
         if self.norm is None or images.shape[1] == 1:
             found = self.round.gradients(images, labels)
         else:
@@ -98,21 +98,19 @@ class Explained:
 
 @dataclass(frozen=True, kw_only=True)
 class MaximumAPosteriori(GroupAttack):
-    """Find the images with the largest posterior density: the likelihood of all updates, and an image prior.
+    """Find the images with the largest posterior density, from all updates and an image prior.
 
-    The likelihood follows from the defense (:mod:`fl_privacy.attacks.likelihood.channel`), known or evident, jointly
-    over all updates of the same examples. The prior is normal: mean and principal components by class of public images,
-    or else the spectrum of photographs. Leakage is what exceeds the control: the same prior with another client's
-    update.
+    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
+    over all updates of the same examples. The prior is normal: mean and principal components of a class's public
+    images, or the spectrum of photographs. Leakage is what exceeds the control: this prior with other updates.
 
     Attributes:
         iterations: number of Adam's steps on the coefficients of the components.
         lr: first learning rate, in standard deviations of a coefficient.
-        attempts: maximal number for each victim, with different labels.
-        prior: ``auto``: from public images if there are any, else from photographs; ``photographs`` in any case.
-        dtype: precision of the computation.
-        device: device of the computation; ``None``: that of the values sent.
-        most_victims: largest number in one chunk; ``None``: by free memory.
+        attempts: maximal number of attempts at each victim, with different labels.
+        prior: ``auto``: prior of public images, if any, else of photographs; ``photographs``: always these.
+        device: device of the computation; ``None``: that of the sent values.
+        most_victims: largest number of victims in one chunk; ``None``: by free memory.
     """
 
     iterations: int = 150
@@ -137,10 +135,10 @@ class MaximumAPosteriori(GroupAttack):
         return {position: one.reconstruction for position, one in self.explain(group, seed, report).items()}
 
     def explain(self, group: Group, seed: int, report: Report) -> dict[int, "WithPosterior"]:
-        """Find the likeliest images of a ``group``, by position; raise NotAttackableError without images."""
+        """Return the likeliest images of ``group`` by position; raise ``NotAttackableError`` for texts and rows."""
         first = group.first
         if not modality_of(first.model).pixels or len(first.input_shape) != 3:
-            raise NotAttackableError("Images are expected, whose likelihood is compared, but got texts or rows.")
+            raise NotAttackableError("Images are expected, but got texts or rows; use attack=auto.")
         every = first.upload.num_examples == 1 and first.num_classes <= _CLASSES_TRIED
         settings = replace(self._settings, labels=policy_for(first)) if every else self._settings
         with cpu_threads(1):
@@ -227,7 +225,7 @@ class MaximumAPosteriori(GroupAttack):
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """The negative log posterior density, up to a constant; the likeliest images (V, B, C, H, W) and labels (V, B)."""
+    """Negative log posterior density, up to a constant, and likeliest images (V, B, C, H, W) and labels (V, B)."""
 
     likelihood: Likelihood
     prior: PixelPrior
@@ -235,7 +233,7 @@ class Posterior:
     labels: Tensor | None = None
 
     def losses(self, others: Mapping[int, Batch | None]) -> list[float]:
-        """Return each victim's loss with the images of the victims ``others``, by row."""
+        """Return each victim's loss; ``others`` replace the likeliest images of some victims, by row."""
         assert self.images is not None
         assert self.labels is not None
         images, labels = self.images.clone(), self.labels.clone()
@@ -256,7 +254,7 @@ class Posterior:
     def of_variables(
         self, variables: Tensor, labels: Tensor, shape: tuple[int, ...], *, softening: float, rng: torch.Generator
     ) -> Tensor:
-        """Return the loss (V,) of coefficients (V, B, M) of images of ``shape``, with a penalty outside of [0, 1]."""
+        """Return the loss (V,) of images with coefficients (V, B, M), with a penalty on pixels outside of [0, 1]."""
         pixels = self.prior.images_of(variables, labels)
         outside = (pixels - pixels.clamp(0, 1)).square().sum((1, 2))
         own = 0.5 * variables.square().sum((1, 2)) + _OUTSIDE * outside
@@ -265,7 +263,7 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class WithPosterior:
-    """A reconstruction with its posterior."""
+    """A reconstruction, its posterior, and its row in that."""
 
     reconstruction: Reconstruction
     posterior: Posterior | None = None
@@ -273,7 +271,7 @@ class WithPosterior:
 
 
 def likelihood_of_victims(prepared: Prepared, victims: Sequence[PreparedVictim]) -> Likelihood:
-    """Build the likelihood of all updates of ``victims``; updates from one sent model share gradients."""
+    """Build the likelihood of all updates of ``victims``; updates of one sent model share gradients."""
     states: list[tuple[Guesser, list[Channel]]] = []
     sent: list[Observation] = []
     like = next(prepared.observer.parameters())
@@ -330,7 +328,7 @@ def _norms_of_examples(effects: Sequence[Effect], uploaded_per_matched: float) -
 def _likely_labels(
     start: Posterior, prepared: Prepared, victims: Sequence[PreparedVictim], number: int
 ) -> tuple[Tensor, int]:
-    """Return labels (V, A, B) of up to ``number`` attempts, and the worthwhile number, by classes' mean images."""
+    """Return labels (V, A, B) of up to ``number`` attempts, and how many are worthwhile."""
     size, classes = prepared.shape[0], prepared.num_classes
     found = [victim.labels for victim in victims if victim.labels is not None]
     known = torch.stack(found) if len(found) == len(victims) else None
@@ -367,7 +365,7 @@ def _better(one: Explained, other: Explained) -> Explained:
 
 
 def sentences(likelihood: Likelihood, one: str, *priors: str, same: str, under: str = "defense") -> tuple[str, ...]:
-    """Describe a search in sentences."""
+    """Return sentences that describe a search."""
     looks = f"It looks for the likeliest {one} by the probability of what was observed under the {under}."
     number = likelihood.uploads
     return looks, *priors, *[f"It compares {number} updates of the same {same} together."] * (number > 1)
@@ -377,7 +375,9 @@ def _answer(
     found: Explained, row: int, victim: PreparedVictim, said: tuple[str, ...], posterior: Posterior
 ) -> WithPosterior:
     if not math.isfinite(float(found.loss[row])):
-        return WithPosterior(failed(victim.observation, "The likelihood is not finite; check the update."))
+        return WithPosterior(
+            failed(victim.observation, "A finite likelihood is expected, but got none; check the update.")
+        )
     made = Reconstruction(
         id=victim.observation.id,
         batch=Batch(found.images[row].float().cpu(), found.labels[row].cpu()),

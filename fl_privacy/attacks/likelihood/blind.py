@@ -1,6 +1,6 @@
 """Reconstruct images behind an unknown private first convolution by blind deconvolution.
 
-Its outputs, inferred from the public layers' gradients, are an unknown linear map of the image's patches.
+The convolution's outputs, inferred from public layers' gradients, are an unknown linear map of the image's patches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +29,13 @@ _FEWEST = 50  # least number of public images for a prior
 _FLAT = 1e-3  # ridge of the unknown map, in squared units of a normalized pixel
 
 _SLACK, _NOISE, _SHRINKS = 0.5, 0.02, 0.8
-"""Standard deviation of the features around their fit: at first, at last, and the factor by which it falls."""
+"""First and last standard deviation of the features around their fit, and the factor by which it falls."""
 
 _TRIED, _KEPT = 15, 2  # turns after which only the best attempts at an image are kept, and their number
-_COMPONENTS = 150  # components of the prior that are solved for behind an unknown map
+_COMPONENTS = 150  # number of the prior's components that are solved for
 
 _OUTSIDE, _MISFIT, _UNLIKELY = 1.0, 50.0, 0.02
-"""Weights of pixels outside of [0, 1], of the features' misfit and of the prior, in the comparison of starts."""
+"""Weights of pixels outside of [0, 1], features' misfit and prior in the comparison of starts."""
 
 
 UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
@@ -45,22 +45,22 @@ UNDONE: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: lambda values: values,
     nn.LeakyReLU: lambda values: values,
 }
-"""Inverses of activations; those of a ReLU only where it is active, elsewhere its input was at most 0."""
+"""Inverses of activations; that of a ReLU holds for active outputs, others had an input of at most 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrivateConvolution:
-    """The private layer of a model, with public geometry and unknown weights."""
+    """The private first convolution of a model, with public geometry and unknown weights."""
 
     name: str
-    layer: str  # name of the layer that its features enter
+    layer: str  # name of the public layer that the features enter
     geometry: Mapping[str, Any]
     activation: nn.Module | None
-    entering: Front  # affine map from images (N, C, H, W) to its inputs
+    entering: Front  # affine map from images (N, C, H, W) to the convolution's inputs
 
     @classmethod
     def of(cls, model: nn.Module, observation: Observation) -> "PrivateConvolution":
-        """Find the private convolution; raise NotAttackableError if the private part is none on plain images."""
+        """Find the private convolution; raise ``NotAttackableError`` if the private part is another."""
         shape, public = tuple(observation.input_shape), observation.sent.parameters
         layers = called_layers(model, shape)
         try:
@@ -72,19 +72,19 @@ class PrivateConvolution:
         private = layers.index(cut) == 1 and not any(name.startswith(f"{first}.") for name in public)
         weight = dict(convolution.named_parameters()).get("weight")
         if not private or weight is None or weight.dim() != 4:
-            raise NotAttackableError("A private first convolution is expected, behind which nothing else is private.")
+            raise NotAttackableError("One private layer, a first convolution, is expected; use attack=auto.")
         if cut != behind:
             raise NotAttackableError(
-                "A public layer right behind the private activation is expected, but it is pooled."
+                "A public layer right behind the private one is expected, but got pooling; use attack=auto."
             )
         return cls(first, cut, _geometry(convolution), _activation(model, first, cut), Front(model, first))
 
     def patches(self, images: Tensor) -> Tensor:
-        """Return the patch at each position, (N, patch, positions), of images (N, C, H, W)."""
+        """Return the patches (N, patch, positions) of images (N, C, H, W)."""
         return F.unfold(self.entering(images), **self.geometry)
 
     def undone(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the convolution's outputs for features (N, O, H, W), and where they are known."""
+        """Return the convolution's outputs behind features (N, O, H, W), and ``True`` for known ones."""
         kind = nn.Identity if self.activation is None else type(self.activation)
         known = features > 1e-3 if isinstance(self.activation, nn.ReLU) else torch.ones_like(features, dtype=torch.bool)
         if isinstance(self.activation, nn.LeakyReLU):
@@ -100,21 +100,19 @@ def _geometry(convolution: nn.Module) -> Mapping[str, Any]:
         stride, padding, dilation = own[:3]
     groups = getattr(convolution, "groups", 1)
     if not all(isinstance(value, tuple) for value in (stride, padding, dilation)) or groups != 1:
-        raise NotAttackableError("A private convolution over all channels with zero padding is expected.")
+        raise NotAttackableError("A zero-padded private convolution without groups is expected; use attack=auto.")
     return {"kernel_size": tuple(weight.shape[2:]), "stride": stride, "padding": padding, "dilation": dilation}
 
 
 def _activation(model: nn.Module, first: str, cut: str) -> nn.Module | None:
-    """Return the module between private and first public layer; raise NotAttackableError if it can't be undone."""
+    """Return the activation behind the private layer, if any; raise ``NotAttackableError`` if it has no inverse."""
     leaves = {name: module for name, module in model.named_modules() if name and next(module.children(), None) is None}
     names = list(leaves)
     between = names[names.index(first) + 1 : names.index(cut)] if first in names and cut in names else []
     found = [leaves[name] for name in between if not isinstance(leaves[name], nn.Identity)]
     if len(found) > 1 or any(type(module) not in UNDONE for module in found):
         kinds = ", ".join(type(module).__name__ for module in found)
-        raise NotAttackableError(
-            f"An activation that can be undone is expected behind the private layer, but got {kinds}."
-        )
+        raise NotAttackableError(f"An invertible private activation is expected, but got {kinds}; use attack=auto.")
     return found[0] if found else None
 
 
@@ -131,17 +129,17 @@ def _matching() -> attack.GradientInversion:
 
 @dataclass(frozen=True, kw_only=True)
 class BlindDeconvolution(grouping.GroupAttack):
-    """Reconstruct images behind a private first convolution with known shape and unknown weights.
+    """Reconstruct images behind a private first convolution of known shape with unknown weights.
 
     The first public layer's inputs follow from the public gradients
-    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Alternating least squares for convolution and image start
-    from the mean and public images of the class, and from the features' first principal component. The prior is normal
-    with mean and covariance of public images; without these, the first principal component itself is returned, up to
+    (:class:`fl_privacy.attacks.feature_inversion.Recovery`). Least squares alternate between convolution and image,
+    starting from the mean and public images of the class and from the features' first principal component. The prior is
+    normal with mean and covariance of public images; without these, the first principal component is returned, up to
     sign and contrast.
 
     Attributes:
-        turns: turns of alternating least squares.
-        starts: public images of the class among the starts.
+        turns: number of turns of alternating least squares.
+        starts: number of public images of the class among the starts.
     """
 
     of_rounds = "last"
@@ -158,11 +156,11 @@ class BlindDeconvolution(grouping.GroupAttack):
         return evident_defense.undo_evident_defenses(observations)
 
     def solve(self, group: grouping.Group, seed: int, report: Report) -> dict[int, Reconstruction]:
-        """Reconstruct each of ``group``, by position; raise NotAttackableError without private convolution."""
+        """Reconstruct ``group``, by position; raise ``NotAttackableError`` without a private convolution."""
         first = group.first
         expect_images(first)
         if first.upload.num_examples != 1:
-            raise NotAttackableError("Updates of a single image each are expected behind private layers.")
+            raise NotAttackableError("Updates of one image each are expected, but got larger batches; use attack=auto.")
         device = next(iter(first.sent.parameters.values())).device
         evaluating = replace(first.plan, batch_norm="eval")
         model = frozen_copy(first.model, first.assumed(), evaluating, device=device, dtype=torch.float64)
@@ -243,7 +241,7 @@ def _has_prior(first: Observation) -> bool:
 
 
 def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
-    """Return the class (), inferred from the public output layer, or 0."""
+    """Return the class (), inferred from the output layer's gradient, or 0."""
     try:
         found, _ = choose_labels(observation, "auto", model, loss_scale=observation.plan.loss_scale, seed=seed)
     except NotAttackableError:
@@ -254,7 +252,7 @@ def _label(observation: Observation, model: nn.Module, seed: int) -> Tensor:
 
 
 def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the first principal component (V, N) of maps (V, O, h, w), at the images' size."""
+    """Return the first principal component (V, N) of feature maps (V, O, h, w), resized to images."""
     maps = put_out.flatten(2) - put_out.flatten(2).mean(2, keepdim=True)
     _, _, directions = torch.linalg.svd(maps, full_matrices=False)
     first = directions[:, 0].view(len(maps), 1, *put_out.shape[2:])
@@ -263,7 +261,7 @@ def _principal_image(put_out: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Deconvolution:
-    """The unknown map and V images: ``put_out = W patches(image) + b``."""
+    """Solves ``put_out = W patches(image) + b`` for the unknown map and V images."""
 
     private: PrivateConvolution
     basis: Tensor  # (M, N) of the images' prior
@@ -272,14 +270,13 @@ class Deconvolution:
     known: Tensor  # (V, O, P) ``True`` if known; the others were at most 0
 
     def solve(self, starts: Tensor, turns: int, shape: tuple[int, ...]) -> Tensor:
-        """Return the best image (V, *shape) among the results of ``starts`` (V, S, N)."""
+        """Return each victim's best image (V, *shape) from ``starts`` (V, S, N)."""
         still = self.private.patches(torch.zeros(1, *shape).to(self.means))
         moves = self.private.patches(self.basis.view(-1, *shape)) - still
         # memory fits the Jacobian of one image's attempts
         return torch.stack([self._solved(row, some, turns, shape, moves) for row, some in enumerate(starts)])
 
     def _solved(self, row: int, starts: Tensor, turns: int, shape: tuple[int, ...], moves: Tensor) -> Tensor:
-        """Return one victim's best image from ``starts`` (S, N)."""
         mean = self.means[row]
         z = (starts - mean) @ self.basis.T / self.basis.square().sum(1).clamp_min(1e-12)
         put_out = self.put_out[row] / self.put_out[row].std().clamp_min(1e-9)
@@ -309,7 +306,7 @@ class Deconvolution:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """One alternation of S attempts at an image: the map given the image, then the image given the map.
+    """One turn of S attempts at an image: solve for the map given the image, then for the image given the map.
 
     Attributes:
         put_out, known: (O, P) scaled outputs of the private layer, and ``True`` if known.
@@ -319,10 +316,10 @@ class Turn:
     moves: Tensor  # (M, K, P) change by each coefficient
     put_out: Tensor
     known: Tensor
-    filled: Tensor  # (S, O, P) the same with each attempt's fit at the unknown places
+    filled: Tensor  # (S, O, P) outputs, with each attempt's fit in place of unknown ones
 
     def taken(self, z: Tensor, std: float) -> tuple[Tensor, "Turn", Tensor]:
-        """Return the images' next coefficients (S, M), the next turn, and each attempt's mean squared misfit (S,)."""
+        """Return the next coefficients (S, M), the next turn, and the attempts' mean squared misfits (S,)."""
         ones = torch.ones(len(z), 1, self.moves.shape[2]).to(z)
         patches = torch.cat([self.mean_patches + torch.einsum("sm,mkp->skp", z, self.moves), ones], 1)
         gram = patches @ patches.mT + _FLAT * torch.eye(patches.shape[1]).to(z)

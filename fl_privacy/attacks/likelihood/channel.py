@@ -1,4 +1,4 @@
-"""Likelihood of an update given the gradient behind it, for each effect of a defense."""
+"""Likelihood of a defended update given the undefended one, for each effect of a defense."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +15,16 @@ from fl_privacy.attacks.gradient_inversion.targets import NotAttackableError
 from fl_privacy.types import Tensors
 
 UNLIKELY = effects.PrivateLoss | effects.PrivateLayers | effects.OtherImages | effects.Transformed
-"""Effects without a likelihood of rows or texts."""
+"""Effects for which rows and texts have no likelihood."""
 
 Law = Literal["normal", "laplace", "random levels", "nearest level", "sign", "unknown"]
 _SOFT = 1e-3  # least standard deviation of an element, as a share of the root mean square of its tensor
-_SAMPLES = 16  # draws by which a defense without a formula is simulated
+_SAMPLES = 16  # draws that estimate the law of a simulated defense
 
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """A Gaussian distribution of the undefended uploads of V victims, by tensor name.
+    """Distribution of the uploads that a guess predicts for V victims, by tensor name.
 
     Attributes:
         std: standard deviation of the noise, in units of the upload, (V, 1) or a number; 0 without noise.
@@ -34,11 +34,11 @@ class Belief:
     mean: Tensors  # (V, n)
     std: Mapping[str, Tensor | float]
     law: Law = "normal"  # law of the noise, or of the values' encoding
-    step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) between neighboring levels
+    step: Mapping[str, Tensor] = field(default_factory=dict)  # (V, 1) distance of neighboring levels
     hidden: Tensors = field(default_factory=dict)
 
     def noisier(self, std: Mapping[str, Tensor | float] | Tensor | float, law: Law = "normal") -> "Belief":
-        """Return the distribution with additional noise; a sum of several kinds counts as normal."""
+        """Return the belief with further noise; a sum of several kinds counts as normal."""
         more = {name: std[name] if isinstance(std, Mapping) else std for name in self.mean}
         alone = all(isinstance(value, float) and value == 0 for value in self.std.values())
         sums = {name: (torch.as_tensor(self.std[name]) ** 2 + torch.as_tensor(more[name]) ** 2) ** 0.5 for name in more}
@@ -53,7 +53,7 @@ class Clientele:
     uploaded_per_matched: float  # factor from the guessed gradient to the upload
     local_steps: int = 1  # replayed steps of training, at least 1
     head: str | None = None
-    clients: int = 1  # number in the observed mean, each with its own defense
+    clients: int = 1  # number of clients in the observed mean, each with its own defense
 
     @property
     def step_noise(self) -> float:
@@ -70,10 +70,10 @@ Step = Callable[[Belief], Belief]
 
 @runtime_checkable
 class HasLikelihood(Protocol):
-    """An effect that defines its likelihood.
+    """An effect that defines its own likelihood.
 
-    ``log_likelihood(observed, gradients) -> (V,)``: the observed update and V victims' undefended uploads (V, *shape),
-    both by name, differentiable by the latter.
+    ``log_likelihood(observed, gradients) -> (V,)`` takes the observed update and V victims' undefended uploads (V,
+    *shape), by name, and is differentiable by the latter.
     """
 
     def log_likelihood(self, observed: Tensors, gradients: Tensors) -> Tensor: ...
@@ -81,9 +81,9 @@ class HasLikelihood(Protocol):
 
 @runtime_checkable
 class Simulated(Protocol):
-    """An effect that can be simulated: ``simulate(update, rng) -> update``, tensors (V, *shape) by name.
+    """An effect that can be simulated: ``simulate(update, rng)`` returns an update (V, *shape) by name.
 
-    The simulation draws like the client, without its secrets.
+    It draws like the client, without the client's secrets.
     """
 
     def simulate(self, update: Tensors, rng: torch.Generator) -> Tensors: ...
@@ -91,18 +91,18 @@ class Simulated(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """The likelihood of the updates of V victims in one round, or of the mean of several."""
+    """The likelihood of V victims' updates in one round, or of the mean of several rounds."""
 
     observed: Tensors  # (V, n) by name, in the order of the guesses
     shapes: Mapping[str, torch.Size]
     steps: Sequence[Step]
     own: Sequence[HasLikelihood] = ()
-    informative: bool = True  # ``True`` if the defense's likelihood says more than the distance of the updates
-    same_noise: bool = False  # ``True`` if all that the defense adds is normal noise of a known size
-    uploads: int = 1  # number of updates, of whose mean ``observed`` is
+    informative: bool = True  # ``True`` if the likelihood says more than a distance of updates
+    same_noise: bool = False  # ``True`` if the defense only adds normal noise of known size
+    uploads: int = 1  # number of updates whose mean is ``observed``
 
     def joined(self, other: "Channel") -> "Channel":
-        """Return the likelihood of both if normal noise of known size is all, up to a constant: that of their mean."""
+        """Return the likelihood of both channels' mean update, which is theirs under normal noise of known size."""
         both, share = self.uploads + other.uploads, other.uploads / (self.uploads + other.uploads)
         observed = {name: value.lerp(other.observed[name], share) for name, value in self.observed.items()}
         return replace(self, observed=observed, uploads=both)
@@ -110,9 +110,9 @@ class Channel:
     def loss(self, uploads: Tensors, softening: float = 0.0, doubt: float = 0.0) -> Tensor:
         """Return the negative log likelihood (V,) of the undefended ``uploads`` (V, *shape) by name.
 
-        One victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share of
-        each tensor's root mean square. ``doubt``: relative error up to which a rounded tensor's largest magnitude is
-        held; 0 leaves it free.
+        A single victim's channel takes many guesses. ``softening``: further noise at the start of a descent, as a share
+        of each tensor's root mean square. ``doubt``: relative error allowed for a rounded tensor's largest magnitude;
+        0: any.
         """
         if self.own:
             shaped = {name: value.view(-1, *self.shapes[name]) for name, value in self.observed.items()}
@@ -140,7 +140,7 @@ class Channel:
 
 
 def _written(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Tensor | None) -> Tensor:
-    """Return the negative log likelihood (V,) of ``observed`` (V, n) under a law with ``noise``."""
+    """Return the negative log likelihood (V,) of ``observed`` (V, n), given the guess, under ``law``."""
     if law == "unknown":
         # noise of unknown strength on an unknown multiple: n / 2 times the angle's log squared sine
         size = observed.square().sum(1) * guessed.square().sum(1)
@@ -167,7 +167,7 @@ def _level(law: Law, observed: Tensor, guessed: Tensor, noise: Tensor, step: Ten
 
 
 def channel(defense: effects.Description, updates: Sequence[Tensors], clientele: Clientele, like: Tensor) -> Channel:
-    """Build the likelihood of ``updates``, of V victims, behind a known ``defense``.
+    """Build the likelihood of V victims' ``updates`` behind a known ``defense``.
 
     Args:
         defense: public description; empty without a defense.
@@ -199,14 +199,14 @@ def _adds_known_noise(effect: effects.Effect) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """Everything that an effect's likelihood may depend on; ``observed`` are (V, n) by name."""
+    """Values that an effect's likelihood may depend on; ``observed`` are (V, n) by name."""
 
     observed: Tensors
     shapes: Mapping[str, torch.Size]
     clientele: Clientele
 
     def each(self, measure: Callable[[Tensors], float]) -> Tensor:
-        """Apply a measure to each victim's update, (V, 1)."""
+        """Return the ``measure`` (V, 1) of each victim's update."""
         number = len(next(iter(self.observed.values())))
         values = [measure({name: value[row] for name, value in self.observed.items()}) for row in range(number)]
         return torch.tensor(values)[:, None].to(next(iter(self.observed.values())))
@@ -214,9 +214,9 @@ class Setting:
 
 @singledispatch
 def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
-    """Return how ``effect`` changes a belief about the upload, as a function; ``None`` if unknown.
+    """Return the function by which ``effect`` changes a belief about the upload; ``None`` if unknown.
 
-    ``@likelihood_of.register`` adds an effect that has neither ``log_likelihood`` nor ``simulate``.
+    ``@likelihood_of.register`` adds effects without ``log_likelihood`` and ``simulate``.
     """
     if isinstance(effect, HasLikelihood):
         return lambda belief: belief
@@ -224,7 +224,7 @@ def likelihood_of(effect: effects.Effect, setting: Setting) -> Step | None:
 
 
 def _simulated(effect: Simulated, setting: Setting) -> Step:
-    """Score a defense by samples of it: a normal law with their bias and spread (synthetic likelihood, Wood 2010)."""
+    """Estimate the bias and spread of a normal law from simulations (synthetic likelihood, Wood 2010)."""
 
     def step(belief: Belief) -> Belief:
         rng = torch.Generator().manual_seed(0)
@@ -246,7 +246,7 @@ def _of_clipping(effect: effects.Clipped, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_sum(effect: effects.Summed, setting: Setting) -> Step:
-    """Add the protocol's rounding; other effects handle the mean themselves."""
+    """Add the protocol's rounding; other effects take account of the number of clients."""
     return lambda belief: belief.noisier(float(effect.rounding)) if effect.rounding else belief
 
 
@@ -255,7 +255,7 @@ def _unchanged(belief: Belief) -> Belief:
 
 
 def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit: float = 1.0) -> Step:
-    """Scale the guess down to the norm, estimated from each update if unknown."""
+    """Scale the guess down to the clipping norm, estimated from each update if unknown."""
 
     def norm(update: Tensors) -> float:
         if effect.norm is not None:
@@ -278,7 +278,7 @@ def _clipping(effect: effects.Clipped, std: float | None, setting: Setting, unit
 
 @likelihood_of.register
 def _of_noise(effect: effects.Noise, setting: Setting) -> Step:
-    """Add normal or Laplace noise; noise of the base class, whose law is unknown, counts as normal.
+    """Add normal or Laplace noise; noise of the base class counts as normal.
 
     Raises:
         NotAttackableError: the noise has another law and no likelihood.
@@ -324,7 +324,7 @@ def _of_noised_layers(effect: effects.NoisedLayers, setting: Setting) -> Step | 
 
 @likelihood_of.register
 def _of_dp_sgd(effect: effects.ClippedExamples, setting: Setting) -> Step:
-    """Clip the gradient of a single example; see ``attack`` for several."""
+    """Clip the gradient of a single example; :class:`Guesser` clips those of several."""
     clientele = setting.clientele
     known = effect.norm is not None and effect.noise_multiplier is not None
     std = (effect.norm or 0) * (effect.noise_multiplier or 0) * clientele.step_noise / clientele.batch_size
@@ -344,7 +344,7 @@ def _of_slices(effect: effects.SlicedNoise, setting: Setting) -> Step:
 
 @likelihood_of.register
 def _of_perturbation(effect: effects.AdversarialPerturbation, setting: Setting) -> Step | None:
-    """Treat a perturbation against classifiers as evenly spread noise of the same length."""
+    """Treat a perturbation against classifiers as normal noise of the same norm."""
     if effect.budget is None:
         return None
     count = sum(value.shape[1] for value in setting.observed.values())
@@ -404,25 +404,25 @@ def _of_muted(effect: effects.MutedFeatures, setting: Setting) -> Step | None:
 
 
 _EDGE = 0.98
-"""Share of a step beyond which the likelihood of stochastic rounding continues as a parabola, so that every guess is
-possible and has a slope."""
+"""Distance, in steps, beyond which the loss of stochastic rounding continues as a parabola, so that every guess has a
+finite loss and gradient."""
 
-_ROUNDED_OFF = 0.1  # share of a Laplace scale within which its kink is rounded off
+_ROUNDED_OFF = 0.1  # share of a Laplace scale within which the loss is smoothed
 
 
 def normal(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the loss under Gaussian noise of standard deviation ``std``."""
+    """Return the loss (V,) under Gaussian noise of standard deviation ``std``."""
     return (0.5 * ((observed - guessed) / std).square()).sum(1)
 
 
 def laplace(observed: Tensor, guessed: Tensor, std: Tensor) -> Tensor:
-    """Return the loss under Laplace noise of standard deviation ``std``."""
+    """Return the loss (V,) under Laplace noise of standard deviation ``std``."""
     apart = (observed - guessed) / (std / 2**0.5)
     return ((apart.square() + _ROUNDED_OFF**2).sqrt() - _ROUNDED_OFF).sum(1)
 
 
 def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tensor:
-    """Return the loss of rounding to a neighbor with probability 1 - d / step (QSGD, Alistarh et al. 2017)."""
+    """Return the loss (V,) of rounding to a neighbor with probability 1 - d / step (QSGD, Alistarh et al. 2017)."""
     apart = (observed - guessed).abs() / step
     inside = -torch.log1p(-apart.clamp(max=_EDGE))
     beyond = (apart - _EDGE).clamp_min(0) / (1 - _EDGE)
@@ -430,6 +430,6 @@ def stochastic_rounding(observed: Tensor, guessed: Tensor, step: Tensor) -> Tens
 
 
 def interval(guessed: Tensor, low: Tensor, high: Tensor, std: Tensor) -> Tensor:
-    """Return the loss of a value between ``low`` and ``high``, with edges smoothed by ``std``."""
+    """Return the loss (V,) of guesses outside of ``low`` to ``high``, with edges smoothed by ``std``."""
     beyond = (low - guessed).clamp_min(0) + (guessed - high).clamp_min(0)
     return (0.5 * (beyond / std).square()).sum(1)

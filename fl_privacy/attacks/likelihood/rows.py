@@ -1,4 +1,4 @@
-"""Find the likeliest rows of a table given the updates, the defense and public rows."""
+"""Find the likeliest table rows under the updates, the defense and public rows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from fl_privacy.types import Batch, Observation, Reconstruction, Tensors
 from fl_privacy.types.schema import Schema, schema_of
 
 MEMBER = "maximum a posteriori"
-_WORTH = 3  # guesses compared in the time of an evaluation of loss and gradient
-_STARTS, _LAST = 6, 2  # searches side by side, at first and in the second half
+_WORTH = 3  # guesses that take the time of one evaluation of loss and gradient
+_STARTS, _LAST = 6, 2  # parallel searches, at first and in the second half
 _BEGINNINGS = 1000  # public batches that are compared for the starts
 _WHOLE = 48  # public rows that are tried instead of a whole one
 _TOGETHER = 10  # largest number of columns that are changed at once
@@ -36,21 +36,21 @@ _SCALE = 0.3, 0.03  # first and last ``doubt`` of :meth:`Channel.loss`
 _IMPOSSIBLE = 1e30  # loss of guesses whose upload is not finite
 _ELEMENTS = 1 << 19  # elements of uploads that are guessed at a time, few enough for a cache
 _CODES = 32  # most codes of a column: its commonest categories and one for the rest, or intervals of a number
-_COUNT, _TRUST = 0.5, 4.0  # added to each count, and rows of one parent by which a column's own shares count
+_COUNT, _TRUST = 0.5, 4.0  # number added to each count, and weight, in rows, of a column's own shares
 _LARGEST_TREE = 4096  # most codes of all columns together for dependencies between columns
 _FEWEST, _IMAGINED = 50, 2000  # fewest public rows, and rows drawn by the schema without them
 _DRAWN = 12  # public values of a number that are tried at a time
-_STEPS = (0.1, 0.4, 1.2, 4.0)  # and steps from the present one, in tolerances
+_STEPS = (0.1, 0.4, 1.2, 4.0)  # steps of a number from its present value, in tolerances
 
 
 @dataclass(frozen=True, eq=False)
 class RowPrior:
-    """A tree-shaped distribution of columns (Chow and Liu 1968); the class is the last of the D columns."""
+    """Tree-shaped distribution of rows (Chow and Liu 1968); the class is the last of the D columns."""
 
     schema: Schema
     edges: Tensor  # (numbers, E) upper ends of the numbers' intervals, infinite as padding
     codes: Tensor  # (G, L) codes of the columns' categories
-    parents: Tensor  # (D,) column that each depends on; itself for the root
+    parents: Tensor  # (D,) column on which each depends; the root on itself
     log_shares: Tensor  # (D, Q, Q) log probability of a column's code (last) given its parent's
 
     def surprise(self, rows: Tensor, labels: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def learn_rows(schema: Schema, rows: Tensor, labels: Tensor) -> RowPrior:
 
 
 def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
-    """Return each column's parent in the tree with the most mutual information, from shares (D, D, Q, Q) of pairs."""
+    """Return each column's parent in the tree of most mutual information, from joint shares (D, D, Q, Q)."""
     apart = shares[:, None, :, None] * shares[None, :, None]
     information = (joint * (joint.clamp_min(1e-12) / apart).log()).sum((2, 3))
     live = (joint > 0).flatten(2).sum(2)
@@ -124,11 +124,11 @@ def _parents(joint: Tensor, shares: Tensor, rows: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class RowMoves:
-    """Changes of one column of encoded rows (F,).
+    """Changes of one cell of encoded rows (F,).
 
     Attributes:
         rows, labels: public rows (N, F) and (N,).
-        mask, values: (P, F) places that a change sets, and their values; those of numbers are drawn anew.
+        mask, values: (P, F) entries that a change sets, and their values; numbers are drawn anew.
     """
 
     prior: RowPrior
@@ -136,12 +136,12 @@ class RowMoves:
     labels: Tensor
     mask: Tensor
     values: Tensor
-    column: Tensor  # (P,) of each change
+    column: Tensor  # (P,) column of each change
 
     def tried(self, row: Tensor, rng: torch.Generator) -> Tensor:
         """Return rows (S, P, F) with one cell of ``row`` (S, F) changed.
 
-        Categories become each other one, numbers public values or ones near the present.
+        A category becomes each other one, a number takes public or nearby values.
         """
         schema, searches = self.prior.schema, len(row)
         values, at = self.values.expand(searches, -1, -1), schema.number_values.to(row.device)
@@ -162,7 +162,7 @@ class RowMoves:
 
 
 def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
-    """Prepare changes of rows, by the public ones that the attacker has, or else the schema."""
+    """Prepare changes of rows from the attacker's public rows, or else from the schema."""
     schema, known = schema_of(observation.model), observation.knowledge
     assert schema is not None
     rows, labels = known.public_images, known.public_labels
@@ -188,7 +188,7 @@ def row_moves(prepared: Prepared, observation: Observation) -> RowMoves:
 
 @dataclass(eq=False)
 class RowSearch:
-    """S parallel searches for the rows (S, B, F) and labels (S, B) of one victim, one row at a time."""
+    """S parallel searches for one victim's rows (S, B, F) and labels (S, B), one row at a time."""
 
     likelihood: Likelihood
     moves: RowMoves
@@ -213,7 +213,7 @@ class RowSearch:
         return self._losses(surprise, lambda guesser, some: guesser(rows[some], labels[some]))
 
     def of_one(self, place: int, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses (S, P) if ``place`` holds the rows (S, P, F) with labels (S, P)."""
+        """Return the losses (S, P) with the row at ``place`` replaced by rows (S, P, F) with labels (S, P)."""
         (searches, number), size, prior = labels.shape, self.labels.shape[1], self.moves.prior
         if not self.additive or size == 1:
             whole, own = (each[:, None].repeat_interleave(number, 1) for each in (self.rows, self.labels))
@@ -232,7 +232,7 @@ class RowSearch:
         return self._losses(surprise.flatten(), uploads).view(searches, number)
 
     def _losses(self, surprise: Tensor, uploads: Callable[[Guesser, Tensor], Tensors]) -> Tensor:
-        """Add the likelihood of ``uploads`` (by guesser and places among M guesses) to their ``surprise`` (M,)."""
+        """Return ``surprise`` (M,) plus the negative log likelihood of ``uploads``, given by guesser."""
         elements = sum(value.shape[1] for value in self.likelihood.states[0][1][0].observed.values())
         found = []
         for some in torch.split(torch.arange(len(surprise), device=surprise.device), max(1, _ELEMENTS // elements)):
@@ -244,12 +244,12 @@ class RowSearch:
         return torch.cat(found).nan_to_num(_IMPOSSIBLE, _IMPOSSIBLE, _IMPOSSIBLE)
 
     def _drawn(self, losses: Tensor, temperature: float) -> Tensor:
-        """Return how much the ``losses`` (S, ...) are smaller than the present ones, with Gumbel noise."""
+        """Return by how much ``losses`` (S, ...) are below the present ones, plus Gumbel noise."""
         rand = torch.rand(losses.shape, generator=self.rng).clamp(1e-9, 1 - 1e-6).to(losses)
         return self.losses.view(-1, *[1] * (losses.dim() - 1)) - losses - temperature * (-rand.log()).log()
 
     def change(self, place: int, temperature: float) -> None:
-        """Change cells of a row (several together, its class, or all), at a ``temperature`` in nats."""
+        """Change one or several cells, the class or all of the row at ``place``, at a ``temperature`` in nats."""
         moves, own, label = self.moves, self.rows[:, place], self.labels[:, place]
         searches, at = len(own), torch.arange(len(own), device=own.device)
         changed, column = moves.tried(own, self.rng), moves.column.expand(searches, -1)
@@ -279,7 +279,7 @@ class RowSearch:
         self.losses = torch.where(take, losses[at, chosen], self.losses)
 
     def certainty(self) -> Tensor:
-        """Return the probability (B, C) of each cell of a single search, among its alternatives."""
+        """Return each cell's probability (B, C) among its alternatives, for a single search."""
         schema, found = self.moves.prior.schema, []
         for place in range(self.labels.shape[1]):
             tried = self.moves.tried(self.rows[:, place], self.rng)
@@ -293,13 +293,12 @@ class RowSearch:
 
 @dataclass(frozen=True, kw_only=True)
 class LikeliestRows:
-    """Find the rows with the largest posterior density: the likelihood of all updates, and a prior of rows.
+    """Find the rows with the largest posterior density, from all updates and a prior of rows.
 
-    The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
-    over all updates of the same rows. Searches start from public rows, or from some drawn by the schema, which also
-    give the prior: a tree of dependent columns. They change cells, alone or together, classes and whole rows, at a
-    falling temperature. ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: device of
-    the computation; ``None``: that of the values sent.
+    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`), jointly
+    over all updates of the same rows. Searches start from public rows, or rows drawn by the schema, which also give the
+    prior: a tree of dependent columns. They change cells, classes and whole rows, at a falling temperature.
+    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: ``None``: the sent values'.
     """
 
     evaluations: int = 4800
@@ -313,7 +312,7 @@ class LikeliestRows:
         progress: Progress = no_progress,
         starts: Sequence[Batch | None] = (),
     ) -> list[Reconstruction]:
-        """Reconstruct rows; ``starts`` are earlier guesses at those of each observation."""
+        """Reconstruct rows; ``starts`` are earlier guesses for each observation."""
         groups = Groups(observations, progress=progress, see=undo_evident_defenses)
         for group in groups:
             with groups.attempt(group) as report:
@@ -325,7 +324,7 @@ class LikeliestRows:
     ) -> dict[int, Reconstruction]:
         parts = group.first.knowledge.defense
         if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
-            raise NotAttackableError("A defense of the update is expected, whose likelihood is known.")
+            raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")
         with cpu_threads(1):
             settings = Settings(objective=L2(), compile="off", labels=policy_for(group.first), device=self.device)
             prepared = prepare(settings, group, seed)
@@ -358,10 +357,10 @@ class LikeliestRows:
 
 
 def begin_search(prepared: Prepared, victim: PreparedVictim, moves: RowMoves, start: Batch | None) -> RowSearch:
-    """Begin searches at the likeliest batches of public rows, and at ``start``."""
+    """Begin searches at the likeliest batches of public rows and at ``start``; without a likelihood, fail."""
     likelihood, size = likelihood_of_victims(prepared, [victim]), prepared.shape[0]
     if not all(one.informative for _, channels in likelihood.states for one in channels):
-        raise NotAttackableError("A defense is expected whose likelihood is known.")
+        raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=tableak.")
     observation, labels, classes = victim.observation, victim.labels, victim.observation.num_classes
     rng = derive_generator(prepared.seed, MEMBER, str(observation.id))
     if labels is not None and labels.dim() == 2:
@@ -393,7 +392,7 @@ def _is_additive(likelihood: Likelihood, inputs: Tensor, labels: Tensor) -> bool
 
 def _answer(search: RowSearch, victim: PreparedVictim, history: Sequence[float]) -> Reconstruction:
     if not (loss := float(search.losses[0])) < _IMPOSSIBLE:
-        return failed(victim.observation, "The likelihood is not finite; check the update.")
+        return failed(victim.observation, "A finite likelihood is expected, but got none; check the update.")
     return Reconstruction(
         id=victim.observation.id,
         batch=Batch(search.moves.prior.schema.nearest(search.rows[0].float().cpu()), search.labels[0].cpu()),

@@ -1,4 +1,4 @@
-"""Find the likeliest text given the updates, the defense and public texts."""
+"""Find the likeliest texts under the updates, the defense and public texts."""
 
 import itertools
 import math
@@ -32,19 +32,23 @@ MEMBER = "likeliest text"
 _STARTS = 3  # searches at once
 _ANNEALED = 1 / 12  # steps, as a share of the evaluations
 _FIRST, _FINAL = 10.0, -15.0  # temperatures of the annealing, in nats; below 0, mixtures of words are penalized
-_RATE, _SPREAD, _HELD = 0.3, 0.3, 4.0  # Adam's; logits at first: a share of words' logarithms, more for the start's
-_REFRESHED = 8  # steps after which neighbors are those likeliest now
+_RATE, _SPREAD, _HELD = (
+    0.3,
+    0.3,
+    4.0,
+)  # Adam's rate; weight of word frequencies in the first logits, and what the start's words have more
+_REFRESHED = 8  # steps between updates of the likeliest neighbors
 _BEGINNINGS = 400  # texts that are compared for the starts
-_SOFT = 1.0  # size of a gradient whose Adam step counts half in slopes, as a share of the root mean square
+_SOFT = 1.0  # gradient, as a share of the root mean square, whose Adam step counts half in slopes
 _CHUNK = 16  # texts compared at a time
 _EPS = 1e-8  # of Adam
-_CLASSES = 8  # largest number of classes of which each is tried on a whole chunk; of more, on fewer texts
-_MOST_TEXTS, _MOST_LABELS = 4, 100  # in a batch; label combinations that are tried for several texts
-_ROWS = "rows"  # key of the rows of positions in the first step, by text
+_CLASSES = 8  # largest number of classes that are each tried on a whole chunk of texts
+_MOST_TEXTS, _MOST_LABELS = 4, 100  # largest numbers of texts in a batch, and of label combinations that are tried
+_ROWS = "rows"  # key of the positions' rows in the first step
 
 
 class _FirstStep(VictimGradients):
-    """The direction of a client's only step: the gradient, or Adam's normalized step."""
+    """Computes the direction of a client's only step: the gradient, or Adam's normalized step."""
 
     def __init__(self, victim_model: VictimModel, gradients: VictimGradients) -> None:
         self._gradients, self._plan, self.soft = gradients, victim_model.plan, 0.0
@@ -74,7 +78,7 @@ class _TextLikelihood:
     steps: Sequence[_FirstStep]
     source: WordEmbeddings
     white: tuple[float, float | None] | None  # standard deviation and clipping norm, if Gaussian noise is all
-    words: Tensor | None  # (n, d) the only update's words, whose rows sum those of the positions in all texts
+    words: Tensor | None  # (n, d) words' rows in a single update, sums of positions' rows over the texts
 
     def losses(self, tokens: Tensor, labels: Tensor) -> Tensor:
         """Return the negative log likelihood (M,) of batches of texts (M, B, L) with classes (B,)."""
@@ -82,7 +86,7 @@ class _TextLikelihood:
             return torch.cat([self._of(own, labels) for own in torch.split(tokens, max(1, _CHUNK // len(labels)))])
 
     def gains(self, words: Tensor, there: Tensor, labels: Tensor, soft: float) -> Tensor:
-        """Return gains in nats (M, B, L, n) of each word at each place, by slopes at embeddings (M, B, L, d)."""
+        """Return gains (M, B, L, n), in nats, of each word at each place, by slopes at embeddings (M, B, L, d)."""
         inputs = torch.cat([words, there[..., None].to(words)], -1).requires_grad_()
         for step in self.steps:
             step.soft = soft
@@ -110,7 +114,7 @@ class _TextLikelihood:
         return loss + (apart * first).sum(1) / self.white[0] ** 2
 
     def _terms(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss (M,) of all tensors but the words', and the positions' rows (M, B L, d)."""
+        """Return the loss (M,) of all tensors except the words', and the positions' rows (M, B L, d)."""
         terms, rows = [], inputs
         for guesser, channels in self.likelihood.states:
             uploads = guesser(inputs, labels.to(inputs.device).expand(len(inputs), -1))
@@ -119,7 +123,7 @@ class _TextLikelihood:
         return torch.stack(terms).sum(0), rows
 
     def _of_channel(self, channel: Channel, uploads: Tensors) -> Tensor:
-        """Return the channel's loss (M,), without a constant and in few passes behind Gaussian noise alone."""
+        """Return the channel's loss (M,); behind Gaussian noise alone, without a constant."""
         if self.white is None:
             return channel.loss(uploads)
         std, norm = self.white
@@ -132,7 +136,7 @@ class _TextLikelihood:
 
 @dataclass(eq=False)
 class _TextSearch:
-    """S searches at once for the texts (S, B, L), -1 for no word, of one victim."""
+    """S parallel searches for one victim's texts (S, B, L), -1 for no word."""
 
     likelihood: _TextLikelihood
     language: LanguageModel | None
@@ -157,10 +161,10 @@ class _TextSearch:
         return found + (self.language.surprise(each) * (each >= 0).sum(1)).view(len(texts), -1).sum(1).to(found)
 
     def anneal(self, iterations: int, report: Report) -> list[float]:
-        """Lower the free energy of independent words of each text, as the temperature falls, and take the likeliest.
+        """Anneal a distribution of words at each place, and take the likeliest words; return the losses.
 
-        The energy is the likelihood's at the mean embeddings, and that of words next to the likeliest neighbors. The
-        temperature falls by steps, or by the clock if the time left allows fewer.
+        The energy is the loss at the mean embeddings plus the words' surprise next to the likeliest neighbors. The
+        temperature falls with steps, or with time if that allows fewer.
         """
         table, there, before = self.likelihood.source.table, self.texts >= 0, self.texts
         place, ends = torch.arange(self.texts.shape[-1], device=table.device), there.sum(-1, keepdim=True)
@@ -197,32 +201,35 @@ class _TextSearch:
 
 
 def why_not_searched(observation: Observation) -> str | None:
-    """Return the reason, in one line, why the likeliest text behind ``observation`` can't be searched, or ``None``."""
+    """Return the reason why ``observation`` can't be attacked, in one line, or ``None``."""
     model, plan, parts = observation.model, observation.plan, observation.knowledge.defense
     size = observation.upload.num_examples
     if getattr(model, "next_token", True) or size > _MOST_TEXTS:
-        return f"Up to {_MOST_TEXTS} texts with a class each are expected, whose likelihood is compared."
+        return f"Up to {_MOST_TEXTS} texts with a class each are expected, but got others; use attack=auto."
     if not parts or any(isinstance(part.effect, UNLIKELY) for part in parts):
-        return "A defense of the update is expected, whose likelihood is known."
+        return "A defense with a known likelihood is expected, but got none; use attack=auto."
     if plan.shares != "gradient" and plan.optimizer != "sgd":
         if size > 1:
-            return "A single text is expected behind Adam's step, which mixes the signs of several."
+            return "A single text is expected behind Adam's step, but got several; use attack=auto."
         inner = [e.added if isinstance(e := part.effect, effects.NoisedLayers) else e for part in parts]
         early = [isinstance(e, effects.ClippedExamples) or getattr(e, "at", "") == "gradient" for e in inner]
         if any(early) or (plan.optimizer == "adam" and plan.weight_decay):
-            return "Noise and weight decay are expected behind Adam's step, but they come before it."
-    return None if plan.shares == "gradient" or number_of_steps(size, plan) == 1 else "A single local step is expected."
+            return "Noise and weight decay are expected after Adam's step, but come before it; use attack=auto."
+    return (
+        None
+        if plan.shares == "gradient" or number_of_steps(size, plan) == 1
+        else "A single local step is expected, but got several; use attack=auto."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LikeliestText(GroupAttack):
-    """Find the texts with the largest posterior density: the likelihood of all updates, and a prior of words.
+    """Find the texts with the largest posterior density, from all updates and a prior of words.
 
-    The likelihood follows from the defense, known or evident (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
+    The likelihood follows from the known or evident defense (:mod:`fl_privacy.attacks.likelihood.channel`). Searches
     start from public texts, whose trigrams are the prior, or from random words. A distribution of words at each place
-    is annealed (Guo et al. 2021 relax texts in this way). Clients train one step on up to four texts, with Adam on one.
-    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: device of the computation;
-    ``None``: that of the values sent.
+    is annealed (relaxed as in Guo et al. 2021). Clients train one step on up to four texts, with Adam on one.
+    ``evaluations``: work for a victim, in evaluations of loss and gradient. ``device``: ``None``: the sent values'.
     """
 
     evaluations: int = 4800
@@ -232,7 +239,7 @@ class LikeliestText(GroupAttack):
         return undo_evident_defenses(observations)
 
     def prepared(self, group: Group, seed: int) -> Prepared:
-        """Prepare ``group``, whose gradients are then the steps' directions, or raise ``NotAttackableError``."""
+        """Prepare ``group``, with steps' directions as gradients, or raise ``NotAttackableError``."""
         if (reason := why_not_searched(group.first)) is not None:
             raise NotAttackableError(reason)
         settings = Settings(
@@ -265,7 +272,7 @@ class LikeliestText(GroupAttack):
         search.keep(1)
         observation = victim.observation
         if not search.losses.isfinite().all():
-            return failed(observation, "The likelihood is not finite; check the update.")
+            return failed(observation, "A finite likelihood is expected, but got none; check the update.")
         return Reconstruction(
             id=observation.id,
             batch=Batch(search.texts[0].cpu(), search.labels.cpu()),
@@ -323,7 +330,9 @@ def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _Text
         return labels.to(drawn.device)
     if size > 1 and math.comb(prepared.num_classes + size - 1, size) > _MOST_LABELS:
         if labels is None or labels.dim() != 1:
-            raise NotAttackableError(f"The classes of {size} texts are expected to be known: they are too many to try.")
+            raise NotAttackableError(
+                f"Known classes are expected for {size} texts, too many to try; set threat_model=knows_labels."
+            )
         return labels.to(drawn.device)
     combined = list(itertools.combinations_with_replacement(range(prepared.num_classes), size))
     few = drawn[: max(1, min(_CHUNK, _CHUNK * _CLASSES // len(combined)))]
@@ -334,7 +343,7 @@ def _likely_labels(prepared: Prepared, victim: PreparedVictim, likelihood: _Text
 def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
     likelihood, source = likelihood_of_victims(prepared, [victim]), prepared.settings.source
     if not all(channel.informative for _, channels in likelihood.states for channel in channels):
-        raise NotAttackableError("A defense is expected whose likelihood is known.")
+        raise NotAttackableError("A defense with a known likelihood is expected, but got none; use attack=auto.")
     assert isinstance(source, WordEmbeddings)
     steps = [own for guesser, _ in likelihood.states if isinstance(own := guesser.round.gradients, _FirstStep)]
     observation, words = victim.observation, None
@@ -351,7 +360,7 @@ def _likelihood(prepared: Prepared, victim: PreparedVictim) -> _TextLikelihood:
 
 
 def is_drowned(observation: Observation) -> bool:
-    """Test that most of an update's squares are Gaussian noise, behind which descents fail."""
+    """Return ``True`` if Gaussian noise is most of an update's squared norm, so that descents fail."""
     white, values = _white(observation), [value.double() for value in observation.update().values()]
     squares = sum(float(value.square().sum()) for value in values)
     return white is not None and 2 * white[0] ** 2 * sum(value.numel() for value in values) > squares

@@ -100,7 +100,7 @@ def test_a_private_first_layer_is_read_blindly():
 def test_several_images_behind_a_private_layer_are_refused_in_a_line():
     seen, _ = uploads("defense=split_fed", "batch_size=2", victims=1)
     (found,) = BlindDeconvolution()(seen, seed=0)
-    assert found.failure == "Updates of a single image each are expected behind private layers."
+    assert found.failure == "Updates of one image each are expected, but got larger batches; use attack=auto."
 
 
 @pytest.mark.long

@@ -234,6 +234,6 @@ def test_a_text_is_searched_without_public_ones_and_from_an_earlier_guess() -> N
 
 def test_classes_of_many_are_not_listed_for_several_texts() -> None:
     likelihood, victim = Mock(), Mock(labels=None, label_source="inferred")
-    with pytest.raises(NotAttackableError, match="classes of 4 texts are expected to be known"):
+    with pytest.raises(NotAttackableError, match="classes are expected for 4 texts"):
         _likely_labels(Mock(shape=(4, 8), num_classes=20_000), victim, likelihood, torch.zeros(3, 4, 8))
     likelihood.losses.assert_not_called()
