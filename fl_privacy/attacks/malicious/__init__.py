@@ -1,4 +1,4 @@
-"""Servers that do not follow the protocol: crafted models, and reconstruction from the replies."""
+"""Malicious servers, which send crafted models and reconstruct examples from the replies."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Fishing (Wen et al. 2022): an output layer that passes the gradient of one class, then of one example."""
+"""Fishing (Wen et al. 2022): a crafted output layer isolates the gradient of one class or example."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ _WHOLE = 0.02  # largest distance of a number of examples from a whole number
 
 @dataclass(frozen=True, kw_only=True)
 class Fishing(ServerAttack):
-    """Makes the output layer depend on one class, and on one feature direction above a threshold.
+    """Crafts an output layer that isolates one class, then one example above a feature threshold.
 
-    With all rows zero but that of class c, far behind, only examples of c have a gradient in the network (class
-    fishing). With a threshold, the difference to class fishing is the gradient of all examples above it, and the bias
-    gradient counts them. With repeated replies the server bisects until one is left; Wen et al. use one threshold.
+    With all rows zero but that of class c, far below, only examples of c have a gradient in the network (class
+    fishing). With a threshold, the difference from class fishing is the gradient of all examples above it, and the bias
+    gradient counts them. From repeated replies the server bisects to one example; Wen et al. use one threshold.
 
     Attributes:
         target: class c.
@@ -58,7 +58,7 @@ class Fishing(ServerAttack):
         closed = ask(self._with_threshold(model, state, math.inf))
 
         def above(reply: Upload) -> float:
-            """Return the part of examples above a threshold in the bias gradient of class c."""
+            """Return what examples above a threshold add to the bias gradient of class c."""
             return float(reply.tensors[bias][self.target] - closed.tensors[bias][self.target])
 
         every = above(ask(self._with_threshold(model, state, -math.inf)))
@@ -84,14 +84,22 @@ class Fishing(ServerAttack):
         upload, (weight, bias) = observation.upload, self._layer(observation.model, observation.sent)
         if weight not in upload.tensors:  # a difference, see ``question``
             if upload.num_examples != 1:
-                return grouping.failed(observation, "No threshold was found that one example is above.")
+                return grouping.failed(
+                    observation,
+                    "A threshold with one example above it is expected, but none was found; raise server.questions.",
+                )
             return observation.told(labels=torch.tensor([0 if self.target else 1]))
         if bias not in upload.tensors:
-            return grouping.failed(observation, f"The gradient of {bias} was withheld.")
+            return grouping.failed(
+                observation, f"The gradient of {bias} is expected, but was withheld; use defense=none."
+            )
         mean = -float(targets.as_gradient(observation)[bias][self.target]) / observation.plan.loss_scale
         number = round(mean * upload.num_examples)
         if not 0 < number <= upload.num_examples:
-            return grouping.failed(observation, f"No example of class {self.target} is in the update.")
+            return grouping.failed(
+                observation,
+                f"Examples of class {self.target} are expected in the update, but got none; set server.target.",
+            )
         share = upload.num_examples / number
         tensors = {n: share * t for n, t in observation.update().items() if n not in (weight, bias)}
         return replace(
@@ -110,7 +118,7 @@ class Fishing(ServerAttack):
         return found[0], found[1]
 
     def _with_threshold(self, model: nn.Module, state: ModelState, threshold: float) -> ModelState:
-        """Let class c depend on the feature above ``threshold``; infinity for none, minus infinity for all examples."""
+        """Return values that isolate examples above ``threshold``; infinity for none, minus infinity for all."""
         expect_whole(model, state, "Fishing")
         weight, bias = self._layer(model, state)
         direction = self._direction(state, weight)
@@ -126,7 +134,6 @@ class Fishing(ServerAttack):
         return ModelState({**state.parameters, weight: rows, bias: offsets}, state.buffers)
 
     def _direction(self, state: ModelState, weight: str) -> Tensor:
-        """Return the direction of the features: the model's row for the class."""
         row = state.parameters[weight][self.target]
         return F.normalize(row if row.any() else torch.ones_like(row), dim=0)
 

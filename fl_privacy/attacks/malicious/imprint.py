@@ -1,4 +1,4 @@
-"""Crafted layers in front of the model that separate the images of a batch, or of several clients' sum."""
+"""Crafted layers before the model that separate images of a batch or of a sum over clients."""
 
 import copy
 import math
@@ -30,13 +30,13 @@ MEASURE, OFFSET, SEPARATE = f"{BLOCK}.measure.weight", f"{BLOCK}.measure.bias", 
 
 
 class ImprintBlock(nn.Module):
-    """A block that adds a pattern to an image, in proportion to the number of brightness bins passed.
+    """Block before a model that adds a pattern to an image, scaled by the brightness bins it reaches.
 
     Args:
         input_shape: (C, H, W).
         bins: rows of ``measure``.
-        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row gets images in its own bin alone.
-        slices: number of clients, each with a slice of ``measure``, chosen by a convolution; ``None`` has none.
+        activation: ``relu``, or ``hardtanh`` from 0 to 1, with which a row reacts only to images in its own bin.
+        slices: number of clients, each with a slice of ``measure`` chosen by a convolution; ``None`` for no slices.
         amplitude: largest change of a pixel by an image of medium brightness.
         scale: factor on the inputs of ``measure``.
     """
@@ -73,7 +73,7 @@ class ImprintBlock(nn.Module):
         return torch.add(images, passed.sum(1).view(-1, 1, 1, 1) * self.pattern)
 
     def in_front_of(self, model: nn.Module) -> nn.Module:
-        """Copy ``model`` behind this block; its own parameters keep their names."""
+        """Return a copy of ``model`` behind this block; the model's parameters keep their names."""
         whole = copy.deepcopy(model)
         whole.add_module(BLOCK, self)
         whole.register_forward_pre_hook(lambda model, given: (model.get_submodule(BLOCK)(given[0]), *given[1:]))
@@ -83,8 +83,8 @@ class ImprintBlock(nn.Module):
 def brightness_edges(number: int, mean: float | None, std: float | None, public: Tensor) -> Tensor:
     """Return ``number`` ascending edges, float64, with equally many images in each bin, or raise ``UserError``.
 
-    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4). Brightness is normal, or else
-    as in ``public`` images (N, C, H, W).
+    They are quantiles i / (number + 1) of the mean pixel (Fowl et al. 2022, section 4), normal with ``mean`` and
+    ``std``, or else as in ``public`` images (N, C, H, W).
     """
     shares = torch.arange(1, number + 1, dtype=torch.float64) / (number + 1)
     if mean is not None and std is not None:
@@ -102,8 +102,8 @@ def brightness_edges(number: int, mean: float | None, std: float | None, public:
 def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Tensor) -> dict[str, Tensor]:
     """Return weights and biases of the rows that measure brightness against ascending ``edges``.
 
-    There is one edge for each row, with ``hardtanh`` one more. Weights are (bins, slices * pixels) as ``like``, all
-    slices alike, for inputs times ``scale``.
+    There is one edge for each row, and one more with ``hardtanh``. Weights (bins, slices * pixels) have the shape of
+    ``like`` and equal slices, for inputs times ``scale``.
     """
     lows, width = (edges, torch.ones_like(edges)) if activation == "relu" else (edges[:-1], edges.diff())
     rows = (1 / (width * scale * pixels))[:, None].expand_as(like)
@@ -112,22 +112,22 @@ def bin_rows(edges: Tensor, activation: str, pixels: int, scale: float, like: Te
 
 _SMALLEST = 1e-6  # differences of bias gradients below this share of the largest gradient are rounding
 _SMALLEST_CHANGE = 1e-3  # lengths of changes below this share of the largest are rounding
-_THINNED = 0.5  # share of zeros in rows above which a defense put them there: behind a ReLU, rows sum many images
+_THINNED = 0.5  # share of zeros in rows above which a defense set them, since rows behind a ReLU sum many images
 
 
 @dataclass(frozen=True, kw_only=True)
 class Imprint(ServerAttack):
-    """Makes rows of a fully connected layer measure brightness, each with its threshold (Fowl et al. 2022, Eq. 4).
+    """Adds a layer whose rows compare an image's brightness with thresholds (Fowl et al. 2022, Eq. 4).
 
-    A single image between two thresholds is the ratio of the differences of the rows' weight and bias gradients; images
-    that share a bin come out mixed.
+    A single image between two thresholds is the differences of the rows' weight gradients over those of their bias
+    gradients; images that share a bin are mixed.
 
     Attributes:
-        bins: thresholds; the paper takes two or more an image.
-        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin, no rounded difference.
+        bins: number of thresholds; the paper takes two or more for each image.
+        activation: ``relu`` as published; with ``hardtanh`` each row holds its own bin, without a rounded difference.
         mean, std: normal distribution of the images' brightness, in [0, 1]; ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
-        scale: factor on the layer's inputs, divided out in its weights, which increases its gradient alone.
+        scale: factor on the layer's inputs, divided out in its weights, which increases only its gradient.
     """
 
     bins: int = 128
@@ -164,7 +164,9 @@ class Imprint(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction:
         gradient = targets.as_gradient(observation)
         if missing := {MEASURE, OFFSET} - gradient.keys():
-            return grouping.failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
+            return grouping.failed(
+                observation, f"The gradient of {min(missing)} is expected, but was withheld; use defense=none."
+            )
         weight, bias, upload = gradient[MEASURE].double(), gradient[OFFSET].double(), observation.upload
         if observation.plan.shares == "gradient":
             images, alone, occupied = self.caught(weight, bias, upload.rounding)
@@ -182,7 +184,7 @@ class Imprint(ServerAttack):
         return reconstruction_of(observation, images[: upload.num_examples], alone[: upload.num_examples])
 
     def caught(self, weight: Tensor, bias: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return pixels (N, D), whether each is a single image (N,), and the bins (N,), the strongest first.
+        """Return pixels (N, D), ``True`` for single images (N,), and their bins (N,), the strongest first.
 
         ``weight`` (bins, D) and ``bias`` (bins,) are gradients in float64, and ``rounding`` is the standard deviation
         of the upload's rounding.
@@ -196,24 +198,24 @@ class Imprint(ServerAttack):
         return pixels, is_one_image(pixels, error, rows=weight[occupied]), occupied
 
     def _each_bin(self, rows: Tensor) -> Tensor:
-        """Return each bin's own part; behind ReLU rows include all that is brighter."""
+        """Return each bin's own part of ``rows``; behind a ReLU, rows include all brighter bins."""
         return rows - torch.cat([rows[1:], torch.zeros_like(rows[:1])]) if self.activation == "relu" else rows
 
     def edges(self) -> Tensor:
-        """Return the ascending thresholds, with ``hardtanh`` including the end of the last bin."""
+        """Return the ascending thresholds; with ``hardtanh``, they include the end of the last bin."""
         return brightness_edges(self.bins + (self.activation == "hardtanh"), self.mean, self.std, self.public)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loki(ServerAttack):
-    """Sends each client a convolution that puts its images into its own columns of one large layer (Zhao et al. 2024).
+    """Gives each client's images their own columns of one large layer, by a convolution (LOKI, Zhao et al. 2024).
 
-    Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images leave it alone.
+    Each row holds a bin of brightness (hard tanh from 0 to 1), so that local steps on other images do not change it.
     Columns stay separate in the sum over clients. An image's scale is known to a bin's width, or exactly for 8-bit
     pixels.
 
     Attributes:
-        bins: rows; the paper takes four for each of a client's images.
+        bins: number of rows; the paper takes four for each of a client's images.
         mean, std: normal distribution of the images' brightness, in [0, 1] (the paper's for CIFAR-10 are 0.4734 and
             0.1253); ``None`` takes quantiles of public images.
         amplitude: strength of the layer's effect on images, in pixels.
@@ -249,7 +251,7 @@ class Loki(ServerAttack):
         like, kernels = state.parameters[MEASURE], torch.zeros_like(state.parameters[SEPARATE])
         outer, channels, _, _ = kernels.shape
         if not 0 <= client < outer // channels:
-            raise UserError(f"A client in 0..{outer // channels - 1} is expected, for each a slice, but got {client}.")
+            raise UserError(f"A client in 0..{outer // channels - 1} is expected, but got {client}; craft for more.")
         each = torch.arange(channels)
         kernels[client * channels + each, each, 1, 1] = self.scale
         rows = bin_rows(self.edges(), "hardtanh", like.shape[1] * channels // outer, self.scale, like)
@@ -258,7 +260,9 @@ class Loki(ServerAttack):
     def read(self, observation: Observation) -> Reconstruction:
         update = observation.update()
         if MEASURE not in update:
-            return grouping.failed(observation, f"The update of {MEASURE} is expected, but was withheld.")
+            return grouping.failed(
+                observation, f"The update of {MEASURE} is expected, but was withheld; use defense=none."
+            )
         pixels = math.prod(observation.input_shape)
         first = observation.id.client * pixels
         whole = update[MEASURE].double()

@@ -21,13 +21,13 @@ _DEEP = 1e4  # depth below zero of a dead ReLU's input
 
 @dataclass(frozen=True, kw_only=True)
 class Inconsistent(ServerAttack):
-    """Sends the model to one client, and to all others one whose last ReLU never fires.
+    """Sends the model to one client, and a model whose last ReLU never fires to all others.
 
-    Layers below that ReLU, and weights above it, then change in the sum by the one client's data alone (Pasquini et al.
+    In the sum, layers below that ReLU and weights above it then change only by the one client's data (Pasquini et al.
     2022, section 4). Mixed biases are left out.
 
     Attributes:
-        client: the attacked one, from 0.
+        client: index of the attacked client, from 0.
     """
 
     client: int = 0
@@ -76,9 +76,11 @@ class Inconsistent(ServerAttack):
         return ModelState({**own, **killed}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return the update of the one client, without the mixed parameters."""
+        """Return the attacked client's update, without the mixed parameters."""
         if observation.id.client != self.client:
-            return failed(observation, "This client was sent a dead model.")
+            return failed(
+                observation, "The attacked client is expected, but this one got a dead model; set server.client."
+            )
         mixed = self.mixed(observation.model, observation.sent)
         tensors = {name: t for name, t in observation.upload.tensors.items() if name not in mixed}
         return replace(observation, upload=replace(observation.upload, tensors=tensors))
@@ -90,7 +92,7 @@ class Inconsistent(ServerAttack):
         return {name for name, gradient in found.items() if gradient.any()}
 
 
-NEAR = 1e-3  # share of the bias gradient by which an image's may differ, next to rounding
+NEAR = 1e-3  # share of the bias gradient by which an image's gradient may differ, next to rounding
 _MOST_CLASSES = 128  # largest number of labels that are tried: with more, one of them fits by chance
 _AT_ONCE = 1024  # images times labels
 
@@ -98,11 +100,11 @@ _AT_ONCE = 1024  # images times labels
 def leaves_such_a_bias(
     observation: Observation, images: Tensor, rows: Tensor, measured: Tensor, *, bias: str, error: Tensor
 ) -> Tensor:
-    """Return for which images (N, D), rounded to 255ths, some label explains the bias gradient, (N,).
+    """Return ``True`` (N,) for images (N, D), rounded to 255ths, whose gradient explains the bias gradient.
 
-    All are accepted if an image has no computable gradient of its own: with batch statistics, dropout, several local
-    steps, or too many classes. ``rows`` (N,) are elements of ``bias``, ``measured`` (N,) the mean gradients there of
-    that image alone, up to ``error`` (N,).
+    One of all labels has to fit. All are accepted if an image's own gradient can't be computed: with batch statistics,
+    dropout, several local steps, or too many classes. ``rows`` (N,) are elements of ``bias``, ``measured`` (N,) the
+    mean gradients there of that image alone, up to ``error`` (N,).
     """
     labels, plan = torch.arange(observation.num_classes, device=images.device), observation.plan
     mixes = needs_unrolling(plan, observation.upload.num_examples, "unroll")

@@ -1,4 +1,4 @@
-"""Membership traps (Pichler et al. 2022): neurons that fire for one image each, and show if it was trained on."""
+"""Membership traps (Pichler et al. 2022): neurons that fire only for one candidate image each."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ _ABOVE_NOISE = 2.0  # multiple of the largest change of an idle weight above whi
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipTrap(server_attack.ServerAttack):
-    """Makes a neuron of the second layer fire for one candidate image and no other (Pichler et al. 2022).
+    """Crafts second-layer neurons that fire for one candidate image and no other (Pichler et al. 2022).
 
     Pairs of first-layer ReLUs, relu(a x - a x0) + relu(a x0 - a x), measure the distance from the candidate along
     random directions; the neuron behind fires below a threshold; its bias gradient is zero unless the image was in the
@@ -29,8 +29,8 @@ class MembershipTrap(server_attack.ServerAttack):
 
     Attributes:
         directions: number of measured directions for each candidate.
-        closeness: distance below which an image counts as the candidate, in its spreads over public images.
-        first: index of the first candidate among the server's images, as many as layers have room for.
+        closeness: distance below which an image counts as the candidate, in standard deviations over public images.
+        first: index of the first candidate among the server's images; the layers' widths limit their number.
         seed: seed of the directions.
     """
 
@@ -79,10 +79,10 @@ class MembershipTrap(server_attack.ServerAttack):
         return ModelState({**state.parameters, **crafted}, state.buffers)
 
     def read(self, observation: Observation) -> Reconstruction:
-        """Return the candidates that the client trains on, proven after one local step without other changes."""
+        """Return the candidates that the client trains on, proven after one undefended local step."""
         traps = _Layers.of(observation.model, observation.sent, observation.input_shape)
         if traps.bias not in observation.upload.tensors:
-            return failed(observation, f"The gradient of {traps.bias} was withheld.")
+            return failed(observation, f"The gradient of {traps.bias} is expected, but was withheld; use defense=none.")
         fired, noise = self.fired(observation, traps)
         found, upload, plan = self.asked(traps)[fired], observation.upload, observation.plan
         alone = plan.shares == "gradient" or number_of_steps(upload.num_examples, plan) == 1
@@ -90,15 +90,15 @@ class MembershipTrap(server_attack.ServerAttack):
         return server_attack.reconstruction_of(observation, found, torch.full((len(found),), sure))
 
     def members(self, observation: Observation) -> Tensor:
-        """Return which candidates were in the batch, (N,)."""
+        """Return ``True`` (N,) for candidates that were in the batch."""
         return self.fired(observation, _Layers.of(observation.model, observation.sent, observation.input_shape))[0]
 
     def asked(self, traps: "_Layers") -> Tensor:
-        """Return the candidates (N, C, H, W) for which there are enough neurons."""
+        """Return the candidates (N, C, H, W), as many as the layers' widths allow."""
         return self.public[self.first : self.first + min(traps.widths[0] // (2 * self.directions), traps.widths[1])]
 
     def fired(self, observation: Observation, traps: "_Layers") -> tuple[Tensor, float]:
-        """Return which neurons fired (N,), and the largest change of idle weights."""
+        """Return ``True`` (N,) for neurons that fired, and the largest change of idle weights."""
         count = len(self.asked(traps))
         used = dict.fromkeys(traps.first.names, 2 * self.directions * count)
         used |= {traps.weight: count, traps.bias: count}
@@ -109,7 +109,7 @@ class MembershipTrap(server_attack.ServerAttack):
 
 
 def _moved(observation: Observation, name: str) -> Tensor:
-    """Return each value's change by data, 0 if weight decay explains it."""
+    """Return the absolute changes of the tensor ``name``, 0 if weight decay explains them."""
     plan, update = observation.plan, observation.update()[name].double()
     if plan.shares == "gradient" or not plan.weight_decay:
         return update.abs()
@@ -130,7 +130,7 @@ class _Layers:
 
     @classmethod
     def of(cls, model: nn.Module, state: ModelState, input_shape: tuple[int, ...]) -> "_Layers":
-        """Find the layers; ``UserError`` unless the model starts with two fully connected ones and ReLUs."""
+        """Find the layers; raise ``UserError`` unless the model starts with two fully connected layers and ReLUs."""
         first = server_attack.first_layer(model, state, input_shape, "Membership traps")
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.ReLU)}
         with torch.no_grad(), leaving(linear) as calls:

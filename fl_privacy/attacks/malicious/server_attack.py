@@ -1,4 +1,4 @@
-"""Interface of malicious servers, and images from a layer as a reconstruction with labels."""
+"""Interface of malicious servers, and tools to turn layers' gradients into images."""
 
 import copy
 import math
@@ -24,7 +24,7 @@ Ask = Callable[[ModelState], Upload]  # a client's reply to given values
 
 
 class ThreatLevel(StrEnum):
-    """Deviation of a server from the protocol."""
+    """How a server deviates from the protocol."""
 
     HONEST = "honest but curious"  # no deviation
     PARAMETERS = "malicious parameters"  # crafted values of the agreed architecture
@@ -65,27 +65,25 @@ class ServerAttack(ABC):
 
     @abstractmethod
     def craft(self, model: nn.Module, state: ModelState, client: int) -> ModelState:
-        """Return crafted values for ``client``, ``state`` unchanged. UserError: the model has no usable layer."""
+        """Return crafted values for ``client``, ``state`` unchanged; raise ``UserError`` without a usable layer."""
 
     def question(self, model: nn.Module, state: ModelState, client: int, ask: Ask) -> tuple[ModelState, Upload]:
-        """Return the sent values and the reply of ``client``, which may be asked repeatedly on the same batch."""
+        """Return the sent values and the reply of ``client``; ``ask`` may be called repeatedly on the same batch."""
         sent = self.craft(model, state, client)
         return sent, ask(sent)
 
     @abstractmethod
     def read(self, observation: Observation) -> Reconstruction | Observation:
-        """Return images, each with its certainty, from one client's reply or from the mean of all replies.
+        """Return images with certainties from one client's reply or the mean of all replies.
 
-        Unless ``reads_images``, an update for a further attack is returned.
+        Unless ``reads_images``, return an update for a further attack.
         """
 
 
 def expect_whole(model: nn.Module, state: ModelState, who: str) -> None:
     """Raise ``UserError``, beginning with ``who``, if clients keep layers of ``model`` private."""
     if missing := [name for name, _ in model.named_parameters() if name not in state.parameters]:
-        raise UserError(
-            f"{who}: the whole model is expected to be sent, but clients keep {missing[0]}; use defense=none."
-        )
+        raise UserError(f"{who}: a whole model is expected, but clients keep {missing[0]}; use defense=none.")
 
 
 BLOCK = "imprint"  # name of the block that a server puts in front of a model, in this model
@@ -95,7 +93,7 @@ UNKNOWN = -1  # label of an image of unknown class
 def reconstruction_of(
     observation: Observation, images: Tensor, proven: Tensor, *, labels: bool = True
 ) -> Reconstruction:
-    """Build the reconstruction of images found in ``observation``.
+    """Return the reconstruction of images found in ``observation``, with labels.
 
     Args:
         images: (N, D) or (N, C, H, W).
@@ -103,7 +101,10 @@ def reconstruction_of(
         labels: ``True`` if the update is one batch's, so that its output layer gives the labels.
     """
     if not len(images):
-        return failed(observation, "Nothing in the update reveals a single image.")
+        return failed(
+            observation,
+            "An update that reveals single images is expected, but got none; attack smaller batches.",
+        )
     # a defense shows in the layers behind the crafted one
     layer, tensors = output_layer(observation.model, observation.num_classes), observation.upload.tensors
     honest = [name for name, tensor in tensors.items() if tensor.dim() > 1 and not name.startswith(f"{BLOCK}.")]
@@ -126,7 +127,7 @@ def reconstruction_of(
 
 
 def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...], who: str) -> FirstLayer:
-    """Find the first layer; raise ``UserError``, which ``who`` begins, unless it is fully connected on the pixels."""
+    """Find the first layer; raise ``UserError`` (beginning with ``who``) unless it is fully connected on pixels."""
     try:
         return find_first_layer(model, state, input_shape)
     except NotFullyConnectedError as error:
@@ -134,7 +135,7 @@ def first_layer(model: nn.Module, state: ModelState, input_shape: tuple[int, ...
 
 
 def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
-    """Return the batch's labels (number,), known or inferred from the output layer, in no order."""
+    """Return the batch's labels (number,) in any order, and their source."""
     state, labels = observation.assumed(), torch.full((number,), UNKNOWN)
     if any(name not in state.parameters for name, _ in observation.model.named_parameters()):
         return labels, "inferred"
@@ -151,14 +152,14 @@ def _labels(observation: Observation, number: int) -> tuple[Tensor, str]:
 
 
 LEVELS = 255.0
-WHOLE = 0.01  # root mean square distance of pixels from a level below which they are one image; of a mixture it is 0.29
+WHOLE = 0.01  # root mean square distance of pixels from levels below which they are one image; mixtures have 0.29
 NEARLY = 0.1  # the same distance for pixels blurred by the precision of weights
 LEAST_LEVELS = 32
-"""Least number of different levels of an image for a decision. A mixture of two images of few levels has few values as
-well, which are near levels by chance: for two black-and-white ones in 15 to 40 of 100 mixtures."""
+"""Least number of different levels of an image for a decision. A mixture of two images of few levels has few values,
+too, which may be near levels by chance: for two black-and-white images in 15 to 40 of 100 mixtures."""
 
 COARSER = (2, 3, 5, 7)
-"""Steps that an image's levels may not have throughout, as those of equal mixtures may."""
+"""Steps between an image's levels that suggest an equal mixture."""
 
 _NEARLY = 0.25  # levels from black or white below which pixels are no evidence: those of a mixture are there too
 _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
@@ -167,12 +168,11 @@ _STEP, _MOST_STEPS, _SAMPLED = 0.2, 512, 512
 def is_one_image(
     pixels: Tensor, error: Tensor | None = None, *, blur: Tensor | None = None, rows: Tensor | None = None
 ) -> Tensor:
-    """Return which rows of ``pixels`` (N, D) are single 8-bit images up to rounding, (N,), by their values alone.
+    """Return ``True`` (N,) for rows of ``pixels`` (N, D) whose values are those of one 8-bit image.
 
     ``error`` (N,) is the standard deviation of the pixels' rounding; above a hundredth of a level none is accepted.
-    ``blur`` (N,) is that of uploaded weights: pixels may be as far from levels as it explains, up to ``NEARLY``.
-    None is accepted if the update's ``rows`` (N, D), at least two, lie on one grid of few levels, as if quantized; a
-    single one always does.
+    ``blur`` (N,) is that of uploaded weights, which allows pixels a distance from levels up to ``NEARLY``. None is
+    accepted if two or more of the update's ``rows`` (N, D) lie on one grid of few levels, as if quantized.
 
     Images with noise, of inexact scale, with fewer than ``LEAST_LEVELS`` levels beyond black and white, or only every
     second, third, fifth or seventh, count as mixtures. Equal mixtures of two images of even levels alone pass.
@@ -198,7 +198,7 @@ def is_one_image(
 def images_of_brightness(
     rows: Tensor, low: Tensor, high: Tensor, *, smallest: float, rounding: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high] (bins,), with ``True`` for single images (N,).
+    """Scale rows (bins, D) to pixels (N, D) of brightness in [low, high]; return which are single images (N,), too.
 
     ``rounding`` is the standard deviation of the rows' rounding. The strongest come first; rows below the share
     ``smallest`` are dropped.
@@ -218,7 +218,7 @@ def images_of_brightness(
 
 
 def _factor(direction: Tensor, low: float, high: float) -> Tensor:
-    """Return the best factor of a grid over [low, high], refined by least squares on the nearest levels."""
+    """Return the factor in [low, high] that brings ``direction`` nearest to 8-bit levels."""
     steps = int(min(_MOST_STEPS, max(3.0, (high - low) * LEVELS * float(direction.abs().max()) / _STEP)))
     tried = torch.linspace(low, high, steps, dtype=torch.float64, device=direction.device)
     levels = LEVELS * tried[:, None] * direction[:: max(1, len(direction) // _SAMPLED)]

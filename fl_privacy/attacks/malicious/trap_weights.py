@@ -1,4 +1,4 @@
-"""Trap weights (Boenisch et al. 2023): rows of a first layer that fire for few images, and hold these alone."""
+"""Trap weights (Boenisch et al. 2023): rows of a first layer that fire for few images."""
 
 from dataclasses import dataclass
 
@@ -23,15 +23,15 @@ _TRIED_IMAGES, _TRIED_ROWS = 500, 128  # public images and rows from which the f
 
 @dataclass(frozen=True, kw_only=True)
 class TrapWeights(server_attack.ServerAttack):
-    """Makes a random half of each row negative; the other half has the same magnitudes, scaled down slightly.
+    """Crafts a first layer whose rows fire for few images (Boenisch et al. 2023, section 5.2).
 
-    The ReLU behind then fires for few images (Boenisch et al. 2023, section 5.2). A row that fired for one image gives
-    it: weight gradient over bias gradient.
+    A random half of each row is negative; the other half has the same magnitudes, scaled down slightly. A row that
+    fired for one image reveals it: weight gradient over bias gradient.
 
     Attributes:
-        fires: share of images that a row fires for, about one over the batch size; the positive half's factor achieves
-            it on public images.
-        seed: seed of the places and values.
+        fires: share of images that a row fires for, about one over the batch size; the positive half's factor is fitted
+            on public images.
+        seed: seed of the negative positions and of the values.
     """
 
     fires: float = 0.01
@@ -73,7 +73,9 @@ class TrapWeights(server_attack.ServerAttack):
         layer = server_attack.first_layer(observation.model, observation.sent, observation.input_shape, "Trap weights")
         gradient = as_gradient(observation)
         if missing := {layer.weight, layer.bias} - gradient.keys():
-            return failed(observation, f"The gradient of {min(missing)} is expected, but was withheld.")
+            return failed(
+                observation, f"The gradient of {min(missing)} is expected, but was withheld; use defense=none."
+            )
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
         strongest = bias.abs().argsort(descending=True)
         fired = strongest[bias[strongest].abs() > _SMALLEST * bias.abs().max()]
