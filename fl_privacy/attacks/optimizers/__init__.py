@@ -1,4 +1,4 @@
-"""Optimizers of many independent victims at once."""
+"""Optimizers that minimize many victims' losses at once, independently."""
 
 from fl_privacy.attacks.optimizers.first_order import (
     Adam as Adam,

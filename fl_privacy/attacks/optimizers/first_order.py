@@ -18,7 +18,7 @@ Steps = int | Tensor  # number from 1, of all rows or (V,) of each
 
 @dataclass(frozen=True)
 class ConstantRate:
-    """A rate that stays at 1."""
+    """Schedule with a constant factor of 1."""
 
     def __call__(self, iteration: int, iterations: int) -> float:
         return 1.0
@@ -61,7 +61,7 @@ Sign = Literal["none", "hard", "soft"]  # the pixels' gradient itself, its sign,
 
 
 def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor:
-    """Replace the first ``images`` entries of ``gradient`` (V, N) by their sign, a soft sign, or keep them."""
+    """Return ``gradient`` (V, N) with the first ``images`` entries replaced by their sign or soft sign."""
     if how == "none":
         return gradient
     pixels = gradient[:, :images]
@@ -71,7 +71,7 @@ def signed(gradient: Tensor, how: Sign, images: int, remaining: float) -> Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class FirstOrder:
-    """Settings of an optimizer that moves by the gradient and its moments."""
+    """Settings of an optimizer whose steps use the gradient and its moments."""
 
     lr: float = 0.1
     sign: Sign = "none"
@@ -126,7 +126,7 @@ class Adam(FirstOrder):
 
 @dataclass(frozen=True, kw_only=True)
 class GradientDescent(FirstOrder):
-    """Gradient descent with momentum in [0, 1) (torch.optim.SGD), with ``sign`` of the gradient."""
+    """Gradient descent with momentum in [0, 1) (torch.optim.SGD)."""
 
     momentum: float = 0.9
     nesterov: bool = False
@@ -142,7 +142,7 @@ class GradientDescent(FirstOrder):
 
 
 class FirstOrderRun:
-    """The iteration loop around a ``move``. Rows are independent victims."""
+    """State of a first-order optimization; rows are independent victims."""
 
     def __init__(self, settings: FirstOrder, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._iterations, self._images, self._done = settings, iterations, images, 0
@@ -152,14 +152,14 @@ class FirstOrderRun:
 
     @property
     def iteration(self) -> Tensor:
-        """Return the iterations finished (V,)."""
+        """Return the number of finished iterations of each row (V,)."""
         return torch.full(self._none.shape, self._done, device=self._none.device)
 
     def step(self, variables: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Move ``variables`` (V, N) by one step, given their loss (V,) and gradient (V, N).
 
-        Return the next variables, ``ended`` (V,), rows with a finished iteration, due for projection, and ``finished``
-        (V,), rows with nothing more to do, which stay.
+        Return the next variables, ``ended`` (V,), ``True`` after a finished iteration, due for projection, and
+        ``finished`` (V,), ``True`` for rows that are done.
         """
         if self._done >= self._iterations:
             return variables, ~self._none, ~self._none
@@ -183,10 +183,10 @@ class FirstOrderRun:
 
 @dataclass(frozen=True, kw_only=True)
 class EvolutionStrategy:
-    """Covariance matrix adaptation (Hansen and Ostermeier 2001), from N(0, deviation^2)."""
+    """Settings of CMA-ES (Hansen and Ostermeier 2001), started from N(0, deviation^2)."""
 
     population: int = 50  # candidates in each iteration, at least 4
-    deviation: float = 1.0  # standard deviation of the first ones; 1 suits the latents of a generator
+    deviation: float = 1.0  # standard deviation of the first candidates; 1 suits the latents of a generator
     moments: ClassVar[int] = 0
 
     def __post_init__(self) -> None:

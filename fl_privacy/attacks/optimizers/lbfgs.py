@@ -1,4 +1,4 @@
-"""L-BFGS of V victims at once, each as ``torch.optim.LBFGS`` alone."""
+"""L-BFGS for V victims at once, each with the steps of ``torch.optim.LBFGS``."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +16,7 @@ _FIRST_CAPACITY = 16
 
 
 class _Rows:
-    """State whose tensors have a row for each victim, as do those of the states it holds."""
+    """Base of states whose tensors, and inner states, have a row for each victim."""
 
     def select(self, rows: Tensor) -> None:
         for name, value in vars(self).items():
@@ -27,10 +27,10 @@ class _Rows:
 
 
 class History(_Rows):
-    """Pairs (s, y) of each victim in a ring, in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
+    """Each victim's pairs (s, y), in the compact representation (Byrd, Nocedal, Schnabel 1994, Eq. 3.13).
 
-    A direction costs two passes over the pairs, instead of four by 4 x ``limit`` small operations in the two-loop
-    recursion. S'Y and Y'Y (limit x limit) are in float64, oldest pair first.
+    A direction costs two passes over the pairs; the two-loop recursion needs four, in 4 x ``limit`` small operations.
+    S'Y and Y'Y (limit x limit) are in float64, oldest pair first.
     """
 
     def __init__(self, variables: Tensor, limit: int) -> None:
@@ -45,7 +45,7 @@ class History(_Rows):
         self._pushed = torch.zeros(v, dtype=torch.long, device=variables.device)
 
     def direction(self, gradient: Tensor, y: Tensor, s: Tensor, learns: Tensor) -> Tensor:
-        """Return -H g (V, N), after adding the pair (s, y) if it ``learns`` and has curvature."""
+        """Return -H g (V, N), after adding pairs (s, y) of rows that ``learns`` marks and that have curvature."""
         curvature = (y * s).sum(1)
         rows = (learns & (curvature > _MIN_CURVATURE)).nonzero().flatten()
         if len(rows):
@@ -103,7 +103,7 @@ class History(_Rows):
 
 
 def _unit(matrices: Tensor) -> Tensor:
-    """Fill the diagonals with ones, in place, so that unused slots drop out."""
+    """Set empty diagonal entries to one, in place, so that unused slots have no effect."""
     matrices.diagonal(dim1=-2, dim2=-1).fill_(1)
     return matrices
 
@@ -118,7 +118,7 @@ class StrongWolfe(_Rows):
     Attributes:
         searching: (V,) rows whose next evaluation is a trial.
         trials: (V,) evaluations of the row's last search.
-        step, loss: (V,) values of the trial, and of the accepted one after the search.
+        step, loss: (V,) values of the trial, after the search of the accepted trial.
         gradient: (V, N) at the accepted step.
     """
 
@@ -139,9 +139,9 @@ class StrongWolfe(_Rows):
     def begin(
         self, rows: Tensor, *, direction: Tensor, loss: Tensor, gradient: Tensor, step: Tensor, most: Tensor
     ) -> None:
-        """Begin the line search of ``rows`` (V,) along ``direction`` (V, N), where ``loss`` and ``gradient`` are known.
+        """Begin line searches of ``rows`` (V,) along ``direction`` (V, N), from points with ``loss`` and ``gradient``.
 
-        ``step`` (V,) is the first trial, ``most`` (V,) the number of trials after it.
+        ``step`` (V,) is the first trial, ``most`` (V,) the largest number of further trials.
         """
         wide, slope = rows[:, None], (gradient * direction).sum(1).double()
         self.searching = self.searching | rows
@@ -156,7 +156,7 @@ class StrongWolfe(_Rows):
         self._set_end(0, rows, (torch.zeros_like(slope), loss.double(), slope), gradient)
 
     def look(self, loss: Tensor, gradient: Tensor) -> Tensor:
-        """Process the trials' evaluations, and return the rows (V,) whose search has ended."""
+        """Process the trials' ``loss`` and ``gradient``, and return the rows (V,) whose search has ended."""
         trial = self.step, loss.double(), (gradient * self._direction).sum(1).double()
         searching, zooming = self.searching, self.searching & self._zooms
         self.trials = self.trials + searching
@@ -190,7 +190,7 @@ class StrongWolfe(_Rows):
         return over
 
     def _narrow(self, rows: Tensor, rises: Tensor, flat: Tensor, trial: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
-        """Replace an end of the bracket by the trial, and return the good rows."""
+        """Replace an end of the bracket by the trial, and return the rows whose trial is accepted."""
         low = self._low()
         low_end, high_end = self._end(low), self._end(1 - low)
         worse = rows & (rises | (trial[1] >= low_end[1]))
@@ -240,7 +240,7 @@ class StrongWolfe(_Rows):
 def _cubic_minimum(
     one: Tensor | tuple[Tensor, ...], other: Tensor | tuple[Tensor, ...], bounds: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Minimize the cubic through two (step, loss, slope) within ``bounds``, or return their middle."""
+    """Return the minimum, within ``bounds``, of the cubic through two (step, loss, slope), else their middle."""
     (x1, f1, g1), (x2, f2, g2) = one, other
     d1 = g1 + g2 - 3 * (f1 - f2) / (x1 - x2)
     square = d1.square() - g1 * g2
@@ -274,7 +274,9 @@ class LBFGS:
         for name in ("inner", "history"):
             whole(f"attack.{name}", getattr(self, name), at_least=1, example=20)
         if self.line_search not in ("none", "strong_wolfe"):
-            raise UserError(f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}.")
+            raise UserError(
+                f"line_search is expected to be none or strong_wolfe, but got {self.line_search!r}; set one."
+            )
         if self.sign != "none" and self.line_search != "none":
             raise UserError("A line search needs the gradient itself, but its sign is asked for; use line_search=none.")
 
@@ -287,7 +289,7 @@ class LBFGS:
 
 
 class _LBFGSRun(_Rows):
-    """Rows start an iteration (``moves == 0``) or are inside one, without the reference's re-evaluation."""
+    """State of L-BFGS; rows start an iteration (``moves == 0``) or are inside one, without re-evaluation."""
 
     def __init__(self, settings: LBFGS, variables: Tensor, iterations: int, images: int) -> None:
         self._settings, self._images, self._iterations = settings, images, iterations
@@ -318,7 +320,7 @@ class _LBFGSRun(_Rows):
         return torch.where(going[:, None], variables + move, variables), used_up | stopped, self._finished
 
     def _go_on(self, rows: Tensor, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return those of ``rows`` (V,) that descend further, the directions (V, N) and step lengths (V,)."""
+        """Return the ``rows`` (V,) that move again, with directions (V, N) and step lengths (V,)."""
         pair = gradient - self._gradient, self._move
         direction = self._history.direction(gradient, *pair, rows & ~self._fresh)
         descends = (gradient * direction).sum(1) <= -self._settings.tolerance_change
