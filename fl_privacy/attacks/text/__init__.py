@@ -1,4 +1,4 @@
-"""Attacks that reconstruct text."""
+"""Attacks that reconstruct texts without descent."""
 
 from fl_privacy.attacks.text.bag_of_words import BagOfWords
 from fl_privacy.attacks.text.dager import Dager

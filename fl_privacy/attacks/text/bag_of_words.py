@@ -1,4 +1,4 @@
-"""Reconstruct the words of texts and how often each occurs, in order if a single text's positions show it."""
+"""Reconstruct the words of texts and their numbers of occurrences, for a single text often their order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ from fl_privacy.models.gradients import frozen_copy
 from fl_privacy.rng import derive_generator
 from fl_privacy.types import Batch, Observation, Reconstruction
 
-_NEAR = 0.5  # share of a token's strongest evidence above which it may have stood at another position as well
+_NEAR = 0.5  # share of a token's strongest evidence above which it also stood at another position
 
 
 @dataclass(frozen=True, eq=False)
 class Bag:
     """Words of one victim's texts, found in its update."""
 
-    tokens: Tensor  # (k,) different ones, the surest first
+    tokens: Tensor  # (k,) different tokens, the surest first
     times: Tensor  # (k,) number of occurrences of each
-    exact: bool = False  # ``True`` if no other token can have such a row
-    ordered: Tensor | None = None  # (L,) text, if there is one and the update shows the order
-    note: str = ""  # sentence on the comparisons and the expected number of false tokens, if not by rows
+    exact: bool = False  # ``True`` if absent tokens can't have such rows
+    ordered: Tensor | None = None  # (L,) a single text in order, if that is known
+    note: str = ""  # sentence on the expected number of false tokens, unless found by rows
 
     @property
     def all(self) -> Tensor:
@@ -41,7 +41,7 @@ class Bag:
 
 
 def tokens_of_first_block(model: TextModel, observations: Sequence[Observation], seed: int) -> list[Bag | str]:
-    """Find the tokens of victims with one model and plan, or return a sentence on why there are none."""
+    """Return each victim's tokens, or the reason why none are found; victims share model and plan."""
     model, first = model.eval(), observations[0]
     entrances = entrances_of(model, first.upload.tensors)
     if not entrances:
@@ -54,7 +54,7 @@ def tokens_of_first_block(model: TextModel, observations: Sequence[Observation],
     return [_placed(pairs, own) for pairs, own in zip(found, lengths, strict=True)]
 
 
-_NO_ENTRANCE = "No uploaded layer sees a token and its position alone."
+_NO_ENTRANCE = "An uploaded layer before any attention is expected, but got none; use attack=tag."
 _FULL = "What the uploaded layers say of tokens has as many directions as there are: too many tokens, or noise."
 
 
@@ -94,7 +94,7 @@ _SMOOTHED = 0.5  # number added to the count of each token in public texts
 
 
 class BagReader:
-    """Reconstructs the words of victims of one frozen ``model`` as sent, plan and number of texts."""
+    """Finds the words of victims that share the sent ``model``, plan and number of texts."""
 
     def __init__(self, model: TextModel, first: Observation, seed: int) -> None:
         place = word_evidence.where_words_are(model, first.upload.tensors)
@@ -150,7 +150,7 @@ class BagReader:
     def _ordered(
         self, observation: Observation, rows: word_evidence.WordRows, tokens: Tensor, total: int | None
     ) -> Tensor | None:
-        """Order the words of a text by the rows of its positions; ``None`` if these are missing."""
+        """Return a text's words in order, by its positions' rows; ``None`` if these are missing."""
         positions = self._positions(observation)
         if positions is None or total is None or self._where != "embeddings":
             return None
@@ -158,7 +158,7 @@ class BagReader:
         return tokens[word_evidence.placed(rows.values[0, tokens], sign * positions[:total].to(rows.values))]
 
     def _positions(self, observation: Observation) -> Tensor | None:
-        """Return the positions' rows (P, d); ``None`` without any, or if weight decay moves them."""
+        """Return the positions' rows (P, d); ``None`` if they are missing or weight decay moves them."""
         name = self._model.position_weight
         rows = None if name is None else observation.update().get(name)
         if rows is None or (observation.plan.weight_decay and observation.plan.shares != "gradient"):
@@ -178,7 +178,7 @@ class BagReader:
 
 
 def _odds(observation: Observation, size: int, expected: int) -> Tensor:
-    """Return each token's probability (V,) of being among ``expected`` ones, by public texts."""
+    """Return each token's probability (V,) to be among ``expected`` tokens, by public texts."""
     public = observation.knowledge.public_images
     counts = torch.full((size,), _SMOOTHED, dtype=torch.float64)
     if public is not None:
@@ -203,17 +203,16 @@ _ROWS_AT_ONCE = 1 << 27  # elements of rows held at a time
 
 @dataclass(frozen=True, kw_only=True)
 class BagOfWords(GroupAttack):
-    """Find the words of the texts, and their frequencies, from the rows of the embeddings' gradient (ours).
+    """Find the words of texts, and their frequencies, from the rows of the embeddings' gradient (ours).
 
-    Only tokens of the batch change their rows, which pruning, rounding and several steps of any optimizer leave
-    distinct. Under noise, the likelihood of a row under the attacker's own simulation decides, at the likeliest scale
-    of all rows; noise resampled from the upload bounds the false words to one for each text and one in ten of those
-    named. A word's count follows from the length of its row, or for a single text from its positions' rows, which also
-    give the order.
+    Only tokens of the batch change their rows; pruning, rounding and several steps of any optimizer keep this visible.
+    Under noise, a row's likelihood under the attacker's simulation decides, at the likeliest scale of all rows; noise
+    resampled from the upload bounds the false words to one for each text and one in ten of those named. A word's count
+    follows from the length of its row, or for a single text from the positions' rows, which also give the order.
 
-    With a tied head, or a head alone, words are rows of outstanding length: under noise, or a sure model, none is
-    named, and none is called exact. Noise that leaves most elements alone lets more false words through. Without such a
-    tensor, :mod:`fl_privacy.attacks.text.token_evidence` is used.
+    With a tied head, or only a head, words are rows of outstanding length; none is named under noise or for a confident
+    model, and none is called exact. Noise on few elements gives more false words. Without such a tensor,
+    :mod:`fl_privacy.attacks.text.token_evidence` is used.
     """
 
     of_rounds = "apart"
@@ -241,7 +240,7 @@ def _made(observation: Observation, model: TextModel, bag: Bag | str) -> Reconst
     if isinstance(bag, str):
         return failed(observation, bag)
     if not len(bag.tokens):
-        return failed(observation, "No row stands out from what all tokens have in common: no word was inferred.")
+        return failed(observation, "Rows that stand out from the others are expected, but got none; use attack=tag.")
     texts = _dealt(observation, model, bag)
     labels = next_tokens(texts) if model.next_token else torch.full((len(texts),), -1)
     batch, notes = Batch(texts.cpu(), labels.cpu()), (bag.note,) if bag.note else ()

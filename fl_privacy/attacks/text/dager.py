@@ -1,4 +1,4 @@
-"""Reconstruct texts from an update without any descent, and prove them if possible (DAGER)."""
+"""Reconstruct texts from an update without descent, and prove them if possible (DAGER)."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,13 +42,13 @@ from fl_privacy.types import Batch, Certainty, ModelState, Observation, Reconstr
 _AT_ONCE = 256
 _MOST_PREFIXES = 4096
 _TOLD_APART = 100.0
-"""Least ratio of the farthest continuation's distance to the nearest one's for it to be known as wrong."""
-_ROUNDED = 1e-6  # distance of vectors in the span by rounding in single precision
+"""Least ratio of the farthest to the nearest continuation's distance at which the farthest counts as wrong."""
+_ROUNDED = 1e-6  # distance from the span that is rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """Texts (L,), their distance from the spans, and whether they are certain, if the whole update agrees."""
+    """Texts (L,), their distance from the spans, and ``clear``: certain if the whole update agrees."""
 
     texts: Sequence[Tensor]
     apart: float
@@ -56,9 +56,9 @@ class _Read:
 
 
 def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, tolerance: float, texts: int) -> _Read:
-    """Extend prefixes by every token whose state is in the span, until none fits; return the longest first.
+    """Extend prefixes by tokens whose states are in the span, until none fits; return the longest.
 
-    ``tolerance``: largest distance from the span. ``texts``: number of texts; fewer are returned if some are equal.
+    ``tolerance``: largest distance from the span. ``texts``: number of texts; equal ones are returned once.
     """
     prefixes, scores = candidates.tokens[0][:, None], candidates.distances[0]
     farthest = torch.zeros_like(scores)
@@ -92,22 +92,22 @@ def grow_prefixes(model: TextModel, span: Span, candidates: Candidates, *, toler
     return _Read([prefix for _, _, prefix in finished], max((score for score, _, _ in finished), default=1.0), clear)
 
 
-_FULL = 0.9  # share of the first block's rank above which the second one's span holds the states of all tokens
+_FULL = 0.9  # share of the first span's rank above which the second span contains the states of all tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dager(grouping.GroupAttack):
-    """DAGER (Petrov et al. 2024): exact texts, also of batches, while they have fewer tokens than the model is wide.
+    """Reconstruct exact texts of batches with fewer tokens than the model's width (DAGER, Petrov et al. 2024).
 
     A token was at a position if and only if its embedding lies in the span of the first attention layer's gradient. The
     second block's span then selects the texts: prefix by prefix in a decoder, by exchanges of tokens in an encoder,
-    where the first block's gradient also shows positions and neighbors of words
+    where the first block's gradient also reveals positions and neighbors of words
     (:mod:`fl_privacy.attacks.text.encoder_assembly`, ours) and known texts are subtracted. The embeddings' gradient, if
-    uploaded, limits the tokens; unknown lengths are all tried.
+    uploaded, limits the tokens; all possible lengths are tried.
 
-    A reconstruction is ``proven`` if the whole update is reproduced, for copies to its very scale, and every
-    alternative is at least ten times farther from a span: for a single text any other token, for several any token
-    outside the span and any other choice inside, and other lengths if unknown.
+    A reconstruction is ``proven`` if the whole update is reproduced (for copies, with its scale) and every alternative
+    is at least ten times farther from a span: for a single text any other token, for several any token outside the span
+    and any other choice inside, and other lengths if unknown.
 
     Attributes:
         tolerance: distance from a span up to which a vector lies in it, as a share of that of a random one.
@@ -143,7 +143,7 @@ class Dager(grouping.GroupAttack):
         read = self._read(explanation, searched, span, rng)
         if not read.texts:
             return grouping.failed(
-                observation, "No token lies in the span of the gradient: there are too many, or it is noise."
+                observation, "Tokens in the gradient's span are expected, but got none; use attack=tag."
             )
         different = list({tuple(text.tolist()): text for text in read.texts}.values())
         repeated = explanation.repeated(different, span.rank)
@@ -164,7 +164,7 @@ class Dager(grouping.GroupAttack):
         if span.rank == span.width:
             raise NotAttackableError(
                 f"The texts are expected to have fewer than {span.width} different tokens and positions, but the"
-                " gradient's rank is full: there are more, or noise was added."
+                " gradient has full rank, by more tokens or noise; use attack=tag."
             )
         tokens = rows_of_words(model, explanation.gradient)
         candidates = find_candidates(model, span, tokens=tokens, lengths=lengths, tolerance=self.tolerance)
@@ -182,7 +182,7 @@ class Dager(grouping.GroupAttack):
         gradient = explanation.gradient
         lengths = Lengths.of(explanation.observation, model).within(candidates.length)
         if len(model.attention_weights) < 2:
-            raise NotAttackableError("A second block is expected, to separate the texts of a batch, but there is none.")
+            raise NotAttackableError("A second block is expected for batches, but got one; use attack=tag.")
         second = span_of(model, gradient, 1)
         full = second.rank >= _FULL * rank and second.rank < second.width
         with suppress(NotAttackableError):  # the queries' gradient may be withheld
@@ -213,26 +213,26 @@ class Dager(grouping.GroupAttack):
 
 
 _SAME = 1e-3  # relative difference of a word's parts that is rounding
-_DEPENDENT = 1e-10  # share of the largest eigenvalue below which a text's gradients for its labels are dependent
+_DEPENDENT = 1e-10  # share of the largest eigenvalue below which the gradients of a text's labels are dependent
 _ATTEMPTS, _NEAREST = 5, 2
-"""Starts of each guessed text, and number of nearest texts from which all candidates are tried."""
+"""Number of starts of each guessed text, and of nearest texts from which all candidates are tried."""
 _ROUNDING = 1e-6  # share of the batch's gradient below which its rest is rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """Known texts (L,), and the gradient of the rest of the batch, in double precision."""
+    """Known texts (L,), and the gradient of the batch's other texts, in double precision."""
 
     texts: Sequence[Tensor]
     gradient: Tensors
     lengths: Lengths
-    words: Tensor  # (V,) that may be in them
+    words: Tensor  # (V,) tokens that may be in the other texts
     rounding: tuple[float, float]  # largest singular value that is rounding, by block
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Peeling:
-    """Removes known texts from a batch's gradient while :func:`disaggregated` gives certain ones."""
+    """Subtracts known texts from a batch's gradient while :func:`disaggregated` finds certain ones."""
 
     model: TextModel  # model with the values sent, in double precision
     searched: TextModel  # the same in the precision of the values sent
@@ -240,7 +240,7 @@ class Peeling:
     tolerance: float  # distance up to which a vector is in a span, as a share of that of a random one
     rng: torch.Generator
     rounds: int
-    enough: Enough  # check whether texts, with copies, are complete
+    enough: Enough  # check if texts, with copies, make up the batch
 
     def texts(self, gradient: Tensors, lengths: Lengths, whole: Assembly) -> list[Assembled]:
         left, whole = self.peel(gradient, lengths), whole.in_units(self.rng)
@@ -302,7 +302,7 @@ class Peeling:
         return text.residual < self.tolerance / CLEAR
 
     def _mended(self, assembly: Assembly, guess: GuessedTexts, lengths: Lengths) -> list[Assembled]:
-        """Descend from the texts of ``guess`` and return the sure ones.
+        """Return the certain texts that descents from ``guess`` find.
 
         Tokens that are not held are redrawn; at last all candidates are tried from the nearest texts.
         """
@@ -332,9 +332,9 @@ class Peeling:
         return []
 
     def _without(self, left: Peeled, text: Tensor) -> Peeled:
-        """Subtract ``text`` and its copies, unless no word of it shows or no text of its length is left.
+        """Subtract ``text`` and its copies, if one of its words occurs in no other text.
 
-        Parts of its own words are sums of its gradients with each label, with the same factors.
+        Such words' parts are sums of the text's gradients for each label, with common factors.
         """
         seen = self._attended(left, left.gradient) if left.lengths.hold(len(text)) else None
         if seen is None:
@@ -359,6 +359,6 @@ class Peeling:
         return replace(left, texts=[*left.texts, text], gradient=rest, lengths=left.lengths.without(len(text)))
 
     def _attended(self, left: Peeled, gradient: Tensors) -> Tensor | None:
-        """Return the parts (V, 2, d) of the words left; ``None`` if they can't be split."""
+        """Return the remaining words' parts (V, 2, d); ``None`` if they can't be split."""
         parts = parts_of(self.model, gradient, left.words, left.lengths.longest)
         return None if parts is None else parts.attended

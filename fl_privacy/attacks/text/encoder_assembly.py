@@ -1,4 +1,4 @@
-"""Assemble texts of an encoder from the tokens that fit the second block's span together."""
+"""Assemble an encoder's texts from tokens that together fit the second block's span."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,13 +15,13 @@ from fl_privacy.models import TextModel
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Tensors
 
-Enough = Callable[[Sequence[Tensor]], bool]  # check that some texts (L,), possibly with copies, are all of a batch
+Enough = Callable[[Sequence[Tensor]], bool]  # check if texts (L,), possibly with copies, make up the batch
 _AT_ONCE = 512
 _SWEEPS = 8
 _NARROWINGS, _TRIED, _SPARE = 4, 6, 2
 _STARTS = 3
 _RANDOM = 64
-_STUCK, _PAIRS = 3, 1 << 12  # texts of a search in which pairs of tokens are exchanged, and the largest number of these
+_STUCK, _PAIRS = 3, 1 << 12  # largest numbers of texts in which pairs of tokens are exchanged, and of pairs
 _DECIDABLE = 1e-6  # distances below this are rounding in single precision
 
 
@@ -31,19 +31,19 @@ class Assembled:
 
     tokens: Tensor
     residual: float
-    clear: bool  # every other candidate at any position is ``CLEAR`` times farther
+    clear: bool  # ``True`` if other candidates at any position are ``CLEAR`` times farther
 
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Search that assembles texts from candidate tokens."""
+    """Search for texts of candidate tokens whose states are in the span."""
 
     model: TextModel
     span: Span
     classified: int | None  # position of the only token whose state is in the span; ``None`` if all are
     candidates: Candidates
     any_length: bool = False
-    unit: float = 1.0  # distance of texts of random candidates, which are far nearer to the span than random vectors
+    unit: float = 1.0  # distance of texts of random candidates, which are nearer to the span than random vectors
 
     def residuals(self, texts: Tensor) -> Tensor:
         """Return the root mean square distances (n,) of texts (n, L) from the span, in :attr:`unit`."""
@@ -56,7 +56,7 @@ class Assembly:
         return torch.cat([self.span.distance(entering_block(self.model, part, 1)) for part in parts])
 
     def in_units(self, rng: torch.Generator) -> "Assembly":
-        """Set :attr:`unit` from texts of random candidates."""
+        """Return the search with :attr:`unit` measured on texts of random candidates."""
         at = self.candidates.tokens[: self.candidates.length]
         if all(len(choices) < 2 for choices in at):
             return self
@@ -65,7 +65,7 @@ class Assembly:
         return replace(self, unit=self.unit * farthest) if farthest > _DECIDABLE else self
 
     def descend(self, texts: Tensor, fixed: int | None = None) -> list[Assembled]:
-        """Descend from each of ``texts`` (n, L), position by position except ``fixed``."""
+        """Move each of ``texts`` (n, L) toward the span, position by position except ``fixed``."""
         texts = texts.clone()
         best = self.residuals(texts)
         for _ in range(_SWEEPS):
@@ -88,7 +88,7 @@ class Assembly:
         return [Assembled(text, residual, other > CLEAR * residual) for text, residual, other in each]
 
     def judged(self, text: Assembled) -> Assembled:
-        """Compare ``text`` with other candidates at each position; at unknown length also one token more or less."""
+        """Return ``text`` with ``clear`` decided by other candidates at each position, and other lengths if unknown."""
         others, length = [], len(text.tokens)
         for position, at in enumerate(self.candidates.tokens[: len(text.tokens)]):
             choices = at[at != text.tokens[position]]
@@ -123,9 +123,9 @@ class Assembly:
 
 
 def narrowed(assembly: Assembly, lengths: Lengths, rng: torch.Generator) -> Assembly:
-    """Keep the candidates at each position that are nearest to the span when combined with random others.
+    """Keep each position's candidates that are nearest to the span among random others.
 
-    A token's state depends mostly on itself, so random texts distinguish right tokens from wrong ones.
+    A token's state depends mostly on itself, so that random texts distinguish right tokens from wrong ones.
     """
     if assembly.classified is not None:
         return assembly
@@ -150,7 +150,7 @@ def assemble(
 ) -> list[Assembled]:
     """Assemble one text for each of ``lengths``; return the nearest to the span if not all are within ``tolerance``.
 
-    Every token in no text yet starts a search. Texts are fewer if ``enough`` accepts these, with copies.
+    Each token that is in no text yet starts a search. Fewer texts are returned if ``enough`` accepts them, with copies.
     """
     whole = assembly.in_units(rng)
     assembly = narrowed(whole, lengths, rng)
@@ -200,7 +200,7 @@ def _searched(
 
 
 def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) -> list[Assembled]:
-    """Choose a text for each of ``lengths``, the nearest first; none if ``repeated`` ones are needed."""
+    """Choose a text for each of ``lengths``, the nearest first; ``repeated`` allows a text twice."""
     left = sorted(texts, key=lambda text: text.residual)
     if lengths.told is None:
         return left[: lengths.number]
@@ -218,25 +218,25 @@ def _chosen(texts: list[Assembled], lengths: Lengths, *, repeated: bool = True) 
 
 _STEPS = 400  # steps of the search for the shares of positions
 _ALONE, _LEAST = 0.6, 0.02
-"""Share of a word's part above which it counts as having stood at one position only, and below which as not there."""
+"""Share of a word's part above which the word stood at this position only, and below which it was not there."""
 _PASSES, _NOISE = 25, 1e-6  # passes of expectation maximization, and the variance of its noise
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The gradient, split by word and by position."""
+    """The first block's gradient, split by word and by position."""
 
     words: Tensor  # (V, m) D_w, float64
     positions: Tensor  # (P, m) E_p, whose sum is that of the words
-    attended: Tensor  # (V, 2, d) the words' parts behind queries and keys
+    attended: Tensor  # (V, 2, d) words' parts from queries and keys
 
 
 @dataclass(frozen=True, eq=False)
 class GuessedTexts:
-    """Reconstructed texts in which most tokens are right.
+    """Guessed texts in which most tokens are right.
 
-    ``texts``: (L,) each, the shortest first; as long as the longest if lengths are unknown. ``held``: (L,) ``True`` for
-    a word that stood at one position only.
+    ``texts``: (L,) each, the shortest first; all of the greatest length if lengths are unknown. ``held``: (L,) ``True``
+    for words that stood at one position only.
     """
 
     tokens: Sequence[Tensor]
@@ -245,7 +245,7 @@ class GuessedTexts:
 
 
 def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: Lengths) -> GuessedTexts | None:
-    """Guess the texts from the first block's parts for ``words`` (V,); ``None`` for an unsupported model."""
+    """Guess the texts of ``words`` (V,) from the first block's gradient; ``None`` for unsupported models."""
     number, longest = lengths.number, lengths.longest
     parts = parts_of(model, gradient, words, longest)
     if parts is None:
@@ -278,7 +278,7 @@ def disaggregated(model: TextModel, gradient: Tensors, words: Tensor, lengths: L
 
 @torch.no_grad()
 def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -> Parts | None:
-    """Split the gradient into the parts of ``words`` (V,) and of ``longest`` positions.
+    """Split the first block's gradient into the parts of ``words`` (V,) and of ``longest`` positions.
 
     ``None`` without gradients of separate queries, keys and values behind a layer norm, or with too many words.
     """
@@ -307,7 +307,7 @@ def parts_of(model: TextModel, gradient: Tensors, words: Tensor, longest: int) -
 
 
 def shares_of(parts: Parts) -> Tensor:
-    """Return the share of each word's part at each position (V, P), nonnegative with sum 1."""
+    """Return each word's shares (V, P) of positions, nonnegative with sum 1."""
     lengths = parts.words.norm(dim=1, keepdim=True).clamp_min(1e-12)
     atoms = parts.words / lengths
     gram, aim = atoms @ atoms.T, atoms @ parts.positions.T
@@ -323,7 +323,7 @@ def shares_of(parts: Parts) -> Tensor:
 
 
 def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
-    """Project each row (V, P) onto the simplex of sum (V, 1)."""
+    """Project each row (V, P) onto the simplex of its sum (V, 1)."""
     ordered = rows.sort(1, descending=True).values
     excess = (ordered.cumsum(1) - sums) / torch.arange(1, rows.shape[1] + 1, device=rows.device)
     return (rows - excess.gather(1, (ordered > excess).sum(1, keepdim=True) - 1)).clamp_min(0)
@@ -331,9 +331,9 @@ def _on_simplex(rows: Tensor, sums: Tensor) -> Tensor:
 
 @torch.no_grad()
 def supports(model: TextModel, parts: Parts, alone: Tensor, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Return how much (T, n) the gradients of single words (T,) depend on each token's keys and queries.
+    """Return by how much (T, n) the gradients of words (T,) depend on each token's keys and queries.
 
-    The ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001), one variance for all heads.
+    ``tokens`` (n,) are at ``positions`` (n,). Sparse Bayesian learning (Tipping 2001) uses one variance for all heads.
     """
     longest = int(positions.max()) + 1
     inputs = entering_block(model, tokens[:, None].expand(-1, longest), 0)[torch.arange(len(tokens)), positions]
@@ -363,9 +363,9 @@ def _variances(atoms: Tensor, seen: Tensor) -> Tensor:
 
 
 def grouped(support: Tensor, positions: Tensor, number: int) -> Tensor:
-    """Assign each (T,) to a group by mutual ``support``: normalized affinity's eigenvectors (Damle, Minden, Ying 2019).
+    """Return each token's group (T,) by spectral clustering of ``support`` (Damle, Minden, Ying 2019).
 
-    ``support``: (T, T) at least 0. ``positions``: (T,) different ones within a group.
+    ``support``: (T, T) at least 0. ``positions``: (T,) of tokens, different within a group.
     """
     affinity = support.masked_fill(positions[:, None] == positions, 0)
     affinity = affinity / affinity.sum(1, keepdim=True).clamp_min(1e-300)

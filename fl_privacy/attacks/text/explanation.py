@@ -1,4 +1,4 @@
-"""Compare the updates of given texts with the one observed, to infer labels, copies and last tokens."""
+"""Compare updates of guessed texts with the observed one, to infer labels, copies and last tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ from fl_privacy.models.gradients import loss_gradients
 from fl_privacy.models.gradients.hooks import entering
 from fl_privacy.types import Batch, ModelState, Observation, Tensors
 
-_ROUNDED = 1e-6  # share of the known gradient below which its rest is rounding
+_ROUNDED = 1e-6  # share of the known gradient below which a rest is rounding
 
 
 def next_tokens(tokens: Tensor) -> Tensor:
-    """Return the labels (B, L) of a language model: each next token, -100 if none follows."""
+    """Return the next tokens (B, L) as labels, -100 if none follows."""
     follows = torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)], 1)
     return follows.masked_fill(follows < 0, -100)
 
 
 def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest: int) -> Tensor:
-    """Add to each text of ``tokens`` (B, L) the token that its last position predicts.
+    """Return ``tokens`` (B, L) with each text's last label, the token after its last position, appended.
 
-    The head's gradient minus that of known predictions, which also give the client's scaling, is a least squares system
-    for the rest. A tied head adds the embeddings' gradient only in the texts' own rows.
+    They solve the head's gradient minus the part of known predictions, which also give the client's scaling, by least
+    squares. A tied head adds the embeddings' gradient only in the texts' own rows.
     """
     head = head_of(model)
     if head is None or head[0] not in gradient:
@@ -59,7 +59,7 @@ def last_tokens(model: TextModel, gradient: Tensors, tokens: Tensor, *, longest:
 
 
 def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float | None:
-    """Return the client's factor between the gradient ``seen`` (V, d) and its part ``known`` (V, d).
+    """Return the client's factor on the part ``known`` (V, d) of the gradient ``seen`` (V, d).
 
     It is measured orthogonally to the unknown ``states`` (B, d), without the rows of ``tokens``.
     """
@@ -75,26 +75,26 @@ def _scale(seen: Tensor, known: Tensor, states: Tensor, tokens: Tensor) -> float
 
 
 def head_of(model: TextModel) -> tuple[str, nn.Linear] | None:
-    """Return name of the weight and module of the last linear layer with an output for each token."""
+    """Return the last linear layer with an output for each token, with its weight's name."""
     tokens, names = model.words.num_embeddings, {id(p): name for name, p in model.named_parameters()}
     heads = [m for m in model.modules() if isinstance(m, nn.Linear) and m.out_features == tokens]
     return (names[id(heads[-1].weight)], heads[-1]) if heads else None
 
 
-_MOST = 256  # ways to repeat texts that are tried
-_WHOLE = 0.05  # largest distance of copies of a text with a label from a whole number
+_MOST = 256  # largest number of ways to repeat texts that are tried
+_WHOLE = 0.05  # largest distance of a number of copies from a whole number
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """Compares the update of guessed texts with the observed one, by the sent ``model`` in double precision."""
+    """Compares guessed texts' updates with the observed one, in double precision."""
 
     observation: Observation
     model: TextModel
     gradient: Tensors
 
     def labelled(self, texts: Sequence[Tensor]) -> Batch | None:
-        """Label ``texts`` (L,); ``None`` without an output layer."""
+        """Return ``texts`` (L,) with inferred labels; ``None`` without an output layer."""
         tokens = pad_sequence(list(texts), batch_first=True, padding_value=-1)
         if self.model.next_token:
             tokens = last_tokens(self.model, self.gradient, tokens, longest=self.observation.input_shape[0])
@@ -107,10 +107,10 @@ class Explanation:
         return self._reproduction.distance(batch) if len(batch.inputs) == self._number else float("inf")
 
     def repeated(self, texts: Sequence[Tensor], rank: int) -> Batch | None:
-        """Find the batch of ``texts`` (L,), possibly repeated, whose update equals the observed one in scale too.
+        """Return the batch of ``texts`` (L,), some repeated, that reproduces the update and its scale, or ``None``.
 
-        At any scale, a copy could replace a text that hardly adds to the update; hence clipping clients are excluded.
-        ``texts``: (L,) different ones. ``rank``: first span's, a lower bound on the different tokens and positions.
+        Clipping clients are excluded: at any scale, a copy could replace a text that hardly changes the update.
+        ``texts``: all different. ``rank``: rank of the first span, the least number of different tokens and positions.
         """
         if len({pair for text in texts for pair in enumerate(text.tolist())}) < rank:
             return None
@@ -145,7 +145,7 @@ class Explanation:
 
 
 def _settled(batch: Batch, copies: Sequence[int]) -> Batch | None:
-    """Give a class to each of the neighboring ``copies``, from their sum; ``None`` if it is none of classes."""
+    """Return ``batch`` with a class for each of neighboring ``copies``, from their summed labels, or ``None``."""
     if not batch.labels.is_floating_point():
         return batch
     classes = []

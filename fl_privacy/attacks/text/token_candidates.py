@@ -1,4 +1,4 @@
-"""Find the tokens that may stand at each position, by the span of a first block's inputs."""
+"""Find the tokens that may stand at each position, by the span of the first block's inputs."""
 
 import math
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from fl_privacy.models import TextModel, adapter_of, down_projection
 from fl_privacy.models.gradients.hooks import entering, replaced_input
 from fl_privacy.types import Observation, Tensors
 
-_ABOVE_NOISE = 8.0  # multiple of the smallest singular values above which others are not noise
-_ROUNDING = 1e-7  # share of the largest singular value below which others are rounding in single precision
+_ABOVE_NOISE = 8.0  # multiple of the smallest singular values above which values are not noise
+_ROUNDING = 1e-7  # share of the largest singular value below which values are rounding in single precision
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """Row space of linear layers' gradients, which contains their inputs (DAGER, theorem 3.1)."""
+    """Row space of linear layers' gradients, which contains the layers' inputs (DAGER, theorem 3.1)."""
 
     basis: Tensor  # (r, d) orthonormal rows, float64
     width: int  # d
-    through: Tensor | None = None  # (d, n) projection of the inputs in front of the layers, an adapter's A, if any
+    through: Tensor | None = None  # (d, n) projection before the layers, such as an adapter's A
 
     @property
     def rank(self) -> int:
@@ -36,7 +36,7 @@ class Span:
         return math.sqrt(max(0.0, 1 - self.rank / self.width))
 
     def distance(self, vectors: Tensor) -> Tensor:
-        """Return the distance of ``vectors`` (..., d), relative to length and :attr:`scale`: about 1 if random."""
+        """Return the distance of ``vectors`` (..., d) from the span, relative to length: about 1 if random."""
         if self.through is not None:
             vectors = vectors @ self.through.to(vectors).T
         basis = self.basis.to(vectors)
@@ -45,10 +45,10 @@ class Span:
 
 
 def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = False, least: float = 0.0) -> Span:
-    """Find the span of the inputs of the attention of ``block``, from the stacked gradients of its layers.
+    """Return the span of the inputs of ``block``'s attention, from its layers' gradients.
 
     Singular values near the smallest are noise. With an adapter B A x, the gradient of A counts, or while B is zero
-    that of B. ``queries``: ``True`` for the first layer alone. ``least``: singular values below are rounding.
+    that of B. ``queries``: ``True`` for only the first layer. ``least``: smaller singular values are rounding.
 
     Raises:
         NotAttackableError: no such gradient was uploaded.
@@ -61,13 +61,13 @@ def span_of(model: TextModel, gradient: Tensors, block: int, *, queries: bool = 
         return Span(*_row_space(torch.cat(there), least))
     beside = [(_row_space(gradient[b].double()), down_projection(model, b)) for _, b in adapters if b in gradient]
     if not beside:
-        raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld.")
+        raise NotAttackableError(f"A gradient of {names[0]} is expected, but was withheld; use attack=tag.")
     (basis, width), through = max(beside, key=lambda pair: len(pair[0][0]))
     return Span(basis, width, through)
 
 
 def _row_space(rows: Tensor, least: float = 0.0) -> tuple[Tensor, int]:
-    """Return orthonormal rows (r, d) of a gradient (O, d) without its noise, and d."""
+    """Return orthonormal rows (r, d) that span a gradient (O, d) without its noise, and d."""
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     width = rows.shape[1]
     noise = float(values[-max(1, width // 8) :].median()) if len(values) == width else 0.0
@@ -102,17 +102,17 @@ def entering_layers(model: TextModel, inputs: Tensor, names: Sequence[str]) -> T
 
 
 def readable_model(model: nn.Module) -> TextModel:
-    """Return ``model`` if it is a text model, else raise NotAttackableError."""
+    """Return ``model`` if it is a text model, else raise ``NotAttackableError``."""
     if not isinstance(model, TextModel):
-        raise NotAttackableError(f"A model of text is expected, but {type(model).__name__} is none.")
+        raise NotAttackableError(f"A text model is expected, but got {type(model).__name__}; use attack=auto.")
     return model
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """Known lengths of a batch's texts.
+    """Lengths of a batch's texts, as far as known.
 
-    ``number``: texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
+    ``number``: number of texts. ``told``: given numbers of tokens, the shortest first; ``None`` if unknown.
     """
 
     number: int
@@ -121,7 +121,7 @@ class Lengths:
 
     @classmethod
     def of(cls, observation: Observation, model: TextModel) -> Self:
-        """Count the tokens by the spans (without a language model's last) and find the longest by the positions."""
+        """Return the lengths as given, without a language model's last token, or the longest by the positions."""
         number, longest = observation.upload.num_examples, observation.input_shape[0]
         if observation.knowledge.lengths is not None:
             lengths = sorted((observation.knowledge.lengths - int(model.next_token)).tolist())
@@ -154,17 +154,19 @@ class Lengths:
 
 
 _AT_ONCE = 1 << 24  # elements of embeddings compared at a time
-CLEAR = 10.0  # least ratio of the nearest other token's distance to that of the tokens taken, for these to be certain
+CLEAR = 10.0  # least ratio of other tokens' distance to that of chosen tokens for these to be certain
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """The possible tokens at each position."""
 
-    tokens: Sequence[Tensor]  # (n,) for each position, the nearest first; empty or missing beyond the longest text
+    tokens: Sequence[
+        Tensor
+    ]  # (n,) tokens for each position, the nearest first; empty or missing beyond the longest text
     distances: Sequence[Tensor]  # (n,) their distances from the span
-    clear: bool  # ``True`` if all of them are certainly in the span, and no other is near
-    left_out: float = 1.0  # distance of the nearest other
+    clear: bool  # ``True`` if all are certainly in the span, and no other token is near
+    left_out: float = 1.0  # distance of the nearest other token
 
     @property
     def length(self) -> int:
@@ -175,7 +177,7 @@ class Candidates:
         return self.length > 0 and all(map(len, self.tokens[: self.length]))
 
     def hold(self, texts: Sequence[Tensor]) -> bool:
-        """Return ``True`` if ``texts`` (L,) consist of candidates, and all other tokens are clearly farther."""
+        """Return ``True`` if ``texts`` (L,) consist of candidates and all other tokens are clearly farther."""
         farthest = 0.0
         for text in texts:
             if len(text) > len(self.tokens):
@@ -189,7 +191,7 @@ class Candidates:
 
 
 def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
-    """Return the tokens (n,) whose embedding has a gradient: all tokens of the texts; every token if all have one."""
+    """Return the tokens (n,) whose embeddings have a gradient; all tokens if it was withheld."""
     found = gradient.get(model.word_weight)
     if found is None:
         return torch.arange(model.words.num_embeddings, device=model.words.weight.device)
@@ -199,12 +201,12 @@ def rows_of_words(model: TextModel, gradient: Tensors) -> Tensor:
 def find_candidates(model: TextModel, span: Span, *, tokens: Tensor, lengths: Lengths, tolerance: float) -> Candidates:
     """Find every pair of token and position whose embedding is in ``span``.
 
-    For several texts, (v, p), (w, p) and (v, q) also put (w, q) in the span. Those of unknown length end in front of
+    In several texts, pairs (v, p), (w, p) and (v, q) also put (w, q) in the span. Texts of unknown length end before
     the first position without candidates.
 
     Args:
-        tokens: (n,) possible ones.
-        lengths: texts' lengths; if given, and too few tokens are in the span, the nearest are taken.
+        tokens: (n,) possible tokens.
+        lengths: texts' lengths; if given, the nearest tokens are taken when too few are in the span.
         tolerance: largest distance of a pair from the span, relative to a random vector's.
     """
     few = torch.split(tokens, max(1, _AT_ONCE // (lengths.longest * span.width)))

@@ -1,7 +1,7 @@
-"""Infer which tokens stood at which positions, by their share in the few directions that an update holds (ours).
+"""Infer tokens and positions from a few directions that an update contains (ours).
 
-With b tokens and k of n directions, a present token has a share of about k / b, any other k / n, also beyond exact
-spans (DAGER) and under noise; the expected number of false candidates follows.
+With b tokens and k of n directions, a present token has a share of about k / b of its square in these directions, any
+other k / n, also beyond exact spans (DAGER) and under noise; the expected number of false candidates follows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ from fl_privacy.models.gradients.hooks import entering, leaving
 from fl_privacy.types import Observation, Tensors
 
 _SAME = 1e-5  # relative difference of two inputs of a layer that is rounding
-_LENGTH, _AT = 4, (1, 3)  # length of the texts by which layers are found, and the places of the token that is compared
+_LENGTH, _AT = 4, (1, 3)  # length of the texts that probe layers, and the places of the compared token
 _ADAM_EPS = 1e-8
 _ULPS = 4.0  # roundings in single precision by which a step of Adam from zero may be off
 
 
 @dataclass(frozen=True, eq=False)
 class Entrance:
-    """A linear layer before any attention.
+    """A linear layer before any attention, whose input depends on one token.
 
     Attributes:
-        through: name of the parameter (d, n) between that input and this layer, such as an adapter's A, if any.
+        through: name of the parameter (d, n) between that input and this layer, if any, such as an adapter's A.
     """
 
     weight: str  # name of its parameter, (O, d), or (d, O) if ``transposed``
@@ -40,7 +40,7 @@ class Entrance:
 
 
 def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
-    """Find uploaded linear layers whose input depends on a single token and its position."""
+    """Find uploaded linear layers whose input depends on only one token and its position."""
     names = {id(p): name for name, p in model.named_parameters()}
     named = {path: m for path, m in model.named_modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D"}
     weighted = {path: m for path, m in named.items() if isinstance(getattr(m, "weight", None), nn.Parameter)}
@@ -71,7 +71,7 @@ def entrances_of(model: TextModel, uploaded: Tensors) -> list[Entrance]:
 
 
 def _of_one_token(states: Tensor) -> bool:
-    """Return ``True`` if the common token's input (3, 4, d) is the same in all texts."""
+    """Return ``True`` if ``states`` (3, 4, d) are equal at the common token of all texts."""
     if states.dim() != 3 or states.shape[:2] != (3, _LENGTH):
         return False
     one, two, three = states[:, _AT[0]]
@@ -84,7 +84,7 @@ def _same_inputs(one: Tensor, two: Tensor) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """Rows (m, n) of an update that are sums over a layer's inputs, one for each token."""
+    """Rows (m, n) of an update, each a weighted sum of a layer's inputs for the tokens."""
 
     rows: Tensor  # float64
     module: str  # path of the layer whose input is a function of token and position
@@ -112,8 +112,8 @@ def views_of(observation: Observation, entrances: Sequence[Entrance]) -> list[Vi
 def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
     """Return the update of ``names`` as a gradient, up to a factor, if the optimizer permits.
 
-    Adam's first step divides each element by its size plus 1e-8: the shortfall from the learning rate gives that size.
-    Larger elements keep their sign and the largest size that can be inferred.
+    Adam's first step divides each element by its size plus 1e-8, so that the shortfall from the learning rate gives the
+    size. Larger elements get their sign and the largest size that can be inferred.
     """
     plan = observation.plan
     if plan.shares == "gradient" or plan.optimizer == "sgd":
@@ -134,26 +134,26 @@ def slopes(observation: Observation, names: Sequence[str]) -> Tensors:
 
 
 _FRAMED, _EACH = 16, 512
-"""Tokens for each dimension by which the coordinates are estimated, and tokens by which usual shares are."""
-_RIDGE = 1e-4  # share of the candidates' largest variance below which a direction is not stretched any further
+"""Number of tokens for each dimension to estimate coordinates, and of tokens to estimate usual shares."""
+_RIDGE = 1e-4  # share of the candidates' largest variance below which whitening stops
 _PARTS = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-"""Shares of all directions that are tried if an update's rows have full rank, by noise or too many tokens."""
+"""Shares of all directions that are tried if an update's rows have full rank."""
 _ROUNDING = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
-"""Shares of the largest singular value of an update below which others may be rounding."""
-_LEFT = 3  # directions, next to an eighth of all, that have to be left out for a vector to lie outside
+"""Shares of an update's largest singular value below which values may be rounding."""
+_LEFT = 3  # least number of directions, next to an eighth of all, that have to be left out
 _TRIMMED = 0.02  # share of candidates at either end that is left out of the usual shares
-_OF_ENDS = 1.2  # factor by which these would increase the spread
-_NEVER = 1e-10  # share of a vector outside of some directions below which it is rounding
+_OF_ENDS = 1.2  # factor by which trimming lowers the spread
+_NEVER = 1e-10  # least share of a vector in or outside of some directions
 _AT_ONCE = 1 << 24  # elements held at a time
 _SHORTLIST = 1024  # tokens whose positions are compared one by one
-_LIKE = 1e-2  # share of a token outside those before it above which its rest is compared
-_TOLD_APART = 0.01  # largest chance of the share of a token's rest for it to count as present next to those like it
+_LIKE = 1e-2  # share of a token outside of the tokens before it above which that rest is compared
+_TOLD_APART = 0.01  # largest chance of a rest's share at which a token counts as present next to similar ones
 FALSE_SHARE, FALSE_PER_TEXT = 0.1, 0.5
-"""Mean number of tokens that chance may bring: share of those found, and number for each text."""
+"""Accepted mean number of false tokens: as a share of those found, and for each text."""
 
 
 def few_false(expected: Tensor, texts: int) -> int:
-    """Return the largest k for which few of the first k tokens are false, by the ``expected`` (k,) false ones."""
+    """Return the largest k for which few of the first k tokens are ``expected`` (k,) to be false."""
     numbers = torch.arange(1, len(expected) + 1, device=expected.device)
     held = (expected <= (FALSE_SHARE * numbers).clamp_max(FALSE_PER_TEXT * texts)).nonzero()
     return int(held[-1]) + 1 if len(held) else 0
@@ -161,19 +161,19 @@ def few_false(expected: Tensor, texts: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """The evidence for each pair of token and position, of one victim."""
+    """One victim's tokens, with evidence for each position."""
 
-    tokens: Tensor  # (k,) found, the surest first
-    evidence: Tensor  # (k, L) negative logarithm of how often chance has as much; L is 1 without positions
+    tokens: Tensor  # (k,) tokens found, the surest first
+    evidence: Tensor  # (k, L) minus the log probability of as much by chance; L is 1 without positions
     expected_false: float  # mean number of tokens among them by chance
     candidates: int
-    alike: int = 0  # number of tokens that may be named only for being like others
+    alike: int = 0  # number of tokens that may be found only because they resemble others
     directions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
 
 
 class EvidenceCandidates:
-    """All tokens at all positions, as inputs of the layers that see single tokens of the sent ``model``."""
+    """Inputs of the sent ``model``'s first layers for all tokens at all positions."""
 
     def __init__(self, model: TextModel, length: int, *, positioned: bool, rng: torch.Generator) -> None:
         self._model, self.length = model, length if positioned else 1
@@ -183,7 +183,7 @@ class EvidenceCandidates:
         self._frames: dict[tuple[str, int], WhitenedFrame] = {}
 
     def of(self, tokens: Tensor, path: str) -> Tensor:
-        """Return the inputs of ``path`` (n, L, d) for ``tokens`` (n,) at each position."""
+        """Return the inputs (n, L, d) of the layer ``path`` for ``tokens`` (n,) at each position."""
         texts = tokens[:, None].expand(-1, self.length).to(self._model.words.weight.device)
         return entering_layers(self._model, texts, [path])
 
@@ -191,13 +191,13 @@ class EvidenceCandidates:
         yield from torch.split(torch.arange(self.size), max(1, _AT_ONCE // (self.length * width)))
 
     def sample(self, path: str) -> Tensor:
-        """Return the inputs of ``path`` (m, L, d) for some tokens at each position, float64."""
+        """Return the inputs (m, L, d) of ``path``, float64, for some tokens at each position."""
         if path not in self._samples:
             self._samples[path] = self.of(self._order[: min(_EACH, self.size // 2)], path).double()
         return self._samples[path]
 
     def spread(self, path: str) -> Tensor:
-        """Return the inputs (m, d), float64, of ``path`` for tokens not in ``sample``, each at one position."""
+        """Return the inputs (m, d) of ``path``, float64, for tokens outside of ``sample``, each at one position."""
         tokens = self._order[min(_EACH, self.size // 2) :][: _FRAMED * self.sample(path).shape[-1]]
         parts = []
         for begin in range(self.length):
@@ -207,7 +207,7 @@ class EvidenceCandidates:
         return torch.cat(parts)
 
     def frame(self, view: View) -> "WhitenedFrame":
-        """Return the whitened coordinates of ``view``; the same for all victims."""
+        """Return the whitened coordinates of ``view``, which all victims share."""
         key = (view.module, 0 if view.through is None else hash(view.through.sum().item()))
         if key not in self._frames:
             sample = self.spread(view.module)
@@ -220,7 +220,7 @@ class EvidenceCandidates:
 
 @dataclass(frozen=True, eq=False)
 class WhitenedFrame:
-    """Coordinates in which candidates have the same variance in all directions."""
+    """Coordinates in which candidates have equal variance in all directions."""
 
     path: str
     own: Tensor  # (n, n) map of an update's rows
@@ -233,9 +233,11 @@ class _Basis:
 
     frame: WhitenedFrame
     rows: Tensor  # (K, n) orthonormal in the frame, the leading ones first
-    numbers: tuple[int, ...]  # tried numbers of leading rows, for :data:`_ROUNDING` and :data:`_PARTS`; 0: none
+    numbers: tuple[
+        int, ...
+    ]  # numbers of leading rows that are tried, by :data:`_ROUNDING` and :data:`_PARTS`; 0 for none
     usual: Tensor  # (2, numbers, L) a candidate's usual share, and the degrees of freedom of its spread
-    direct: bool  # ``True`` if the layer's inputs are seen themselves
+    direct: bool  # ``True`` if no adapter is between input and layer
     best: Tensor  # (numbers, V) each token's evidence at its best position
 
     def evidence(self, states: Tensor, whole: Tensor) -> Tensor:
@@ -247,7 +249,7 @@ class _Basis:
 
 
 def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
-    """Return the share (numbers, ...) of squared lengths (...) in the first of coordinates (..., K)."""
+    """Return the shares (numbers, ...) of squared lengths (...) in the first ``numbers`` coordinates."""
     summed = along.square().cumsum(-1)
     shares = [
         (summed[..., k - 1] / whole.clamp_min(1e-30)).clamp(0, 1) if k else torch.zeros_like(whole) for k in numbers
@@ -256,7 +258,7 @@ def _shares(along: Tensor, whole: Tensor, numbers: Sequence[int]) -> Tensor:
 
 
 def _seldom(share: Tensor, usual: Tensor, freedom: Tensor) -> Tensor:
-    """Return minus the log of Chernoff's bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
+    """Return minus the log of the Chernoff bound exp(-freedom / 2 KL(usual, share)) (Dasgupta and Gupta 2003)."""
     share = share.maximum(usual).clamp_max(1 - _NEVER)
     rest = (1 - usual) * ((1 - share) / (1 - usual)).log()
     return -0.5 * freedom * (usual * (share / usual).log() + rest)
@@ -287,10 +289,9 @@ def _basis(view: View, candidates: EvidenceCandidates) -> _Basis | None:
 def found_pairs(
     victims: Sequence[Sequence[View]], candidates: EvidenceCandidates, *, texts: int, most: int
 ) -> list[Pairs | None]:
-    """Find each victim's tokens with a larger share in its views than by chance.
+    """Find each victim's tokens whose share in its views exceeds chance; ``None`` if views hold all directions.
 
-    Views of inputs, or those behind an adapter's A, count, whichever name more tokens; ``None`` if they hold all
-    directions.
+    Views of inputs or those behind an adapter's A count, whichever find more tokens.
     """
     bases = [[basis for view in views if (basis := _basis(view, candidates)) is not None] for views in victims]
     every = [basis for own in bases for basis in own]
@@ -311,7 +312,7 @@ def found_pairs(
 
 
 def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, most: int) -> Pairs:
-    """Name the tokens that the summed evidence distinguishes from chance."""
+    """Return the tokens that the summed evidence distinguishes from chance."""
     total, together = candidates.size * candidates.length, torch.stack([basis.best for basis in bases]).sum(0)
     views = (torch.tensor([basis.numbers for basis in bases]) > 0).sum(0)
     which = int((total * _by_chance(together, views[:, None]) < FALSE_PER_TEXT).sum(1).argmax())
@@ -338,14 +339,13 @@ def _named(bases: Sequence[_Basis], candidates: EvidenceCandidates, texts: int, 
 def _alike(
     bases: Sequence[_Basis], which: int, tokens: Tensor, evidence: Tensor, candidates: EvidenceCandidates
 ) -> int:
-    """Count ``tokens`` without more in the directions than chance, apart from the part shared with those before them.
+    """Count ``tokens`` whose part outside of the tokens before them is no more than chance.
 
-    Tokens like a present one, as in trained embeddings, share its direction; the rest of theirs shows only if they were
-    there.
+    In trained embeddings, tokens that resemble a present one share its direction; only the rest proves their presence.
 
     Args:
         which: index of the numbers of directions.
-        tokens: (k,) named, the surest first.
+        tokens: (k,) tokens found, the surest first.
         evidence: (k, L) at each position.
     """
     place, left = evidence.argmax(1), torch.zeros(len(tokens), dtype=torch.float64)
@@ -363,7 +363,7 @@ def _alike(
 
 
 def _by_chance(evidence: Tensor, views: Tensor) -> Tensor:
-    """Return a bound on the chance that the sum over ``views`` reaches ``evidence``; 1 without views."""
+    """Return a bound on the probability that chance reaches ``evidence`` in ``views`` views; 1 without views."""
     term, total = torch.ones_like(evidence), torch.zeros_like(evidence)
     for number in range(int(views.max())):
         total = total + term * (number < views)

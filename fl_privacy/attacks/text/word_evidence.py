@@ -1,4 +1,4 @@
-"""Infer which tokens are in the texts from their rows of an upload, with few false ones under noise."""
+"""Infer the tokens of texts from their rows of an upload, with few false ones under noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ _DIRECTIONS = 48  # leading directions of a word's row that are modeled one by o
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """Normal distribution of the gradient that a token sends to its row, up to a common factor."""
+    """Normal distribution of a token's contribution to its row's gradient, up to a common factor."""
 
     mean: Tensor  # (r,) along ``directions``
     spread: Tensor  # (r,) variance along each of them
@@ -31,9 +31,9 @@ class WordModel:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """Expected statistics of the rows of words."""
+    """Expected statistics of words' rows."""
 
-    models: tuple[WordModel, ...]  # one for each class of a text, then one without any direction
+    models: tuple[WordModel, ...]  # one model for each class of a text, then an isotropic one
     energy: float  # mean squared length of a token's contribution
     common: float  # mean product of two tokens' contributions, as a share of ``energy``
 
@@ -41,13 +41,13 @@ class Expected:
 def simulated(
     model: TextModel, *, length: int, public: Tensor | None, labels: Tensor | None, texts: int, rng: torch.Generator
 ) -> Expected:
-    """Simulate the rows of words, from texts of ``length`` tokens, drawn from ``public`` ones if given.
+    """Simulate the rows of words by texts of ``length`` tokens, drawn from ``public`` texts if given.
 
     Args:
-        length: tokens of a text, at least 2.
+        length: number of tokens of a text, at least 2.
         public: (N, L) texts of the domain, -1 for no token; ``None``: tokens are drawn evenly.
         labels: (B,) known classes, if any.
-        texts: B; several texts, whose classes differ, share one distribution.
+        texts: number B of texts; several texts of different classes share one distribution.
     """
     classes = _classes(model, labels)
     tokens = _drawn(model, length, public, _TEXTS * len(classes), rng).to(model.words.weight.device)
@@ -76,7 +76,7 @@ def _classes(model: TextModel, labels: Tensor | None) -> Tensor:
 
 
 def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rng: torch.Generator) -> Tensor:
-    """Draw tokens (number, length), all of them present."""
+    """Draw tokens (number, length), from ``public`` texts if given."""
     if public is None:
         return torch.randint(model.words.num_embeddings, (number, length), generator=rng)
     pool = public[public >= 0].cpu().long()
@@ -86,7 +86,7 @@ def _drawn(model: TextModel, length: int, public: Tensor | None, number: int, rn
 
 @torch.enable_grad()
 def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
-    """Return the slope (n, L, d) of each text's own loss by its embeddings."""
+    """Return the gradient (n, L, d) of each text's loss by its embeddings."""
     embedded = model.words(tokens).detach().requires_grad_()
     logits = model(torch.cat([embedded, torch.ones_like(embedded[..., :1])], -1))
     if model.next_token:
@@ -99,7 +99,7 @@ def _slopes(model: TextModel, tokens: Tensor, classes: Tensor) -> Tensor:
 
 
 def _fitted(rows: Tensor) -> WordModel:
-    """Fit ``rows`` (m, d) along their leading directions."""
+    """Fit a normal distribution to ``rows`` (m, d), along leading directions."""
     center = rows.mean(0)
     values, directions = torch.linalg.svd(rows, full_matrices=False)[1:]
     kept = directions[: min(_DIRECTIONS, int((values > 1e-4 * values[0]).sum()) or 1)].T
@@ -111,14 +111,14 @@ _MOST = 8  # largest number of times that a word occurs
 
 
 def repeated(energy: Tensor, *, common: float, total: int | None) -> Tensor:
-    """Estimate how often each word occurs (k,), at least once, from its row's squared norm.
+    """Estimate each word's number of occurrences (k,), at least 1, from its row's squared norm.
 
-    For c occurrences it is c + c (c - 1) common times that for one.
+    The squared norm for c occurrences is c + c (c - 1) common times that for one.
 
     Args:
-        energy: (k,) without the noise's.
-        common: share in [0, 1] of the squared length that two rows have in common.
-        total: number of tokens; ``None`` counts a repetition only if nearer by a factor of 2.
+        energy: (k,) squared norms, without the noise's.
+        common: mean product of two occurrences, as a share in [0, 1] of the squared norm.
+        total: number of tokens; without it, repetitions need twice the usual evidence.
     """
     times = torch.arange(1, _MOST + 1, dtype=energy.dtype, device=energy.device)
     growth = times + times * (times - 1) * common
@@ -138,10 +138,9 @@ _SWEEPS = 20
 
 
 def placed(words: Tensor, positions: Tensor) -> Tensor:
-    """Place ``words`` (k, d) at ``positions`` (L, d) by their rows, and return the word of each position (L,).
+    """Return the word (L,) at each position, by rows of ``words`` (k, d) and ``positions`` (L, d).
 
-    Exchanges minimize the squared distances of the words from their positions' sums. Zero elements, as dropped, are not
-    compared.
+    Exchanges minimize the squared distance of each word from the sum of its positions. Zero elements are not compared.
     """
     words, positions = words.double(), positions.double()
     found = _paired(words, positions)
@@ -149,7 +148,7 @@ def placed(words: Tensor, positions: Tensor) -> Tensor:
 
 
 def _paired(words: Tensor, positions: Tensor) -> Tensor:
-    """Pair each position with the nearest word (L,), each word once while possible."""
+    """Pair each position with the nearest word (L,), each word at least once if possible."""
     number, length = len(words), len(positions)
     found = torch.full((length,), -1, dtype=torch.long, device=words.device)
     left = _apart(words, positions)
@@ -201,17 +200,17 @@ def _exchanged(found: Tensor, words: Tensor, positions: Tensor) -> Tensor:
 
 
 Where = Literal["embeddings", "head", "tied"]
-"""Owner of the rows: embeddings, the head of a language model, or one matrix that is both."""
+"""Tensor of the rows: embeddings, a language model's head, or one matrix for both."""
 
-_ULPS = 4.0  # roundings of a weight in single precision by which an untouched row may be off, in each local step
+_ULPS = 4.0  # roundings in single precision, in each local step, by which an untouched row may change
 
 
 @dataclass(frozen=True, eq=False)
 class WordRows:
-    """Rows of updates that belong to tokens.
+    """The rows of updates that belong to tokens.
 
-    ``values``: (n, V, d) rows of n victims, minus that of an absent token, with the sign of a gradient, in the units of
-    the upload. ``untouched``: (n, V) ``True`` if the row is that of an absent token, up to rounding.
+    ``values``: (n, V, d) rows of n victims minus an absent token's row, with the sign of a gradient, in units of the
+    upload. ``untouched``: (n, V) ``True`` if the row equals an absent token's, up to rounding.
     """
 
     values: Tensor
@@ -223,7 +222,7 @@ class WordRows:
 
 
 def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | None:
-    """Return name and kind of the uploaded tensor with a row for each token, if any."""
+    """Return name and kind of the uploaded tensor with a row for each token, or ``None``."""
     head = head_of(model) if model.next_token else None
     if model.word_weight in uploaded:
         return model.word_weight, "tied" if head is not None and head[0] == model.word_weight else "embeddings"
@@ -234,10 +233,9 @@ def where_words_are(model: TextModel, uploaded: Tensors) -> tuple[str, Where] | 
 
 @torch.no_grad()
 def word_rows(observations: Sequence[Observation], name: str, where: Where) -> WordRows:
-    """Return the rows of the tensor ``name`` in updates with the same plan and model.
+    """Return the words' rows of the tensor ``name`` in updates with one plan and model.
 
-    Weight decay is subtracted. The median row is subtracted from heads, whose other rows are nearly equal, and from
-    rows rounded to one value.
+    Weight decay is subtracted, as is the median row of heads, whose other rows are nearly equal, or of rounded rows.
     """
     first = observations[0]
     sent, plan = first.sent.parameters[name].float(), first.plan
@@ -257,27 +255,26 @@ def word_rows(observations: Sequence[Observation], name: str, where: Where) -> W
     return WordRows(updates - off, untouched & mostly[:, None], where)
 
 
-_SCALES = 25  # factors between simulation and upload that are tried, each twice the one before
-_STANDS_OUT = 3.0  # least ratio of the rows of words to the next longest row of a head
+_SCALES = 25  # number of factors between simulation and upload that are tried, each twice the one before
+_STANDS_OUT = 3.0  # least ratio of words' rows to the next longest row of a head
 _EXPECTED_OF_MODEL = 0.3
-"""Cosine with the common direction of all other tokens above which a row of a head holds nothing else."""
+"""Cosine with the other tokens' common direction above which a head's row holds nothing else."""
 _AT_ONCE = 1 << 24
 _SURE = 30.0
-"""Largest log likelihood ratio that counts in the choice of the distribution; a single long row would outweigh all
-others."""
+"""Cut of log likelihood ratios in the choice of the distribution, so that no long row outweighs the others."""
 _MIXED, _MOST_ODDS = 1e-6, 0.5
-"""Least and largest probability of a token to be in a text: no word is named by its frequency alone."""
+"""Least and largest prior probability of a token, so that frequency alone names no word."""
 _PASSES = 2
-_TIED = 1e-4  # difference of log likelihood ratios that is rounding
-_TIMES, _DRAWN = 8, 1 << 25  # rows of noise for each token that are compared, and their largest number of elements
+_TIED = 1e-4  # difference of log likelihood ratios that counts as rounding
+_TIMES, _DRAWN = 8, 1 << 25  # number of noise rows for each token, and their largest number of elements
 
 
 @dataclass(frozen=True, eq=False)
 class FoundWords:
-    """Words that were found in the update of one victim."""
+    """Words found in one victim's update."""
 
-    tokens: Tensor  # (k,) in the texts, the surest first
-    energy: Tensor  # (V,) squared length of each row, without that of the noise, at least 0
+    tokens: Tensor  # (k,) tokens in the texts, the surest first
+    energy: Tensor  # (V,) squared length of each row, without the noise's, at least 0
     exact: bool  # ``True`` without noise, if no other token can have such a row
     noise: float  # standard deviation of the noise on each element
 
@@ -292,7 +289,7 @@ def found_words(
     told_noise: float | None,
     rng: torch.Generator,
 ) -> FoundWords:
-    """Find the words that the ``rows`` of a single victim show.
+    """Find the words in the ``rows`` of a single victim.
 
     Args:
         odds: (V,) prior probability of each token.
@@ -323,10 +320,10 @@ def found_words(
 
 
 def words_of_head(rows: WordRows, most: int) -> FoundWords:
-    """Find words from the ``rows`` of a language model's head, n = 1; see ``found_words``.
+    """Find words in the ``rows`` of a language model's head, for one victim; see ``found_words``.
 
-    Its gradient is the sum of (p - y) h^T over all places. A word's row is many times as long as others, unless noise
-    or a sure model hide it: then none is named. An expected but absent token's row has the others' common direction.
+    The head's gradient sums (p - y) h^T over all places. A word's row is many times as long as others; under noise or
+    for a confident model, none is found. An expected but absent token's row has the others' direction.
     """
     values = rows.values[0]
     lengths = torch.linalg.vector_norm(values, dim=1)
@@ -347,13 +344,13 @@ def _exactly(untouched: Tensor, energy: Tensor) -> FoundWords:
 
 
 def is_exact(rows: WordRows, most: int, told_noise: float | None) -> bool:
-    """Return ``True`` if most of the first victim's rows belong to absent tokens, and few enough have a gradient."""
+    """Return ``True`` if most of the first victim's rows are untouched and at most ``most`` are not."""
     touched = int((~rows.untouched[0]).sum())
     return 2 * touched < rows.untouched.shape[1] and touched <= most and not told_noise
 
 
 def _likeliest(values: Tensor, expected: Expected, odds: Tensor, variance: float) -> tuple[WordModel, Tensor]:
-    """Choose the likeliest distribution and scale (1,) for all rows (V, d) together."""
+    """Return the likeliest distribution and scale (1,) for all rows (V, d) together."""
     strongest = float(values.square().sum(1).max())
     scales = float((max(strongest, variance) / max(expected.energy, 1e-30)) ** 0.5) * 2.0 ** torch.arange(
         2 - _SCALES, 2, dtype=torch.float64, device=values.device
@@ -384,10 +381,10 @@ def _ratios(values: Tensor, model: WordModel, scales: Tensor, variance: float) -
 
 
 def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw rows (m, d) of pure noise, distributed like that in ``values`` (V, d).
+    """Draw rows (m, d) of pure noise like the noise in ``values`` (V, d).
 
-    Each element is one of the same column, without the possible ``words`` (k,); rows are scaled to the median length,
-    with squares ``energy`` (V,).
+    Each element is drawn from its column, without the possible ``words`` (k,); rows are scaled to the median of the
+    squared lengths ``energy`` (V,).
     """
     others = torch.ones(len(values), dtype=torch.bool, device=values.device)
     others[words] = False
@@ -401,14 +398,14 @@ def noise_rows(values: Tensor, energy: Tensor, words: Tensor, rng: torch.Generat
 
 
 def significant(score: Tensor, noise: Tensor, prior: Tensor, *, texts: int, most: int) -> Tensor:
-    """Return the tokens (k,) whose ``score`` is too large for noise, except for a few, the surest first.
+    """Return tokens (k,) whose ``score`` is too large for noise, the surest first; few are false.
 
-    The number expected by noise alone is bounded as in :func:`few_false` (Benjamini and Hochberg 1995, with weights by
+    The expected number of false ones is bounded by :func:`few_false` (Benjamini and Hochberg 1995, with weights by
     Genovese et al. 2006).
 
     Args:
         score: (V,) evidence plus prior of each token.
-        noise: (m,) evidence of rows of noise, without prior.
+        noise: (m,) evidence of noise rows, without prior.
         prior: (V,) log odds of each token.
     """
     order = score.argsort(descending=True)[:most]

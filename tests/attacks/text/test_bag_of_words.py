@@ -128,7 +128,7 @@ def test_a_head_under_noise_tells_no_word(make: Callable[[Tensor], Observation])
     rng = torch.Generator().manual_seed(0)
     seen = changed(make(texts([9])), lambda g: g + torch.randn(g.shape, generator=rng))
     (found,) = BagOfWords()([seen], seed=0)
-    assert found.words is None and "No row stands out" in found.failure
+    assert found.words is None and "Rows that stand out" in found.failure
 
 
 def test_a_token_that_the_model_expects_and_that_is_not_there_is_no_word() -> None:
@@ -143,7 +143,7 @@ def test_where_no_layer_sees_single_tokens_it_says_so() -> None:
     observation = observed(encoder, texts([6]))
     tensors = {name: g for name, g in observation.upload.tensors.items() if name.startswith("classifier")}
     (found,) = BagOfWords()([replace(observation, upload=replace(observation.upload, tensors=tensors))], seed=0)
-    assert found.batch is None and "sees a token" in str(found.failure)
+    assert found.batch is None and "before any attention" in str(found.failure)
 
 
 def test_what_is_read_above_noise_depends_on_the_upload_alone() -> None:
