@@ -1,7 +1,7 @@
-"""Infer exactly from trees the client's training settings, its first tree's rows and labels, and values.
+"""Infer training settings, the first tree's row and label counts, and feature values from trees.
 
-With G and H the sums of gradients and hessians, models hold H of nodes, w = -G / (H + lambda) of inner nodes and eta w
-of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
+With G and H the sums of gradients and hessians, models hold H of each node, w = -G / (H + lambda) of inner nodes and
+eta w of leaves (Chen and Guestrin, KDD 2016, eqs. 4 to 7).
 """
 
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from fl_privacy.attacks.trees.model import LOGISTIC, SOFTMAX, SQUARED, Tree
 from fl_privacy.errors import UserError
 
 MOST_COUNTED, MOST_BOUNDS = 1 << 40, 5_000_000
-"""Largest number of rows of a leaf, and of bounds of all leaves together, that a client may state."""
+"""Largest numbers of rows of a leaf, and of bounds of all leaves together, that are accepted."""
 
 WHOLE = 0.02  # largest distance of a count from a whole number by rounding of float32
 
-COVERS = 3.0  # weight of a relative change of a site's cover, next to the share of known thresholds
-MOST_BASES = 4000  # largest number of rows of which a base score is searched for
+COVERS = 3.0  # weight of a relative change of a site's sum of hessians, next to the share of known thresholds
+MOST_BASES = 4000  # largest number of rows tried in the search for a base score
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A client's training settings; ``residual`` is the share left of the nodes' equations, small if they are right."""
+    """A client's training settings; ``residual`` is the unexplained share of the nodes' equations."""
 
     learning_rate: float
     reg_lambda: float
@@ -37,7 +37,7 @@ class Leaf:
 
     Attributes:
         labels: counts of each class; for two classes, negatives and positives. Empty for numeric labels.
-        bounds: feature -> (least, below): a row has least <= value < below, possibly infinite.
+        bounds: feature -> (least, below), possibly infinite: the leaf's rows have least <= value < below.
     """
 
     rows: int
@@ -50,10 +50,10 @@ class FirstTree:
     """Row and label counts of the first tree.
 
     Attributes:
-        leaves: sequence from left to right, like ``Tree.leaves``.
-        whole: ``True`` if all counts are whole within rounding; else rows are weighted or sums were changed. Under
-            ``subsample``, rows drawn for this tree are counted.
-        exact: ``True`` if they also add up to the client's stated number of rows.
+        leaves: leaves from left to right, like ``Tree.leaves``.
+        whole: ``True`` if all counts are whole up to rounding; else rows are weighted or sums were changed. With
+            ``subsample``, only rows drawn for this tree are counted.
+        exact: ``True`` if the counts also add up to the client's stated number of rows.
     """
 
     leaves: tuple[Leaf, ...]
@@ -66,13 +66,13 @@ class FirstTree:
 
 
 def infer_training(own: Sequence[OwnTree]) -> Training:
-    """Solve the equations of inner nodes for learning rate and lambda.
+    """Infer learning rate and lambda from the equations of inner nodes.
 
     For children l and r: G_l + G_r = G, and gain = w_l^2 (H_l + lambda) + w_r^2 (H_r + lambda) - w^2 (H + lambda), with
     eta w in leaves.
 
     Raises:
-        UserError: no tree splits, or the covers are not in the model.
+        UserError: no tree splits, or the model lacks the sums of hessians.
     """
     parts = [_node_terms(one.tree, one.parallel) for one in own if len(one.tree.inner)]
     terms = [np.concatenate([part[k] for part in parts]) for k in range(len(parts[0]))] if parts else []
@@ -123,14 +123,14 @@ def _node_terms(tree: Tree, parallel: int) -> tuple[np.ndarray, ...]:
 
 
 def gradient_sums(own: OwnTree, training: Training) -> tuple[np.ndarray, np.ndarray]:
-    """Return (L,) G and H of the leaves of a tree, from left to right."""
+    """Return G (L,) and H (L,) of a tree's leaves, from left to right."""
     leaves = own.tree.leaves
     cover, value = own.tree.cover[leaves], own.tree.value[leaves] * own.parallel
     return -value / training.learning_rate * (cover + training.reg_lambda), cover
 
 
 def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
-    """Return the bounds of the features on each leaf's path, from left to right."""
+    """Return each leaf's bounds of the features on its path; leaves are from left to right."""
     found: list[dict[int, tuple[float, float]]] = []
     stack: list[tuple[int, dict[int, tuple[float, float]]]] = [(0, {})]
     held = 0
@@ -140,7 +140,9 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
             found.append(bounds)
             held += len(bounds)
             if held > MOST_BOUNDS:
-                raise UserError(f"A tree is expected to bound its leaves by at most {MOST_BOUNDS} thresholds in all.")
+                raise UserError(
+                    f"Leaves are expected to have at most {MOST_BOUNDS} thresholds, but got more; omit the tree."
+                )
             continue
         feature, threshold = int(tree.feature[node]), float(tree.threshold[node])
         low, high = bounds.get(feature, (-np.inf, np.inf))
@@ -152,21 +154,21 @@ def leaf_bounds(tree: Tree) -> list[dict[int, tuple[float, float]]]:
 def count_first_tree(
     own: Sequence[OwnTree], objective: str, training: Training, *, positive_weight: float = 1.0, rows: int | None = None
 ) -> FirstTree:
-    """Count rows and labels in the leaves of the first tree, fitted without trees before it.
+    """Count rows and labels in the leaves of the first tree, which no other precedes.
 
-    All rows have the same prediction p then, so H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al., TimberStrike,
-    2025, section 5).
+    All rows then have the same prediction p, so that H = n p (1 - p) and G = n p - n_1 (Di Gennaro et al.,
+    TimberStrike, 2025, section 5).
 
     Args:
         objective: XGBoost's name for logistic, squared error or softmax.
         positive_weight: XGBoost's ``scale_pos_weight``.
-        rows: number that the client states; without it no counts are called exact.
+        rows: number of rows that the client states; without it no counts are called exact.
 
     Raises:
-        UserError: there is no such tree, the objective is another, or it states more rows or leaves than can be.
+        UserError: there is no such tree, the objective is unsupported, or the tree has too many rows or leaves.
     """
     if not own or own[0].before:
-        raise UserError("A first tree is expected to be fitted on top of no other, but the client was given trees.")
+        raise UserError("A first tree is expected, but the client was given trees before; start at round 1.")
     tree, margin = own[0].tree, own[0].base_margin
     gradient, hessian = gradient_sums(own[0], training)
     if objective in LOGISTIC:
@@ -184,7 +186,7 @@ def count_first_tree(
         positive = weighted * p - gradient
         counts = np.stack([positive, weighted - positive], 1)
     else:
-        raise UserError(f"Objectives are expected to be logistic, squared error or softmax, but got {objective}.")
+        raise UserError(f"Logistic, squared error or softmax is expected, but got {objective}; use thresholds alone.")
     if not (np.abs(counts) <= MOST_COUNTED).all():
         raise UserError(f"At most {MOST_COUNTED} rows are expected in a leaf, but the model states more; check it.")
     near = np.round(counts)
@@ -198,26 +200,25 @@ def count_first_tree(
 
 
 def thresholds(own: Sequence[OwnTree], features: int) -> list[np.ndarray]:
-    """Return each feature's distinct thresholds, ascending: each is a value in one of the client's rows.
+    """Return each feature's distinct thresholds, ascending; each is a value of one of the client's rows.
 
-    This holds for ``tree_method=hist`` (the default) up to ``max_bin`` distinct values, beyond for quantile sketches;
-    ``exact`` splits halfway between neighbors.
+    With ``tree_method=hist`` (the default), they are values of rows up to ``max_bin`` distinct values, else of quantile
+    sketches; ``exact`` splits halfway between neighbors.
     """
     return list(distinct_thresholds([one.tree for one in own], features))
 
 
 def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Exchange, ...], ...]:
-    """Assign the others' new trees of bagging rounds to ``sites`` for an observer that does not know their origin.
+    """Divide the other sites' new trees of bagging rounds, of unknown origin, among ``sites``.
 
     A site's sum of hessians changes little between rounds, and its trees split at values of its own rows. Models of
-    NVFlare since 2.7.2 lack these sums and leave the thresholds. Sites of equal size with data of one kind are not
-    distinguished.
+    NVFlare since 2.7.2 lack the sums, so that only thresholds count. Similar sites of equal size are not distinguished.
 
     Args:
-        rounds: new trees of every round, as ``read_others`` returns them; each site's are adjacent.
+        rounds: new trees of each round, from ``read_others``; those of a site are adjacent.
 
     Returns:
-        Rounds of each site, in the order of the first round; its first base score is the one that makes counts whole.
+        Rounds of each site, in the order of the first round, whose base score is the one that makes counts whole.
 
     Raises:
         UserError: a round's trees are not equally many for each site.
@@ -232,9 +233,7 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
         usual = one.reply.parallel * one.reply.classes
         if left or each != usual:
             got = len(one.reply.trees)
-            raise UserError(
-                f"Each of {sites} sites is expected to add {usual} trees to a round's model, but got {got}."
-            )
+            raise UserError(f"{usual} trees of each of {sites} sites are expected, but got {got}; check sites.")
         blocks = [one.reply.trees[k * each : (k + 1) * each] for k in range(sites)]
         split = [
             {
@@ -260,9 +259,9 @@ def divide_among_sites(rounds: Sequence[Exchange], sites: int) -> tuple[tuple[Ex
 
 
 def with_own_base(first: Exchange) -> Exchange:
-    """Return a site's first round with the base score that makes its counts whole, unless the given one does.
+    """Return a site's first round with a base score that makes its counts whole.
 
-    XGBoost takes the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
+    XGBoost's base score is the share of positives k / n, so that the first tree's hessians add up to k (n - k) / n.
     """
     own, reply = own_trees([first]), first.reply
     if reply.objective not in LOGISTIC or not len(own[0].tree.inner) or not (own[0].tree.cover > 0).all():

@@ -1,7 +1,7 @@
-"""The intervals between thresholds of trees, and each tree's leaf for a row of intervals.
+"""Intervals of features between the trees' thresholds, and the trees' leaves for rows of intervals.
 
-Each feature's state allows some leaves of a tree; the leaf allowed by all is the row's (bit vectors as in Lucchese et
-al., QuickScorer, SIGIR 2015).
+Each feature's interval (state) allows some leaves of a tree; a row's leaf is the one that all allow (bit vectors as in
+Lucchese et al., QuickScorer, SIGIR 2015).
 """
 
 from collections import Counter
@@ -14,15 +14,15 @@ import numpy as np
 from fl_privacy.attacks.trees.model import Tree, Trees, read_model
 from fl_privacy.errors import UserError
 
-WORD = 64  # leaves in one number's bits
+WORD = 64  # leaves in the bits of one number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grid:
-    """The intervals into which each feature is cut.
+    """The intervals into which thresholds cut each feature.
 
     Attributes:
-        edges: ascending for each feature; a value in interval k is at least edge k - 1 and below edge k.
+        edges: ascending thresholds of each feature; a value in interval k is at least edge k - 1 and below edge k.
         missing: ``True`` for each feature whose last state stands for a missing value.
     """
 
@@ -31,12 +31,12 @@ class Grid:
 
     @cached_property
     def states(self) -> np.ndarray:
-        """Return each feature's number of states (F,)."""
+        """Return the number of states of each feature (F,)."""
         return np.array([len(edges) + 1 + lacks for edges, lacks in zip(self.edges, self.missing, strict=True)])
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Return the place of each feature's first state (F,)."""
+        """Return the index of each feature's first state (F,) among all states."""
         return np.concatenate([[0], np.cumsum(self.states)[:-1]])
 
 
@@ -56,7 +56,7 @@ def distinct_thresholds(trees: Sequence[Tree], features: int) -> tuple[np.ndarra
 
 
 def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
-    """Return (S, U, W) 64-bit words that mark which leaves of U trees each of S states can reach."""
+    """Return 64-bit words (S, U, W) that mark the leaves of U trees that each of S states can reach."""
     words = max(1, -(-max((len(tree.leaves) for tree in trees), default=1) // WORD))
     masks = np.full((int(grid.states.sum()), len(trees), words), np.uint64(2**64 - 1))
     for number, tree in enumerate(trees):
@@ -78,7 +78,7 @@ def leaf_masks(trees: Sequence[Tree], grid: Grid) -> np.ndarray:
 
 
 def leaf_of(masks: np.ndarray) -> np.ndarray:
-    """Return the position of the single set bit in words (..., W)."""
+    """Return the leaf (...,) that is the single bit set in words (..., W)."""
     place = (masks.astype(np.float64).view(np.int64) >> 52) - 1023  # exponent of a power of two; -1023 of zero
     if masks.shape[-1] == 1:
         return place[..., 0]
@@ -86,7 +86,7 @@ def leaf_of(masks: np.ndarray) -> np.ndarray:
 
 
 def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
-    """Return the (N, F) interval of each value of rows (N, F); NaN is the missing state, or else interval 0."""
+    """Return the state (N, F) of each value of rows (N, F); NaN becomes the missing state, if any, else 0."""
     found = np.empty(rows.shape, dtype=int)
     for feature, edges in enumerate(grid.edges):
         column = rows[:, feature].astype(np.float32).astype(np.float64)
@@ -97,7 +97,7 @@ def states_of(rows: np.ndarray, grid: Grid) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exchange:
-    """One exchange in one round; a reply is new trees alone (bagging), or the model with them at the end (cyclic)."""
+    """A client's exchange in one round; ``reply`` has only new trees (bagging), or the whole model (cyclic)."""
 
     sent: Trees | None
     reply: Trees
@@ -108,9 +108,9 @@ class OwnTree:
     """A tree that the client fitted.
 
     Attributes:
-        before: trees behind its margins.
+        before: trees whose outputs are the margins that it was fitted to.
         base_margin: (K,) initial margins.
-        parallel: trees fitted at once, which share the learning rate.
+        parallel: number of trees fitted at once, which share the learning rate.
     """
 
     tree: Tree
@@ -120,7 +120,7 @@ class OwnTree:
 
 
 def read_exchange(sent: bytes, reply: bytes) -> Exchange:
-    """Parse one round; ``sent`` is empty if there was no model yet.
+    """Parse the models of one round; ``sent`` is empty without a model.
 
     Raises:
         UserError: one of them is no known kind of model.
@@ -129,9 +129,9 @@ def read_exchange(sent: bytes, reply: bytes) -> Exchange:
 
 
 def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
-    """Parse the others' new trees of a bagging round, as seen by a client that knows the models and its ``own`` reply.
+    """Parse the other clients' new trees of a bagging round, from the models and the ``own`` reply.
 
-    With two clients, this is the other's exchange, but for its base score in the first round, which is of the client
+    With two clients, this is the other's exchange, except for the first round's base score, which is that of the client
     that the server counted first.
 
     Raises:
@@ -146,7 +146,7 @@ def read_others(before: bytes, after: bytes, own: bytes) -> Exchange:
         else:
             new.append(replace(tree, round=0))
     if following is None or not new:
-        raise UserError("A model with trees of other clients is expected, but all its trees are known; leave some out.")
+        raise UserError("Trees of other clients are expected, but all are known; give a later round.")
     return Exchange(sent=sent, reply=replace(following, trees=tuple(new)))
 
 
@@ -154,11 +154,11 @@ def own_trees(exchanges: Sequence[Exchange]) -> tuple[OwnTree, ...]:
     """Return the trees that the client fitted, in order, each with the trees that precede it.
 
     Raises:
-        UserError: the rounds are of different objectives or numbers of features.
+        UserError: the rounds have different objectives or numbers of features.
     """
     kinds = {(one.reply.objective, one.reply.features, one.reply.classes) for one in exchanges}
     if len(kinds) > 1:
-        raise UserError("Rounds of a client are expected to be of one objective and number of features, but differ.")
+        raise UserError("Rounds of one objective and features are expected, but differ; give one client's.")
     found: list[OwnTree] = []
     for one in exchanges:
         given = one.sent.trees if one.sent is not None else ()

@@ -14,10 +14,10 @@ import numpy as np
 from fl_privacy.errors import UserError
 
 LARGEST_MODEL = 64 << 20  # largest number of bytes of a model
-MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers in a model, over all trees
+MOST_TREES, MOST_NODES = 20_000, 2_000_000  # largest numbers of trees and of their nodes in a model
 
 MOST_FEATURES, MOST_CLASSES = 100_000, 10_000
-"""Largest numbers that a model may claim, since lists of that length are allocated."""
+"""Largest numbers of features and classes that a model may claim, since lists of that length are allocated."""
 
 DEEPEST = 256  # largest number of splits between the root and a leaf
 
@@ -32,8 +32,8 @@ class Tree:
 
     Attributes:
         left, right: children; -1 in leaves.
-        feature, threshold: rows with a smaller value go left.
-        value: leaves' contribution to the margin, with the learning rate.
+        feature, threshold: rows whose feature is below the threshold go left.
+        value: contribution of leaves to the margin, with the learning rate.
         cover: sum of hessians of the rows in the node.
         weight: -G / (H + lambda) of inner nodes, without the learning rate.
     """
@@ -52,7 +52,7 @@ class Tree:
 
     @cached_property
     def nodes(self) -> np.ndarray:
-        """Return the reachable nodes, parents before children, right children first."""
+        """Return the reachable nodes; parents precede children, right children precede left ones."""
         found, stack = [], [0]
         while stack:
             node = stack.pop()
@@ -68,12 +68,12 @@ class Tree:
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Return the reachable nodes that split, each before its children."""
+        """Return the reachable nodes that split; parents precede children."""
         return np.asarray(self.nodes[self.left[self.nodes] >= 0])
 
     @cached_property
     def digest(self) -> bytes:
-        """Return a hash that is equal for trees that predict the same."""
+        """Return a hash of all that the tree's predictions depend on."""
         parts = (self.left, self.right, self.feature, self.threshold, self.default_left, self.value)
         told = hashlib.sha256(bytes([self.group % 256]))
         for part in parts:
@@ -110,7 +110,7 @@ class Trees:
 
 
 def is_model(data: bytes) -> bool:
-    """Return ``True`` if bytes look like a model of XGBoost, by their first key."""
+    """Return ``True`` if ``data`` begins like a model of XGBoost."""
     head = data[:256]
     return head[:1] == b"{" and (b'"learner"' in head or b"learner{" in head or b'"Config"' in head)
 
@@ -119,20 +119,22 @@ def read_model(data: bytes) -> Trees:
     """Parse a model written by ``Booster.save_raw``, JSON or UBJSON.
 
     Raises:
-        UserError: it is too large, damaged, or no known kind of tree model.
+        UserError: the model is too large, damaged, or of no known kind.
     """
     if len(data) > LARGEST_MODEL:
-        raise UserError(f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}.")
+        raise UserError(
+            f"A model is expected to have at most {LARGEST_MODEL >> 20} MiB, but has {len(data) >> 20}; leave it out."
+        )
     if data[:1] != b"{":
-        raise UserError("A model is expected to be XGBoost's JSON or UBJSON, but does not begin as one.")
+        raise UserError("XGBoost's JSON or UBJSON is expected, but the model is neither; use Booster.save_raw.")
     try:
         told = read_ubjson(data) if data[1:2] in b"iUIlL" and data[1:2] else json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}.") from error
+        raise UserError(f"A model is expected to be JSON, but is damaged: {_plain(error)}; save it again.") from error
     try:
         return _model(told)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError) as error:
-        raise UserError(f"A model is expected to be as XGBoost writes it, but {_plain(error)}.") from error
+        raise UserError(f"A model from Booster.save_raw is expected, but it {_plain(error)}; save it anew.") from error
 
 
 def _plain(error: Exception) -> str:
@@ -239,7 +241,7 @@ def _array(values: Sequence[Any], dtype: Any) -> np.ndarray:
 DEEPEST = 40  # levels of containers; XGBoost's models have eight
 
 MOST_VALUES = 2_000_000
-"""Largest number of values outside of numeric arrays, which are parsed at once: XGBoost writes some dozens a tree."""
+"""Largest number of values outside of numeric arrays; XGBoost writes some dozens a tree."""
 
 _NUMBERS = {"i": ">i1", "U": ">u1", "I": ">i2", "l": ">i4", "L": ">i8", "d": ">f4", "D": ">f8"}
 _CONSTANTS = {"Z": None, "T": True, "F": False}
@@ -249,16 +251,16 @@ def read_ubjson(data: bytes) -> Any:
     """Parse one UBJSON value.
 
     Args:
-        data: all of its bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
+        data: all bytes. Memory stays near their number, plus some hundred bytes for each of ``MOST_VALUES``.
 
     Raises:
-        UserError: it is damaged, nested too deeply, or of a type that XGBoost does not write.
+        UserError: the value is damaged, nested too deeply, or of a type that XGBoost does not write.
     """
     reader = _Reader(data)
     try:
         value = reader.value(reader.text(1), 0)
     except (struct.error, UnicodeDecodeError, IndexError, ValueError) as error:
-        raise UserError(f"A model is expected to be whole UBJSON, but is damaged: {error}.") from error
+        raise UserError(f"A model is expected to be whole UBJSON, but is damaged: {error}; save it again.") from error
     return value
 
 

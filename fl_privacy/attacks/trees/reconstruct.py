@@ -1,4 +1,4 @@
-"""Reconstruct a client's rows from its models: exact parts first, then rows that explain all trees."""
+"""Reconstruct a client's rows from its trees: first exact parts, then rows that explain all trees."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,20 +30,20 @@ from fl_privacy.errors import UserError
 from fl_privacy.rng import derive_seed
 
 HESSIAN = 0.25
-"""Deviation allowed for hessian sums, as a share of that for gradient sums; rows have hessians of at most a quarter."""
+"""Deviation allowed for hessian sums, as a share of that for gradient sums; a row's hessian is at most a quarter."""
 
 DEPARTURE = 0.05  # probability that a feature of a row differs from its known row
-REPEATED = 2.0  # log factor by which each further row is less likely to come from the same known row
-STRENGTH = 5.0  # number of rows that a feature's even prior counts for, next to the current rows
+REPEATED = 2.0  # fall of the log probability of a known row for each row that already comes from it
+STRENGTH = 5.0  # weight of a feature's even prior, in rows
 
 
 class BoxProblem:
-    """All equations of a client's trees, and the rows' contributions.
+    """The equations of a client's trees, and rows' contributions to them.
 
     Args:
         own: the client's trees, of one output and logistic loss.
-        first: counts of the first tree, which fix rows' leaves and labels, if any.
-        rows, positives: numbers without ``first``.
+        first: counts of the first tree, if any, which fix rows' leaves and labels.
+        rows, positives: numbers of rows and positives without ``first``.
         known: (R, F) states and (R,) labels of rows of the same population, if any.
         possible: (S,) states that the schema allows.
     """
@@ -86,7 +86,7 @@ class BoxProblem:
             self.known_parts = self.parts(self.known_masks, known[1])
 
     def parts(self, masks: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return leaf slot, gradient and hessian (N, T) of rows with ``masks`` (N, U, W) in the client's trees."""
+        """Return leaf slots, gradients and hessians (N, T) in the client's trees, of rows with ``masks`` (N, U, W)."""
         leaf = leaf_of(masks)
         margin = self.base + self.values[self.value_start + leaf] @ self.before
         p = 1 / (1 + np.exp(-margin))
@@ -125,7 +125,7 @@ class BoxProblem:
         weight = (self.usual if self.known is not None else self.even) * possible + 1e-9 * possible
         parts = np.split(weight, self.grid.first[1:])
         if not all(part.sum() > 0 for part in parts):
-            raise UserError("A leaf that holds rows is expected to be reached by some, but its thresholds leave none.")
+            raise UserError("A leaf is expected to be reachable, but its thresholds allow no row; check the model.")
         return np.stack([rng.choice(len(part), number, p=part / part.sum()) for part in parts], 1)
 
     def climb(self, rng: np.random.Generator, sweeps: int) -> "Chain":
@@ -141,13 +141,13 @@ class BoxProblem:
 
 
 class Chain:
-    """The state of one search: its rows.
+    """One search's rows, which Gibbs sampling redraws to fit all trees.
 
     Attributes:
         states: (N, F) intervals of the grid.
         labels: (N,) 0 or 1.
-        home: (N,) known row behind each, -1 for none.
-        start_misfit: ``misfit`` of the first rows.
+        home: (N,) index of the known row from which each comes, -1 for none.
+        start_misfit: ``misfit`` of the initial rows.
     """
 
     def __init__(self, problem: BoxProblem, states: np.ndarray, labels: np.ndarray, home: np.ndarray) -> None:
@@ -226,7 +226,7 @@ class Chain:
         self._put(row, slot[picked], gradient[picked], hessian[picked])
 
     def _misfit(self, slot: np.ndarray, gradient: np.ndarray, hessian: np.ndarray, width: float) -> np.ndarray:
-        """Return (C,) half the squares that candidates (C, T) add to the residual, in units of ``width``."""
+        """Return half the change (C,) of the squared residual by candidates (C, T), in units of ``width``."""
         over = gradient * (gradient - 2 * self.left[0][slot])
         over += hessian * (hessian - 2 * self.left[1][slot]) / HESSIAN**2
         return np.asarray(over.sum(1) / (2 * width**2))
@@ -241,17 +241,17 @@ class Chain:
         self.left[1][slot] -= hessian
 
 
-MOST_WORDS = 1 << 27  # largest number of 64-bit words in masks of leaves, a gigabyte
+MOST_WORDS = 1 << 27  # largest number of 64-bit words in leaf masks: a gigabyte
 MOST_ROWS = 20_000  # largest number of rows that are searched for
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Knowledge:
-    """The attacker's knowledge about the population, if any.
+    """The attacker's knowledge about the population.
 
     Attributes:
-        categories: feature -> possible codes. The schema of a federation is public.
-        rows: (R, F) rows of other people of the population, such as an attacking client's own; NaN for no value.
+        categories: feature -> possible codes; a federation's schema is public.
+        rows: (R, F) rows of other members of the population, such as an attacking client's own; NaN for no value.
         labels: (R,) 0 or 1.
     """
 
@@ -270,9 +270,9 @@ class TreeReconstruction:
         low, high: (N, F) bounds of each cell's guess, ``high`` excluded.
         agreement: (N, F) share of chains with the cell in the same interval; always 1 for a single chain.
         first: counts of the first tree; ``None`` if the client was given trees before.
-        values: each feature's thresholds in the client's own trees: values of its rows.
+        values: each feature's thresholds in the client's own trees, which are values of its rows.
         misfit: root mean square residual of gradient sums.
-        start_misfit: the same for rows that fit the first tree alone.
+        start_misfit: misfit of rows that only fit the first tree.
     """
 
     rows: np.ndarray
@@ -309,10 +309,10 @@ def reconstruct_rows(
         exchanges: the client's rounds in order; XGBoost with one output and logistic loss.
         training: learning rate and lambda; ``None`` infers them from the models.
         rows, positives: numbers of rows and of positives; needed only if the client was given trees before its first.
-        chains: number of searches, each with a random stream of its own.
+        chains: number of searches, each with its own random stream.
 
     Raises:
-        UserError: the models are of another kind, or too large; or the number of rows is needed and not given.
+        UserError: the models are unsupported or too large, or the number of rows is needed and not given.
     """
     began = time.perf_counter()
     knowledge = knowledge or Knowledge()
@@ -324,7 +324,7 @@ def reconstruct_rows(
         first = count_first_tree(own, reply.objective, training, positive_weight=reply.positive_weight, rows=rows)
     number = first.rows if first is not None else rows
     if not 0 < number <= MOST_ROWS:
-        raise UserError(f"Between 1 and {MOST_ROWS} rows are searched for, but got {number}; give rows.")
+        raise UserError(f"Between 1 and {MOST_ROWS} rows are expected, but got {number}; give rows.")
     grid, positives = _grid(own, reply.features), min(positives, number)
     known, possible = _known(knowledge, grid), _possible(knowledge, grid)
     problem = BoxProblem(own, training, grid, first, rows=number, positives=positives, known=known, possible=possible)
@@ -358,14 +358,14 @@ def _checked(exchanges: Sequence[Exchange]) -> Trees:
     reply = exchanges[0].reply
     if reply.objective not in LOGISTIC or reply.classes > 1:
         raise UserError(
-            f"Rows are searched for behind logistic loss with one output, but the model is {reply.objective} with"
-            f" {reply.classes}; its counts and thresholds are still extracted (count_first_tree, thresholds)."
+            f"Logistic loss with one output is expected, but the model is {reply.objective} with"
+            f" {reply.classes}; use count_first_tree and thresholds instead."
         )
     return reply
 
 
 def _grid(own: Sequence[OwnTree], features: int) -> Grid:
-    """Cut features at all thresholds; rows may lack values if a tree sends such rows left."""
+    """Return the grid of all thresholds, with a missing state if a tree sends missing values left."""
     trees = [tree for one in own for tree in (*one.before, one.tree)]
     lacks = np.zeros(features, dtype=bool)
     for tree in trees:
@@ -385,14 +385,14 @@ def _known(knowledge: Knowledge, grid: Grid) -> tuple[np.ndarray, np.ndarray] | 
     if knowledge.rows is None:
         return None
     if knowledge.labels is None or len(knowledge.labels) != len(knowledge.rows):
-        raise UserError("Known rows are expected with a label each; give knowledge.labels.")
+        raise UserError("Known rows are expected with a label each, but got others; give knowledge.labels.")
     if knowledge.rows.ndim != 2 or knowledge.rows.shape[1] != len(grid.edges):
-        raise UserError(f"Known rows are expected to have {len(grid.edges)} features, but got {knowledge.rows.shape}.")
+        raise UserError(f"Known rows (R, {len(grid.edges)}) are expected, but got {knowledge.rows.shape}; mend them.")
     return states_of(knowledge.rows, grid), knowledge.labels.astype(int)
 
 
 def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
-    """Return the (S,) states that the known categories allow."""
+    """Return ``True`` (S,) for states that the known categories allow."""
     found = np.ones(int(grid.states.sum()), dtype=bool)
     for feature, codes in knowledge.categories.items():
         here = np.zeros(int(grid.states[feature]), dtype=bool)
@@ -403,7 +403,7 @@ def _possible(knowledge: Knowledge, grid: Grid) -> np.ndarray:
 
 
 def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (S,) lower and upper ends of all states, and a value for each."""
+    """Return the lower and upper end (S,) of each state, and a value (S,) in it."""
     found = []
     for feature, edges in enumerate(grid.edges):
         low, high = np.concatenate([[-np.inf], edges]), np.concatenate([edges, [np.inf]])
@@ -431,7 +431,7 @@ def _bounds(grid: Grid, knowledge: Knowledge) -> tuple[np.ndarray, np.ndarray, n
 
 
 def _agreement(chains: Sequence[Chain]) -> np.ndarray:
-    """Return the (N, F) share of chains whose matched row has the cell in the first chain's interval."""
+    """Return the share (N, F) of chains whose matched row has the first chain's interval in each cell."""
     from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (slow to import)
 
     best = chains[0]
@@ -444,4 +444,4 @@ def _agreement(chains: Sequence[Chain]) -> np.ndarray:
 
 
 WIDEST, NARROWEST = 2.0, 0.1
-"""Deviation allowed for a leaf's gradient sum, at first (or more) and at last; rows have gradients below 1."""
+"""First (or larger) and last deviation allowed for a leaf's gradient sum; a row's gradient is below 1."""
