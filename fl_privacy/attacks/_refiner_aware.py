@@ -24,10 +24,10 @@ from fl_privacy.types import Observation, Reconstruction, Tensors
 
 @dataclass(frozen=True)
 class Sphere:
-    """Objective: difference of the loss from that of a gradient at distance ``radius`` (Refiner, appendix M).
+    """Objective that is zero for gradients at distance ``radius`` from the upload (Refiner, appendix M).
 
-    Refiner's projection leaves the upload that far from the true gradient. As a cosine distance it is that of the
-    tangent, 1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
+    Refiner's projection leaves the upload that far from the true gradient. The cosine distance is that of the tangent,
+    1 - sqrt(1 - radius^2 / ||g||^2). ``radius``: Refiner's epsilon, an l2 norm.
     """
 
     objective: L2 | Cosine
@@ -50,7 +50,7 @@ class Sphere:
 
 @dataclass(frozen=True)
 class NoiseRatio:
-    """Prior: the guess's noise ratio by Refiner's evaluation network, away from robust data."""
+    """Prior: noise ratio of the guess, estimated by Refiner's evaluation network."""
 
     weight: float
     evaluator: str | None = None  # file of the network; ``None``: the small one for gray images
@@ -75,9 +75,9 @@ def refiner_aware(
     evaluator: str | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Search images whose gradient is epsilon away from Refiner's upload, or images unlike noise.
+    """Build a search for images whose gradient is epsilon away from Refiner's upload.
 
-    Both are ours, after the paper's Appendix M, and weaker than ``base`` in our measurements.
+    This and the prior against noise are ours, after Appendix M; both are weaker than ``base`` in our measurements.
 
     Args:
         base: attack whose objective and optimizer are used.
@@ -116,8 +116,8 @@ def solve_gradient(
 ) -> Tensors:
     """Return a gradient g' with ``|w (g* - g')|^2 = squared``, found by descent from random values (Appendix M).
 
-    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a rate or a number of steps. A
-    nearer start stays.
+    Each element's distance d decays as d exp(-w^2 s), with s by bisection, without a learning rate. A start below
+    ``squared`` stays.
 
     Args:
         upload: g*.
@@ -125,7 +125,7 @@ def solve_gradient(
         squared: the constant, above 0.
         rng: random stream of the start from N(0, 1), which the paper leaves open.
         scaled: ``True`` starts from each tensor's own standard deviation.
-        spread: factor on the start.
+        spread: factor on the random start.
     """
     flat = torch.cat([t.detach().flatten().double().cpu() for t in upload.values()])
     speed = torch.cat([weights[name].detach().flatten().double().cpu() for name in upload]).square()
@@ -149,7 +149,7 @@ def solve_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedInversion(GradientInversion):
-    """Gradient inversion of a gradient g' at a weighted distance from the upload.
+    """Gradient inversion of a gradient g' at a fixed weighted distance from the upload.
 
     Attributes:
         constant: ``|w (g* - g')|^2``, above 0; ``None``: ``radius`` squared times the mean of w squared.

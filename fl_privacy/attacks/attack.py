@@ -15,23 +15,23 @@ from fl_privacy.models.pretrained.generator import Provenance
 from fl_privacy.progress import Progress, counted, no_progress
 from fl_privacy.types import Observation, Reconstruction
 
-Report = Callable[[float], None]  # (share, in [0, 1], of the work on a group of victims that is done)
+Report = Callable[[float], None]  # takes the share, in [0, 1], of a group's work that is done
 
 
 def part_of(report: Report, begin: float, end: float) -> Report:
-    """Map a progress in [0, 1] to the range from ``begin`` to ``end``."""
+    """Return a callback that scales a part's progress in [0, 1] to [``begin``, ``end``]."""
     return lambda share: report(begin + (end - begin) * share)
 
 
 def part_of_work(progress: Progress, begin: float, end: float) -> Progress:
-    """Map a part's progress to the range from ``begin`` to ``end`` of the whole."""
+    """Return a callback that scales a part's progress to [``begin``, ``end``] of the whole."""
     return lambda done, total: progress(round(1000 * (begin + (end - begin) * done / max(total, 1))), 1000)
 
 
 class ReconstructionAttack(Protocol):
     """An attack that guesses the batch behind each update.
 
-    Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding one changes no
+    Each victim draws from ``derive_generator(seed, "attack", observation.id, ...)``, so that adding a victim changes no
     other result. A victim that can't be attacked gets a ``failure``.
     """
 
@@ -47,15 +47,15 @@ class Trained(Protocol):
     """An attack with a component that was trained on images."""
 
     def provenance(self, image: Sequence[int]) -> Provenance | None:
-        """Return its training data, for images (C, H, W), or ``None``."""
+        """Return the component's training data for images (C, H, W), or ``None``."""
         ...
 
 
 def trained_on(attack: ReconstructionAttack, image: Sequence[int]) -> Provenance | None:
-    """Return the training data of a part of ``attack``, for images (C, H, W), or ``None``.
+    """Return the training data of the component that ``attack`` uses for images (C, H, W), or ``None``.
 
     Raises:
-        UserError: there is no such part for these images.
+        UserError: the component does not support such images.
     """
     return attack.provenance(image) if isinstance(attack, Trained) else None
 
@@ -67,7 +67,7 @@ T = TypeVar("T")
 class Limit:
     """Time limit of a piece of work.
 
-    ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the clock has ended a search.
+    ``end``: time on the clock of ``time.perf_counter``. ``cut``: ``True`` once the limit has stopped a search.
     """
 
     end: float = math.inf
@@ -102,7 +102,7 @@ def in_parts(
     report: Report,
     attack: Callable[[dict[int, Observation], Report], Mapping[int, Reconstruction]],
 ) -> dict[int, Reconstruction]:
-    """Attack ``size`` victims at a time, by position, each part with an even share of the time."""
+    """Attack ``size`` victims at a time, each part in an even share of the time; return results by position."""
     items, results = list(victims.items()), dict[int, Reconstruction]()
     for begin in counted(name, range(0, len(items), size)):
         part = dict(items[begin : begin + size])
@@ -118,7 +118,7 @@ def seconds_left() -> float:
 
 
 def timely(items: Iterable[T]) -> Iterator[T]:
-    """Yield ``items`` until the time is over, but at least the first."""
+    """Yield ``items`` until the time limit, but at least the first."""
     for number, item in enumerate(items):
         if number and not seconds_left():
             limit = _limit.get()

@@ -27,7 +27,7 @@ _TARGET = re.compile(r"_target_:\s*fl_privacy\.attacks\.(\w+)")
 
 
 def attack_names() -> list[str]:
-    """List the names of all attacks that need no other setting, sorted."""
+    """List the sorted names of all attacks that need no other setting."""
     return [path.stem for path in sorted(_FOLDER.glob("*.yaml")) if path.stem not in ("none", "custom")]
 
 
@@ -40,7 +40,7 @@ def attack_named(name: str) -> Make:
     settings = dict(_settings(_FOLDER / f"{name}.yaml"))
     target = _TARGET.fullmatch(f"_target_: {settings.pop('_target_', None)}")
     if target is None:
-        raise UserError(f"conf/attack/{name}.yaml is expected to have a _target_ in fl_privacy.attacks; restore it.")
+        raise UserError(f"{name}.yaml is expected to have a _target_ in fl_privacy.attacks, but has none; restore it.")
     make: Make = getattr(importlib.import_module("fl_privacy.attacks"), target[1])
     return partial(make, **settings) if settings else make
 
@@ -58,7 +58,7 @@ def _settings(file: Path) -> Mapping[str, Any]:
         ) from error
 
     class Loader(yaml.SafeLoader):
-        """Takes 1.0e6 for a number, as YAML 1.2 and OmegaConf do."""
+        """YAML loader that parses 1.0e6 as a number, like YAML 1.2 and OmegaConf."""
 
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
     content = yaml.load("\n".join(lines), Loader)
@@ -109,9 +109,9 @@ def reconstruct(
 
     Args:
         attack: name listed by ``fl-privacy list attack``, or an attack.
-        seed: seed of its random streams.
+        seed: seed of the attack's random streams.
         progress: callback for the work done.
-        device: ``cpu``, ``cuda`` or ``auto``; ``None``: that of the values sent.
+        device: ``cpu``, ``cuda`` or ``auto``; ``None``: the device of the sent values.
         options: options of a named attack, such as ``iterations=500``.
 
     Raises:
@@ -140,14 +140,12 @@ def reconstruct(
         known = inspect.signature(make).parameters
         if unknown := [name for name in options if name not in known]:
             meant = f" (did you mean {like}?)" if (like := meant_by(unknown[0], list(known))) else ""
-            raise UserError(
-                f"{attack} is expected to get options among {', '.join(known)}, but got {unknown[0]}{meant}."
-            )
+            raise UserError(f"{attack} expects options among {', '.join(known)}, but got {unknown[0]}{meant}; omit it.")
         if "dtype" in known and all(one.precision == torch.float64 for one in asked):
             options.setdefault("dtype", "float64")
         attack = make(**options)
     elif options:
-        raise UserError(f"Options are expected with an attack's name, but got {', '.join(options)} with an attack.")
+        raise UserError(f"Options are expected with a name, but got {', '.join(options)} with an attack; omit them.")
     run: Callable[..., list[Reconstruction]]
     run = attack if device is None else partial(_on, resolve_device(device), attack)
     found = run(asked, seed=seed, progress=progress)

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _MOST_COMPONENTS, _MOST_IMAGES = 600, 5000
-"""Most directions kept of an image, and most public images, evenly chosen, that they are learned from."""
+"""Most principal components, and most public images (evenly chosen) to learn them from."""
 
 FEWEST = 50  # fewest public images for a prior
 
 _OF_CLASS = 0.5
-"""Share of a class's own covariance in that of its images; the rest is that of all classes around their means."""
+"""Weight of a class's own covariance; the rest is the covariance of all classes around their means."""
 
 _CONTRAST = 0.25  # standard deviation of the pixels of photographs around their mean color
 
@@ -34,12 +34,12 @@ class PixelPrior:
         return self.bases.shape[1]
 
     def of(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means (*shape, N) and the index of the basis (*shape,) of ``labels`` (*shape,)."""
+        """Return means (*shape, N) and basis indices (*shape,) for ``labels`` (*shape,)."""
         own = labels.clamp(0, len(self.means) - 1)
         return self.means[own], own if len(self.bases) > 1 else torch.zeros_like(own)
 
     def images_of(self, variables: Tensor, labels: Tensor) -> Tensor:
-        """Return the pixels (V, B, N) of ``variables`` (V, B, M)."""
+        """Return the pixels (V, B, N) of the coefficients ``variables`` (V, B, M)."""
         means, which = self.of(labels)
         if len(self.bases) == 1:
             return torch.add(means, variables @ self.bases[0])
@@ -76,7 +76,7 @@ _MOST_KEPT = 1 << 23  # most values of a prior that is kept without its images
 def learn_prior(images: Tensor, labels: Tensor | None, num_classes: int) -> PixelPrior:
     """Learn the prior of public ``images`` (N, C, H, W) in [0, 1] with classes ``labels`` (N,) if known.
 
-    It has the mean and principal components of each class, drawn to those of all.
+    It has each class's mean and principal components, shrunk toward those of all classes.
     """
     if images not in _learned or _learned[images][0] is not labels or _learned[images][1] != num_classes:
         chosen = torch.linspace(0, len(images) - 1, min(_MOST_IMAGES, len(images))).long()
@@ -138,14 +138,14 @@ def prior_of_photographs(shape: tuple[int, ...]) -> PixelPrior:
 
 
 def _cosines(side: int) -> Tensor:
-    """Return the orthonormal cosines (side, side), by frequency."""
+    """Return the orthonormal cosine basis (side, side), one frequency in each row."""
     place = (torch.arange(side).double() + 0.5) * math.pi / side
     waves = torch.cos(torch.arange(side).double()[:, None] * place)
     return torch.div(waves, waves.square().sum(1, keepdim=True).sqrt())
 
 
 def _colors(channels: int) -> Tensor:
-    """Return orthogonal mixes (C, C) of channels: gray, and color a third as strong."""
+    """Return orthogonal mixtures (C, C) of channels: gray, and colors a third as strong."""
     if channels == 1:
         return torch.ones(1, 1).double()
     basis, _ = torch.linalg.qr(torch.cat([torch.ones(channels, 1), torch.eye(channels)[:, :-1]], 1).double())

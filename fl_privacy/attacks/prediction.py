@@ -38,10 +38,10 @@ class LayerEquations:
 
     name: str
     kind: str
-    unknowns: int  # numbers that enter the layer, of all examples
-    gradient: int  # equations of its weight's gradient; its rank bounds those of a linear layer
+    unknowns: int  # number of inputs of the layer, over all examples
+    gradient: int  # equations of its weight's gradient, bounded by the rank for a linear layer
     outputs: int  # equations of its known outputs, for one image: those with a slope, up to pooling
-    equations: int = 0  # all of the layers that the same numbers enter
+    equations: int = 0  # equations of all layers with these inputs
 
     @property
     def ratio(self) -> float:
@@ -50,7 +50,7 @@ class LayerEquations:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The predicted result of the attacks here, the layer that decides, and the reason in one sentence."""
+    """The predicted outcome of the attacks, the decisive layer, and the reason in one sentence."""
 
     outcome: Outcome
     layer: str
@@ -59,12 +59,12 @@ class Prediction:
 
 
 _Layers = Sequence[LayerEquations]
-_Decided = tuple[Outcome, str, str]  # the outcome, the layer that decides, the reason
+_Decided = tuple[Outcome, str, str]  # the outcome, the decisive layer, the reason
 
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """The settings of clients' training that decide what an update shows."""
+    """Settings of the clients' training that change what an update leaks."""
 
     batch_size: int = 1
     batch_norm: Literal["eval", "train"] = "eval"  # statistics of norms: fixed ones, or those of the batch
@@ -88,9 +88,9 @@ class _Called(TorchFunctionMode):
 
 @torch.no_grad()
 def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -> Prediction:
-    """Count equations against unknowns layer by layer, on random inputs.
+    """Predict the attacks' outcome by counting the equations and unknowns of each layer.
 
-    ``model`` has the values that are sent; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
+    ``model`` holds the sent values; ``shape`` is (C, H, W) of an image, (F,) of a row or (L,) of a text.
     """
     held = next((name for name, value in model.named_parameters() if not value.requires_grad), None)
     model, rng = detached_copy(model).cpu().float().eval(), torch.Generator().manual_seed(0)
@@ -122,7 +122,7 @@ def predict(model: nn.Module, shape: Sequence[int], training: PlannedTraining) -
 
 
 def _counted(call: ModuleCall, following: ModuleCall | None, batch_size: int) -> LayerEquations:
-    """Count the equations of a layer; those of its outputs by what of them enters the ``following`` layer."""
+    """Count a layer's equations; outputs count if they reach the ``following`` layer."""
     module, kind = call.module, type(call.module).__name__.lower()
     inputs, outputs = call.inputs[0].numel(), call.output[0].numel()
     gradient, known = next(module.parameters()).numel(), outputs
@@ -183,7 +183,7 @@ def _of_convolutions(
 
 @torch.enable_grad()
 def _is_solved(model: nn.Module, shape: Sequence[int]) -> bool:
-    """Rehearse the exact attack on updates of random images, one each."""
+    """Return ``True`` if the exact attack reconstructs random images, each from its own update."""
     seen, parameters = list[Observation](), list(model.parameters())
     for image in search_of(model).proxies(model, tuple(shape), torch.Generator().manual_seed(0))[-_REHEARSED:]:
         loss = nn.functional.cross_entropy(model(image[None]), torch.zeros(1, dtype=torch.long))

@@ -72,7 +72,7 @@ class FeatureOptions(_Options, total=False):
 
 
 def vary(published: T, options: Mapping[str, Any]) -> T:
-    """Replace settings of ``published`` by the given ``options``; ``UserError`` for impossible values."""
+    """Return ``published`` with the given ``options``; raise ``UserError`` for impossible values."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if "start" in chosen:
         chosen["start"] = named_start(chosen["start"])
@@ -101,9 +101,9 @@ def vary(published: T, options: Mapping[str, Any]) -> T:
 
 
 def takes(options: type, *, depending: Collection[str] = ()) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Add ``options``, a typed dictionary, to a preset's signature, with its paper's values as defaults.
+    """Return a decorator that adds ``options``, a typed dictionary, to a preset's signature.
 
-    ``depending`` options, whose value depends on the preset's own parameters, show ``None``.
+    Defaults are the paper's values; ``None`` for ``depending`` options, whose value depends on the preset's parameters.
     """
 
     def named(preset: Callable[P, T]) -> Callable[P, T]:

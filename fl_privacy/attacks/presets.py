@@ -44,10 +44,10 @@ def inverting_gradients(
     std: float = _SPACE.std,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build Inverting Gradients (Geiping et al. 2020): cosine, total variation, signed Adam, clamped.
+    """Build Inverting Gradients (Geiping et al. 2020): signed Adam on the cosine distance of gradients.
 
-    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images, with total
-    variation at weight 1e-4 (on pixels: over ``std``); the published code's default is 0.1.
+    The paper optimizes images normalized by their data's ``mean`` and ``std``, here those of natural images, clamped,
+    with total variation at weight 1e-4 (on pixels: over ``std``); the published code's default is 0.1.
 
     Later variants: ``per_layer`` (mean of the tensors' cosine distances), ``sign="soft"``, ``noise`` (standard
     deviation on the pixels' gradient), ``isotropic`` (Euclidean total variation), and instead of clamping
@@ -79,11 +79,11 @@ def grad_inversion(
     color_range: float = 0.0,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build GradInversion (Yin et al. 2021): L2 with total variation, norm, batch-norm and group priors, Adam.
+    """Build GradInversion (Yin et al. 2021): Adam on the L2 distance with four image priors.
 
-    Several ``restarts`` run in parallel, held together by ``consistency``. ``first_layer`` is the factor on the first
-    batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels' gradient: 0.2 of the learning
-    rate in the paper. Refiner's comparison uses ``lr=0.01, iterations=4000``.
+    Priors are total variation, image norm, batch norm and, for several ``restarts``, ``consistency``. ``first_layer``
+    is the factor on the first batch-norm term (1 in the paper). ``noise`` is the standard deviation on the pixels'
+    gradient: 0.2 of the learning rate in the paper. Refiner's comparison uses ``lr=0.01, iterations=4000``.
     """
     published = GradientInversion(
         objective=L2(),
@@ -119,10 +119,10 @@ def ats_attack(
     total_variation: float | None = None,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build an attack "optimizer + distance" of ATS (Gao et al. 2021, Table 4; 2023, Section 5.1).
+    """Build an attack that ATS was tested against (Gao et al. 2021, Table 4; 2023, Section 5.1).
 
-    Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with step decay, total variation 1e-4,
-    clamped; SGD with learning rate 0.01 and Nesterov momentum.
+    It pairs an optimizer and a distance. Adam and SGD are those of "Inverting Gradients": signed, 4800 iterations with
+    step decay, total variation 1e-4, clamped; SGD with learning rate 0.01 and Nesterov momentum.
 
     L-BFGS differs by ``variant``. ``paper``: "the same setting" as DLG (learning rate 1, neither total variation nor
     clamping), 300 iterations, the best of 16. ``code``: learning rate 1e-4 on normalized images, which hardly leaves
@@ -134,8 +134,8 @@ def ats_attack(
     """
     if optimizer not in ("lbfgs", *_SIGNED) or distance not in _DISTANCES or variant not in get_args(Variant):
         raise UserError(
-            f"ATS's attacks combine lbfgs, {', '.join(_SIGNED)} with {', '.join(_DISTANCES)} as in the paper or code,"
-            f" but got {optimizer!r}, {distance!r} and {variant!r}."
+            f"ATS's attacks are expected to join lbfgs, {', '.join(_SIGNED)} with {', '.join(_DISTANCES)} (paper, code)"
+            f", but got {optimizer!r}, {distance!r} and {variant!r}; choose one of each."
         )
     published = inverting_gradients()
     if optimizer in _SIGNED:
@@ -164,11 +164,11 @@ def dlg(
     relative: bool = False,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build DLG (Zhu et al. 2019): L2, L-BFGS, image and soft label from N(0, 1) together.
+    """Build DLG (Zhu et al. 2019): L-BFGS on L2 distance, over image and soft label.
 
-    A victim has finished below the share ``enough`` of the observed squared norm, and is not attacked again below
-    ``accept``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2). ``relative`` divides by the
-    observed squared norm, as small gradients stop L-BFGS.
+    Both start from N(0, 1). A victim has finished below the share ``enough`` of the observed squared norm, and is not
+    attacked again below ``accept``. Later work adds ``total_variation`` (FDL-PP, Gu et al. 2021, Algorithm 2).
+    ``relative`` divides by the observed squared norm, as small gradients stop L-BFGS.
     """
     published = GradientInversion(
         objective=L2(relative=relative),
@@ -210,7 +210,7 @@ def sapag(
     per: Literal["tensor", "layer", "element"] = "tensor",
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build SAPAG, the self-adaptive privacy attack from gradients (Wang et al. 2020): Gaussian kernel.
+    """Build SAPAG (Wang et al. 2020): match gradients under a Gaussian kernel.
 
     L-BFGS has rate 1 and 500 iterations (paper: LeNet), AdamW rate 1e-3 and 20,000 (ResNet-18). The paper projects
     images to [0, 1] after each iteration; here AdamW alone does, since L-BFGS would stop at once.
@@ -244,13 +244,13 @@ def tableak(
     pooled: bool = True,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build TabLeak: softmax of logits for categories, cosine of gradients, signed Adam, median of the attempts.
+    """Build TabLeak (Vero et al. 2023): signed Adam on cosine distance, softmax categories, median of attempts.
 
     Numbers stay within the schema's bounds, as in the authors' program. ``attack=tableak_paper`` has 1500 iterations,
     30 restarts and no counts; its softmax has temperature 1, which the authors' program cools.
 
-    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the counts of the others; a
-    third of the paper's work then reconstructs more. ``pooled`` takes the median of the attempts instead of the best.
+    ``counted``, beyond the paper, leaves out categories that no row has, and starts from the others' counts; a third of
+    the paper's iterations then reconstructs more. ``pooled`` takes the median of the attempts instead of the best.
     """
     optimizer = Adam(lr=lr, sign=sign)
     published = GradientInversion(
@@ -269,19 +269,19 @@ def tag(
     last: float = 0.1,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build TAG (Deng et al. 2021): L2 and L1 distance of gradients, more L1 near the input, AdamW.
+    """Build TAG (Deng et al. 2021): AdamW on L2 plus L1 distance of gradients.
 
     Embeddings are optimized from normal noise and decoded to the nearest tokens, with rate and iterations of public
-    implementations (0.05 falling to zero, 1,000). Their clipping matters once a model has learned, as gradients of
-    guesses are then dozens of times as long as that of a text it is sure of. The gradient of the embeddings is not
-    matched; its rows give ``attack=dager`` the tokens.
+    implementations (0.05 falling to zero, 1,000). Their clipping matters for trained models: gradients of guesses are
+    dozens of times as long as that of the text. The embeddings' gradient is not matched; ``attack=dager`` uses its
+    rows.
 
     Args:
         lr, weight_decay: settings of AdamW; models from scratch leak more with ``lr=0.2, weight_decay=0.05``.
-        clip: largest length of the slope by a victim's embeddings, in units of their root mean square. Public
-            implementations have 1 for BERT's, whose unit is 0.05.
+        clip: largest norm of the gradient by a victim's embeddings, in units of their root mean square. Public
+            implementations clip at 1 for BERT, whose unit is 0.05.
         alpha: weight of the L1 distance at the first tensor.
-        last: factor on it at the last one.
+        last: factor on ``alpha`` at the last tensor.
     """
     number("attack.alpha", alpha, at_least=0, example=0.1)
     number("attack.last", last, at_least=0, example=0.1)
@@ -306,22 +306,22 @@ def lamp(
     starts: int = 1,
     **options: Unpack[GradientOptions],
 ) -> GradientInversion:
-    """Build LAMP (Balunovic et al. 2022): descent on embeddings, and moves of words scored by a language model.
+    """Build LAMP (Balunovic et al. 2022): embeddings by descent, word order by a language model.
 
     Settings are those of the authors' code for BERT: cosine of each tensor, and the embeddings' mean length held at
     that of tokens (weight 1 at BERT's length of 1.4). 2,000 iterations of Adam start at 0.01, 0.2 in units of BERT's
     embeddings, times 0.89 every 50. The best of 200 orders is kept. The language model, instead of GPT-2, is made of
     public texts.
 
-    Four things differ. Slopes are clipped, as published for the largest model only, since they fall faster than Adam
-    forgets. Decoded tokens are ordered, since embeddings make up for their position. Orders are compared after the
-    descent: earlier (``burn_in=0.1``, as published) is worse on our small models, as is the best of 500 random
-    ``starts``. The language model counts as much as the usual mismatch of orders.
+    Four things differ. Gradients are clipped (in the paper for the largest model only), since they shrink faster than
+    Adam's averages. Decoded tokens are ordered, since embeddings compensate for positions. Orders are compared after
+    the descent: earlier (``burn_in=0.1``, as published) is worse on our small models, as is the best of 500 random
+    ``starts``. The language model weighs as much as the usual difference between orders.
 
     Args:
         lr: learning rate of Adam, in units of the root mean square of embeddings.
-        clip: clipping as for :func:`tag`, so small that all iterations count alike; infinite: none.
-        distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, in shares of a zero gradient's.
+        clip: clipping as for :func:`tag`; so small that all iterations weigh alike; infinite for none.
+        distance: distance of gradients; ``l2_l1`` is TAG's, with an L1 weight of 0.01, relative to a zero gradient's.
         prior: weight of a text's mean negative log likelihood, in units of the usual difference of orders.
         every, burn_in, tries, starts: see :class:`fl_privacy.attacks.gradient_inversion.settings.Rearranging`.
     """
@@ -350,10 +350,10 @@ def ggl(
     relative: bool = True,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
-    """Build generative gradient leakage (Li et al. 2022): search the latents whose images fit the update.
+    """Build generative gradient leakage (Li et al. 2022): search a generator's latents for matching images.
 
     The objective is the squared L2 distance of gradients plus a penalty on latents. Adam takes 4,000 iterations
-    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. A defense that the update shows is applied to the guess.
+    (Refiner, Fan et al. 2025); CMA-ES 500, as in GGL's code. Defenses inferred from the update are applied.
 
     Args:
         generator: file of ``fl-privacy train-generator``, or ``faces`` for the one in the package gan-face-generate.
@@ -390,7 +390,7 @@ def gifd(
     total_variation: float = 0.0,
     **options: Unpack[GenerativeOptions],
 ) -> GradientInversion:
-    """Build GIFD (Fang et al. 2023): search latents first, then features within the generator.
+    """Build GIFD (Fang et al. 2023): search a generator's latents, then its inner features.
 
     After the latents, each layer's output is optimized in turn, within an l1 ball around the result; the images of the
     stage that fits best are kept. Cosine distance, Adam with a falling rate, ``iterations`` a stage.
@@ -400,7 +400,7 @@ def gifd(
         layers: number of layers optimized; 0 stops at the latents.
         reach: radius of the ball, in shares of the l1 norm of an image's features, at least 0. The authors' radii fit
             their generators.
-        total_variation: weight; if the angle between gradients is small, even 1e-4 leaves nothing but gray.
+        total_variation: weight of total variation; if gradients hardly differ in angle, even 1e-4 leaves only gray.
     """
     whole("attack.layers", layers, at_least=0, example=2)
     number("attack.reach", reach, at_least=0, example=0.3)
@@ -430,14 +430,14 @@ def model_inversion(
     matching_lr: float = 0.01,
     **options: Unpack[FeatureOptions],
 ) -> ModelInversion:
-    """Build model inversion by server and colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
+    """Build model inversion by a server and a colluding client (FDL-PP, Gu et al. 2021, Algorithm 3).
 
     ``form="published"`` minimizes the squared distance of features plus ``total_variation`` (0.1; the paper gives no
     value) times the sum of absolute differences of neighboring pixels. ``relative`` takes means, relative to the
     features' squared length (weight 1e-3).
 
     The paper runs L-BFGS for 1,500 or 2,000 iterations at step length 0.01 or 0.001; ``lr=1`` with
-    ``line_search="strong_wolfe"`` reaches that minimum in a tenth.
+    ``line_search="strong_wolfe"`` reaches that minimum in a tenth of the iterations.
 
     ``recover_at`` names a later module whose input Lemma 1 gives in closed form. Without one, ``matching`` searches the
     private layers' output: ``l2`` by L-BFGS, ``cosine`` by signed Adam.
